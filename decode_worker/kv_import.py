@@ -1,4 +1,4 @@
-"""The receiving side of the hand-off: reserve, take parts in, commit, and let the request claim its KV.
+"""The receiving side of the hand-off: reserves blocks, takes parts in, commits, and lets the request claim its KV.
 
 A transfer's blocks belong to the import until the request claims them. If anything goes wrong before that (the sender
 dies, a part is damaged, no request claims the KV), the blocks go back to the pool. The scheduler takes no part in this.
@@ -39,8 +39,8 @@ class Import(PendingImport):
         next_token: for each layer, the position up to which KV has arrived; empty until there is room for it.
         takes_draft: whether the draft's KV and state come with the model's.
         encoding: the encoding that parts may have. Native parts are always possible.
-        free_after: marks the engine's last use of the blocks for others; see ``PagedKVCache.mark``.
-        brought: marks the last part that is, or will be, in the cache; see ``PagedKVCache.import_bytes``.
+        free_after: marks the engine's last use of the blocks for other requests; see ``PagedKVCache.mark``.
+        brought: marks the copy of the last part into the cache; see ``PagedKVCache.import_bytes``.
     """
 
     next_token: list[int] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Import(PendingImport):
 
 @dataclass(frozen=True, slots=True)
 class CachePlace:
-    """Implements :class:`baton.kv_transfer.base.PartPlace` in the cache itself, or in memory that is copied there."""
+    """Implements :class:`baton.kv_transfer.base.PartPlace` in the cache, or in staging memory that is copied there."""
 
     views: list[memoryview]
     check: Callable[[], None]
@@ -70,9 +70,9 @@ class KVImporter:
     """Implements :class:`baton.kv_transfer.base.KVSink` over a decode worker's engine.
 
     Args:
-        claim_timeout_s: how long committed KV waits for its request, and a request for its KV.
-        adopt_draft: called in the engine's thread for every request that gets its KV here, with the draft's state, if
-            one came along, and the first position that travelled.
+        claim_timeout_s: how long committed KV waits for its request, and how long a request waits for its KV.
+        adopt_draft: called in the engine's thread for every request that claims KV, with the draft's state, if one
+            was sent, and the first position that was sent.
         encodings: encodings besides the native one that senders may choose.
     """
 
@@ -94,7 +94,7 @@ class KVImporter:
 
     @property
     def num_active(self) -> int:
-        """Transfers that hold blocks or wait for blocks, without claimed ones."""
+        """The number of unclaimed transfers that hold blocks or wait for blocks."""
         return sum(1 for entry in self._imports.all if entry.holder is not None and not entry.failed)
 
     async def reserve(self, offer: TransferOffer) -> Reservation:
@@ -134,12 +134,12 @@ class KVImporter:
 
     async def _wait_for_room(self, entry: Import, holder: Request, deadline_s: float) -> int | None:
         """The number of leading tokens that are cached; ``None`` when the transfer fails meanwhile."""
-        if not self._turn.locked():  # free room is given whatever the deadline
+        if not self._turn.locked():  # free room is given even when the deadline is 0
             cached = await self._engine.call(lambda: self._try_reserve(entry, holder))
             if cached is not None:
                 return cached
         try:
-            # In turn: otherwise small prompts, which still find room, could delay a large one for ever.
+            # Transfers wait in turn. Otherwise small prompts, which still find room, could starve a large one.
             async with asyncio.timeout(deadline_s), self._turn:
                 while not entry.failed:  # checked before every try: a failed import is released after its last try
                     freed = self._engine.blocks_freed
@@ -162,7 +162,7 @@ class KVImporter:
         return cached
 
     async def write(self, transfer_id: str, header: PartHeader, payload: memoryview, checksum: int) -> None:
-        """See :class:`KVSink`. Stores without a pause, so that no block can be given away underneath it."""
+        """See :class:`KVSink`. Does not await between the check and the copy, so the blocks cannot be freed between."""
         entry, holder = self._check_due(transfer_id, header, len(payload))
         _check_sum(transfer_id, compute_checksum(payload), checksum)
         self._store(entry, holder, header, payload)
@@ -203,13 +203,13 @@ class KVImporter:
         entry.brought = cache.import_bytes(holder.block_ids, *span, data, header.encoding, entry.free_after)
 
     async def _catch_up(self) -> None:
-        """Waits for a device that is behind with its copies. The sender gets acknowledgements only after this."""
+        """Waits while the device is behind with its copies. Parts are acknowledged only after this."""
         cache = self._engine.runner.cache
         if (behind := cache.backlog()) is not None:
             await asyncio.to_thread(cache.wait, behind)
 
     def _check_due(self, transfer_id: str, header: PartHeader, num_bytes: int) -> tuple[Import, Request]:
-        """The transfer and the holder of its blocks. Raises :class:`TransferError` unless such a part is due."""
+        """The transfer and the holder of its blocks. Raises :class:`TransferError` unless this part is due."""
         entry, holder = self._open_import(transfer_id)
         spec = self._engine.runner.spec
         if not 0 <= header.layer_start < header.layer_end <= len(entry.next_token):
@@ -251,18 +251,18 @@ class KVImporter:
         return entry.num_bytes
 
     def _remember(self, entry: Import, holder: Request) -> None:
-        """Engine's thread. From now on its blocks may be read, as a cached prefix or by the request itself."""
+        """Makes the blocks readable, as a cached prefix and for the request. Runs in the engine's thread."""
         self._engine.runner.cache.join(entry.brought)
         self._engine.blocks.remember(holder, holder.num_tokens)
 
     def abort(self, transfer_id: str, reason: str) -> None:
-        """See :class:`KVSink`. A request that waits for the transfer gets the reason."""
+        """See :class:`KVSink`. The reason is the error of a request that waits for the transfer."""
         entry = self._imports.get(transfer_id)
         if entry is not None:
             self._imports.fail(entry, reason)
 
     async def claim(self, transfer_id: str) -> Import:
-        """See :meth:`PendingImports.claim`. Give an import that is not handed over to :meth:`release`."""
+        """See :meth:`PendingImports.claim`. Pass an import that is not handed over to :meth:`release`."""
         return await self._imports.claim(transfer_id)
 
     def abandon(self, transfer_id: str) -> None:
@@ -270,7 +270,7 @@ class KVImporter:
         self._imports.abandon(transfer_id)
 
     def hand_over(self, entry: Import, request: Request) -> None:
-        """Engine's thread: the blocks now belong to ``request``, which starts where its KV ends."""
+        """Gives the blocks to ``request``, which starts where its KV ends. Runs in the engine's thread."""
         holder = entry.holder
         if holder is None:
             raise RuntimeError(f"transfer {entry.transfer_id} holds no blocks")
@@ -279,7 +279,7 @@ class KVImporter:
         self._adopt_draft(request, entry.draft_state, entry.num_cached_tokens)
 
     def release(self, entry: Import) -> None:
-        """Gives back what was not handed over."""
+        """Frees the import's blocks unless they were handed over."""
         self._engine.post(lambda: self._free(entry))
 
     def _open_import(self, transfer_id: str) -> tuple[Import, Request]:
@@ -289,10 +289,10 @@ class KVImporter:
         return entry, entry.holder
 
     def _free(self, entry: Import) -> None:
-        """Engine's thread."""
+        """Runs in the engine's thread."""
         if entry.holder is not None:
             try:
-                self._engine.runner.cache.join(entry.brought)  # their next owner writes after what still comes in
+                self._engine.runner.cache.join(entry.brought)  # the next owner writes only after pending copies
             finally:
                 self._engine.blocks.free(entry.holder)
                 self._holders.discard(entry.holder)

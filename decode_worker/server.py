@@ -26,12 +26,12 @@ logger = logging.getLogger(__name__)
 
 
 class DecodeService(worker_pb2_grpc.DecodeServicer):
-    """Continues sequences: from imported KV, or from nothing but their tokens."""
+    """Continues sequences from imported KV, or from their tokens alone."""
 
     def __init__(self, engine: AsyncEngine, importer: KVImporter) -> None:
         self._engine = engine
         self._importer = importer
-        # A second attempt may arrive before this worker has heard that the first one is over.
+        # A second attempt may arrive before this worker learns that the first one has ended.
         self._num_calls = itertools.count(1)
 
     async def Generate(  # noqa: N802 - named by the schema
@@ -71,7 +71,7 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
                 self._importer.release(imported)
 
     async def _stream(self, request: Request, imported: Import | None) -> AsyncGenerator[worker_pb2.TokenBatch]:
-        received_s, request.arrival_s = request.arrival_s, time.monotonic()  # the queue begins when the KV is there
+        received_s, request.arrival_s = request.arrival_s, time.monotonic()  # queueing begins when the KV has arrived
         events: dict[Event, float] = {Event.DECODE_RECEIVED: received_s, Event.DECODE_QUEUED: request.arrival_s}
         if imported is not None:
             events[Event.KV_COMMITTED] = imported.committed_s

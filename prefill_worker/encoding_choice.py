@@ -19,10 +19,10 @@ _MAX_LINKS = 256
 
 
 class Speed:
-    """Bytes per second of the last second or so in which there was something to do.
+    """The bytes per second of about the last second of activity; idle time does not count.
 
     Attributes:
-        bytes_per_second: None until it has been watched for a twentieth of a second.
+        bytes_per_second: ``None`` until 0.05 s have been measured.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Passage:
         self._link.waits(num_bytes)
 
     def acknowledged(self, num_bytes: int, now_s: float) -> None:
-        """The receiver has written the transfer's first ``num_bytes``."""
+        """Call when the receiver has written the transfer's first ``num_bytes``."""
         self._link.arrived(num_bytes - self._num_arrived, now_s)
         self._num_arrived = num_bytes
 
@@ -124,7 +124,7 @@ class EncodingChoice:
         return reservation.encoding
 
     def link(self, peer: str) -> Link:
-        """The link to ``peer``. Links that have not been used for longest are forgotten."""
+        """The link to ``peer``. Beyond 256 links, the least recently used one is forgotten."""
         link = self._links.pop(peer, None) or Link()
         self._links[peer] = link
         if len(self._links) > _MAX_LINKS:
@@ -132,7 +132,7 @@ class EncodingChoice:
         return link
 
     def passage(self, peer: str, reservation: Reservation) -> Passage:
-        """Measures a hand-off. One through shared memory says nothing about the link."""
+        """Begins to measure a hand-off. A hand-off through shared memory does not count for the link."""
         return Passage(Link() if reservation.shares_memory else self.link(peer))
 
     def _is_slow(self, link: Link) -> bool:

@@ -1,4 +1,4 @@
-"""The sending side of the hand-off. KV leaves while prefill still runs: after every step, what it added.
+"""The sending side of the hand-off. KV is sent while prefill still runs: each step's new KV after that step.
 
     engine's thread   scheduled ──▶    started        computed ──▶    lease the new blocks, queue the range
     event loop        reserve at the peer … read a range, cut it into parts, send … commit … release the leases
@@ -30,7 +30,7 @@ from prefill_worker.read_ahead import read_parts
 
 
 class ComputedStep:
-    """A step that has been launched. ``mark``: the device reaches it when the step is done; ``None`` if it is done."""
+    """A launched step. The device reaches ``mark`` when the step is done; ``None`` means that it is done already."""
 
     def __init__(self, cache: PagedKVCache) -> None:
         self._cache = cache
@@ -38,7 +38,7 @@ class ComputedStep:
         self._waiting: asyncio.Future[None] | None = None
 
     async def done(self) -> None:
-        """Waits for the step, in one thread for all prompts of the step."""
+        """Waits for the step. All prompts of the step share one waiting thread."""
         if self.mark is None:
             return
         if self._waiting is None:
@@ -48,7 +48,7 @@ class ComputedStep:
 
 @dataclass(frozen=True, slots=True)
 class ComputedRange:
-    """Positions ``[start, end)``, and the blocks of positions ``[0, end)``."""
+    """Computed positions ``[start, end)``, and the blocks of positions ``[0, end)``."""
 
     start: int
     end: int
@@ -57,15 +57,15 @@ class ComputedRange:
 
 @dataclass(frozen=True, slots=True)
 class ExportSummary:
-    """What a transfer moved.
+    """The sizes and times of a finished transfer.
 
     Attributes:
-        num_tokens: tokens that travelled.
-        num_cached_tokens: tokens that the receiver held already.
+        num_tokens: tokens whose KV was sent.
+        num_cached_tokens: tokens whose KV the receiver held already.
         seconds: from asking for room to the acknowledgement.
-        parts: when they travelled.
+        parts: when the parts were read, sent and acknowledged.
         num_shared_bytes: bytes, of ``num_bytes``, that the receiver read from this process's memory.
-        num_spared_bytes: how many bytes more native KV would have had.
+        num_spared_bytes: bytes saved compared with native KV.
     """
 
     num_bytes: int
@@ -80,7 +80,7 @@ class ExportSummary:
 
 @dataclass(slots=True, eq=False)
 class Export:
-    """One transfer under way. ``leased_until``, ``lease_ids`` and ``closed`` belong to the engine's thread, which
+    """One transfer in progress. ``leased_until``, ``lease_ids`` and ``closed`` belong to the engine's thread, which
     sets ``draft_state`` before it queues the last range."""
 
     transfer_id: str
@@ -100,7 +100,7 @@ class Export:
 
 
 def no_draft_state(request_id: str) -> None:
-    """For workers without a draft."""
+    """Stands in for the export of a draft's state on workers without a draft."""
     return
 
 
@@ -108,11 +108,11 @@ class KVExporter(StepObserver):
     """Runs the transfers of a prefill worker.
 
     Args:
-        part_bytes: largest part.
+        part_bytes: size limit of a part.
         reserve_timeout_s: how long a receiver may wait for room.
-        export_draft_state: of a request by its id, once its prompt is computed; None when its draft KV is of no use.
-            Called in the engine's thread.
-        choice: of the encodings; None: always native.
+        export_draft_state: returns the draft's state of a request by its id, once its prompt is computed; ``None``
+            when the draft's KV is unusable. Called in the engine's thread.
+        choice: chooses encodings; ``None`` means always native.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class KVExporter(StepObserver):
         self._export_draft_state = export_draft_state
         self._choice = choice or EncodingChoice()
         self._bytes_per_token = engine.runner.spec.bytes_per_token
-        self._exports: dict[Request, Export] = {}  # by identity: ids may repeat when a request is tried again
+        self._exports: dict[Request, Export] = {}  # by identity: a retried request may have the same id
         self._loop: asyncio.AbstractEventLoop | None = None
         self.num_bytes_sent = 0
         engine.subscribe(self)
@@ -147,11 +147,11 @@ class KVExporter(StepObserver):
 
         Args:
             request: its ``request_id`` must be unique among all transfers of this worker.
-            events: gets the transfer's lifecycle events.
+            events: filled with the transfer's lifecycle events.
 
         Returns:
-            The task that moves the prompt's KV. It raises ``BatonError`` when the transfer failed, once the receiver
-            has been told. Cancelling the task gives everything back on both sides.
+            The task that moves the prompt's KV. It raises ``BatonError`` when the transfer failed, after informing the
+            receiver. Cancelling the task frees everything on both sides.
         """
         self._loop = asyncio.get_running_loop()
         export = Export(transfer_id, peer, request, events)
@@ -195,7 +195,7 @@ class KVExporter(StepObserver):
         )
 
     async def _send(self, export: Export, stream: KVSendStream, passage: Passage) -> None:
-        """Sends the prompt's KV and the commit. If anything goes wrong, tells the receiver."""
+        """Sends the prompt's KV and the commit. Aborts the transfer at the receiver if anything fails."""
 
         def acknowledged(num_bytes: int) -> None:
             export.part_log.acknowledged(num_bytes)
@@ -227,7 +227,7 @@ class KVExporter(StepObserver):
         done = 0
         while done < export.request.num_prompt_tokens:
             computed, step = await export.ranges.get()
-            await step.done()  # otherwise computing would count as time on the way
+            await step.done()  # otherwise compute time would count as transfer time
             start = max(computed.start, stream.reservation.num_cached_tokens)
             headers = plan_parts(spec, start, computed.end, self._part_bytes, with_draft=with_draft, encoding=encoding)
             async with aclosing(read_parts(cache, computed.block_ids, headers, buffers, step.mark)) as parts:
@@ -248,21 +248,21 @@ class KVExporter(StepObserver):
         self._engine.post(lambda: self._release(export))
 
     def _release(self, export: Export) -> None:
-        """Engine's thread."""
+        """Ends the leases. Runs in the engine's thread."""
         export.closed = True
         for lease_id in export.lease_ids:
             self._engine.blocks.pool.end_lease(lease_id)
         export.lease_ids.clear()
 
     def scheduled(self, plan: Sequence[ScheduledSequence]) -> None:
-        """Engine's thread. Asks for room at the receiver now, because a queued request does not need it yet."""
+        """Asks the receiver for room; a queued request does not need any yet. Runs in the engine's thread."""
         for sequence in plan:
             export = self._exports.get(sequence.request)
             if export is not None and self._loop is not None and export.leased_until == 0:
                 self._loop.call_soon_threadsafe(export.started.set)
 
     def computed(self, plan: Sequence[ScheduledSequence]) -> None:
-        """Engine's thread."""
+        """Leases and queues what the step added. Runs in the engine's thread."""
         leased: list[tuple[Export, ComputedRange]] = []
         for sequence in plan:
             export = self._exports.get(sequence.request)
@@ -271,16 +271,16 @@ class KVExporter(StepObserver):
                 if computed is not None:
                     leased.append((export, computed))
         if leased and self._loop is not None:
-            step = ComputedStep(self._engine.runner.cache)  # behind what drafts have written at the ends of prompts
+            step = ComputedStep(self._engine.runner.cache)  # after the draft's writes at the ends of prompts
             self._loop.call_soon_threadsafe(_queue, leased, step)
 
     def measured(self, sample: StepSample) -> None:
-        """Engine's thread."""
+        """Updates the speed of prefill. Runs in the engine's thread."""
         num_bytes = (sample.prompt_tokens + sample.decoding) * self._bytes_per_token
         self._choice.prefill.observe(num_bytes, sample.ms / 1e3)
 
     def _lease_new_range(self, export: Export, request: Request) -> ComputedRange | None:
-        # After a preemption positions are computed again. Those before leased_until are on their way already.
+        # After a preemption positions are computed again; those before leased_until have been queued already.
         start, end = export.leased_until, min(request.num_computed_tokens, request.num_prompt_tokens)
         if end <= start:
             return None

@@ -1,4 +1,4 @@
-"""How much prompts yield to whoever decodes on the same cores."""
+"""How much prefill yields to decode workers on the same cores."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ _WITH_MATRIX_UNIT = 10
 
 
 def pick_niceness(niceness: int | Literal["auto"], *, on_cpu: bool, has_tiles: bool) -> int:
-    """What to call nice(1) with.
+    """The niceness (nice(1)) of a prefill worker's engine.
 
-    Who yields by 10 gets a tenth of a core that others want, too. A matrix unit computes prompts in a small part of the
-    time that their answers take, so a tenth and what decoding leaves are enough. Elsewhere prompts are most of the
-    work: yielding, they would wait for seconds, and decoding would have too few sequences at a time.
+    At niceness 10 a process gets a tenth of a contended core. With a matrix unit, prompts take a small part of the time
+    that decoding takes, so a tenth and the idle time are enough. Without one, prompts are most of the work: if they
+    yielded, they would wait for seconds, and decode batches would be too small.
     """
     if not on_cpu:
         return 0

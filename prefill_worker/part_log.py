@@ -1,4 +1,4 @@
-"""When each part of a hand-off was read, sent and acknowledged; bounded."""
+"""A bounded log of when each part of a hand-off was read, sent and acknowledged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_PARTS = 128
 
 @dataclass(slots=True)
 class _Part:
-    """Times are seconds of the monotonic clock; 0 while it has not happened."""
+    """One entry. Times are seconds of the monotonic clock; 0 means that the event has not happened yet."""
 
     num_bytes: int
     started_s: float
@@ -24,10 +24,10 @@ class _Part:
 
 
 class PartLog:
-    """Keeps the first parts one by one and merges the others into the last one.
+    """Keeps one entry for each of the first parts and merges all later ones into the last entry.
 
     Args:
-        limit: entries kept.
+        limit: number of entries.
     """
 
     def __init__(self, limit: int = MAX_PARTS) -> None:
@@ -37,7 +37,7 @@ class PartLog:
         self._num_bytes = 0
 
     def sending(self, num_bytes: int, started_s: float) -> None:
-        """The next part has been read, and is now given to the transport."""
+        """Call when the next part has been read and is passed to the transport."""
         self._num_bytes += num_bytes
         if len(self._parts) < self._limit:
             self._parts.append(_Part(num_bytes, started_s, end=self._num_bytes))
@@ -50,11 +50,11 @@ class PartLog:
         self._num_acknowledged = min(self._num_acknowledged, len(self._parts) - 1)
 
     def sent(self) -> None:
-        """The transport has taken it."""
+        """Call when the transport has taken the part."""
         self._parts[-1].sent_s = time.monotonic()
 
     def acknowledged(self, num_bytes: int) -> None:
-        """The receiver has written the transfer's first ``num_bytes``."""
+        """Call when the receiver has written the transfer's first ``num_bytes``."""
         now_s = time.monotonic()
         while self._num_acknowledged < len(self._parts):
             part = self._parts[self._num_acknowledged]
@@ -64,7 +64,7 @@ class PartLog:
             self._num_acknowledged += 1
 
     def parts(self) -> list[TransferPart]:
-        """In order. A part that is acknowledged was sent, whichever was noticed first."""
+        """The entries in order. An acknowledgement that was noticed before ``sent`` also counts as the sending time."""
         return [
             TransferPart(
                 part.num_bytes,
@@ -78,5 +78,5 @@ class PartLog:
 
 
 def _earlier(sent_s: float, acknowledged_s: float) -> float:
-    """When a part was sent: at the latest when it was acknowledged. 0 stands for what is not known yet."""
+    """When a part was sent, which is at the latest when it was acknowledged. 0 means unknown."""
     return min((at_s for at_s in (sent_s, acknowledged_s) if at_s), default=0.0)

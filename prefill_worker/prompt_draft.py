@@ -20,9 +20,9 @@ _NAME = "draft"
 
 
 class PromptDraft:
-    """Implements ``Proposer`` without ever proposing anything. Engine's thread only.
+    """Implements ``Proposer`` without proposing anything. Use it in the engine's thread only.
 
-    A draft that breaks is left out from then on: prompts travel without its KV, and no request fails for it.
+    A draft that raises is disabled: prompts are then sent without its KV, and no request fails because of it.
     """
 
     def __init__(self, state: DraftState) -> None:
@@ -31,14 +31,14 @@ class PromptDraft:
         self.num_failures = 0
 
     def export_state(self, request_id: str) -> bytes | None:
-        """What the decode worker needs besides the draft's KV; None when that KV is of no use."""
+        """What the decode worker needs besides the draft's KV; ``None`` when that KV is unusable."""
         return self._guarded(lambda state: state.export_state(request_id))
 
     def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
         return {}
 
     def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
-        """Writes the draft's KV of what was computed; the KV hand-off sends it when this is done."""
+        """Writes the draft's KV for the computed positions; the hand-off sends it after this."""
 
         def write(state: DraftState) -> None:
             state.computed(batch, results)
@@ -48,18 +48,19 @@ class PromptDraft:
         self._guarded(write, in_step=True)
 
     def observe(self, result: VerifyResult) -> None:
-        """There are no drafts to learn from."""
+        """Does nothing: there are no drafts to learn from."""
 
     def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
-        """There are no drafts to pay for."""
+        """Does nothing: there are no drafts whose cost matters."""
 
     def release(self, request_id: str) -> None:
         self._guarded(lambda state: state.release(request_id))
 
     def _guarded(self, work: Callable[[DraftState], T], *, in_step: bool = False) -> T | None:
-        """
+        """Runs ``work`` unless the draft is disabled, and disables it when ``work`` fails.
+
         Args:
-            in_step: the engine tries the step again if ``work`` lacks memory.
+            in_step: the engine retries the step if ``work`` runs out of memory.
 
         Raises:
             Exception: see :class:`DraftFaults`.

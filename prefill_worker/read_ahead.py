@@ -15,12 +15,12 @@ from baton.engine.kv_cache.paged_cache import PagedKVCache
 from baton.kv_transfer.base import PartBuffer, PartHeader, Payload, Pieces
 
 PARTS_AT_ONCE = 4
-"""Parts of one batch. A batch costs two changes of threads, which take as long as reading a part of a megabyte."""
+"""Parts per batch. A batch costs two thread switches, which take as long as reading a part of one megabyte."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPart:
-    """A part that has been read. ``started_s``: when reading began; monotonic clock."""
+    """A part that has been read. ``started_s`` is when reading began, on the monotonic clock."""
 
     header: PartHeader
     payload: Payload | Pieces | PartBuffer
@@ -28,17 +28,17 @@ class ReadPart:
 
     @property
     def is_shared(self) -> bool:
-        """Whether the part is in a buffer of the transport, which the receiver reads itself."""
+        """Whether the part is in a buffer of the transport from which the receiver reads."""
         return not isinstance(self.payload, Payload | Pieces)
 
     def forget(self) -> None:
-        """Gives back the memory of a part that will not be sent."""
+        """Releases the memory of a part that will not be sent."""
         if not isinstance(self.payload, Payload | Pieces):
             self.payload.release()
 
 
 def no_buffer(header: PartHeader) -> None:
-    """For parts that are read into memory of their own."""
+    """Stands in for ``buffer_for`` when parts are read into memory of their own."""
     return
 
 
@@ -49,14 +49,15 @@ async def read_parts(
     buffer_for: Callable[[PartHeader], PartBuffer | None] | None = None,
     ready: WorkMark | None = None,
 ) -> AsyncGenerator[ReadPart]:
-    """Yields the parts in their order: where they lie, if they can be sent from there, or read by :func:`read_ahead`.
+    """Yields the parts in order: views of the cache where parts can be sent from there, else :func:`read_ahead`'s.
 
-    A draft's layers are copied. The draft writes at a prompt's last position only when the prompt is done, and the
-    checksum must be that of the bytes that are sent.
+    A draft's layers are always copied, because the draft writes at a prompt's last position when the prompt is done,
+    and the checksum must match the bytes that are sent.
 
     Args:
-        buffer_for: gives the memory to read a part into, or None. Without it, parts are sent from where they lie.
-        ready: what has computed the positions; see :meth:`baton.engine.kv_cache.paged_cache.PagedKVCache.export_bytes`.
+        buffer_for: returns the memory to read a part into, or ``None``. Without it, parts are sent from the cache.
+        ready: marks the step that computes the positions; see
+            :meth:`baton.engine.kv_cache.paged_cache.PagedKVCache.export_bytes`.
     """
     if buffer_for is not None:
         async with aclosing(read_ahead(cache, block_ids, headers, buffer_for, ready)) as parts:
@@ -81,13 +82,13 @@ async def read_ahead(
     buffer_for: Callable[[PartHeader], PartBuffer | None] = no_buffer,
     ready: WorkMark | None = None,
 ) -> AsyncGenerator[ReadPart]:
-    """Yields the parts in their order. At most twice :data:`PARTS_AT_ONCE` of them are in memory.
+    """Yields the parts in order. At most twice :data:`PARTS_AT_ONCE` parts are in memory.
 
     Another thread reads them, so that reading does not delay the first tokens of other requests.
 
     Args:
-        buffer_for: gives the memory to read a part into, or None. Memory of parts that were not consumed is released,
-            once the thread has stopped writing to it.
+        buffer_for: returns the memory to read a part into, or ``None``. The memory of parts that are not consumed is
+            released once the thread has stopped writing to it.
         ready: see :func:`read_parts`.
     """
     loop = asyncio.get_running_loop()
@@ -101,7 +102,7 @@ async def read_ahead(
             return None
         return _Reading(loop.run_in_executor(None, read, batch), [buffer for _, buffer in batch if buffer is not None])
 
-    reading = begin(1)  # the first part waits for no other
+    reading = begin(1)  # a batch of one, so that the first part does not wait for others
     parts: list[ReadPart] = []
     try:
         while reading is not None:
@@ -146,7 +147,7 @@ def _read(
 
 
 def _pieces(cache: PagedKVCache, block_ids: Sequence[int], header: PartHeader) -> list[memoryview] | None:
-    """Where a part lies in the cache; ``None`` when its bytes are not there in the form in which they travel."""
+    """Views of a part in the cache; ``None`` when the cache does not hold the bytes in the form that is sent."""
     if header.encoding is not KVEncoding.NATIVE:
         return None
     return cache.pieces(block_ids, header.token_start, header.token_end, header.layers)

@@ -1,4 +1,4 @@
-"""Puts a prefill worker together."""
+"""Assembles a prefill worker."""
 
 from __future__ import annotations
 

@@ -27,18 +27,18 @@ logger = logging.getLogger(__name__)
 
 
 class PrefillService(worker_pb2_grpc.PrefillServicer):
-    """Prompt in, first token out at once, then word of the hand-off."""
+    """Computes prompts: streams the first token at once, then the result of the hand-off."""
 
     def __init__(self, engine: AsyncEngine, exporter: KVExporter) -> None:
         self._engine = engine
         self._exporter = exporter
-        # A second attempt may arrive before this worker has heard that the first one is over.
+        # A second attempt may arrive before this worker learns that the first one has ended.
         self._num_calls = itertools.count(1)
 
     async def Prefill(  # noqa: N802 - named by the schema
         self, message: worker_pb2.PrefillRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
-        """See ``proto/worker.proto``. Cancelling the call aborts request and transfer."""
+        """See ``proto/worker.proto``. Cancelling the call aborts the request and its transfer."""
         call_id = message.sequence.request_id
         log = RequestLog(logger, request_id_of_call(call_id))
         log.debug("a prompt came", extra={"prompt_tokens": len(message.sequence.prompt_token_ids)})
@@ -60,7 +60,7 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
             transfer = self._exporter.start(request, message.handoff.transfer_id, message.handoff.peer, events)
         try:
             async with aclosing(self._engine.generate(request)) as outputs:
-                output = await anext(outputs)  # the only one: the request hands off or ends with it
+                output = await anext(outputs)  # the only output: the request is handed off or ends with it
             events[Event.FIRST_TOKEN_SAMPLED] = time.monotonic()
             events[Event.PREFILL_STARTED] = request.first_scheduled_s or events[Event.PREFILL_QUEUED]
             goes_on = output.finish_reason is FinishReason.HANDED_OFF

@@ -1,1 +1,1 @@
-"""The KV hand-off: contracts, wire codec and transports. Used by the workers; the router never sees a KV byte."""
+"""The KV hand-off: contracts, wire codec and transports. Used by the workers; no KV passes through the router."""

@@ -13,7 +13,7 @@ Payload = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A payload where it lies: stretches of a cache in their order. They do not change until they have been sent."""
+    """A payload in place: ordered views of a cache, which do not change until they have been sent."""
 
     views: tuple[memoryview, ...]
     num_bytes: int
@@ -29,7 +29,7 @@ class TransferOffer:
     Attributes:
         token_ids: the whole prompt, so that the receiver can say which prefix it holds already.
         deadline_s: how long the receiver may wait for room.
-        encodings: encodings that the sender would use, the best one first. The native one is always possible.
+        encodings: encodings that the sender can use, the best one first. Native parts are always possible.
     """
 
     transfer_id: str
@@ -80,28 +80,28 @@ class Reservation:
 
 
 class PartPlace(Protocol):
-    """Where a part belongs, for paths that can write it there without holding it in other memory first.
+    """The destination of a part, for paths that can write it there without a copy in other memory.
 
     Attributes:
-        views: writable stretches, in their order. Call :meth:`check` before every write, with no pause between.
+        views: writable stretches of memory in order. Call :meth:`check` before every write, without awaiting between.
     """
 
     @property
     def views(self) -> Sequence[memoryview]: ...
 
     def check(self) -> None:
-        """Raises ``TransferError`` when the transfer has ended, and the place may belong to another request."""
+        """Raises ``TransferError`` when the transfer has ended; the memory may then belong to another request."""
         ...
 
     async def filled(self, found: int, checksum: int) -> None:
-        """Ends the write of the whole part. Returns when there is room for more.
+        """Call when the whole part has been written. Returns when there is room for more.
 
         Args:
-            found: checksum of what was written.
+            found: checksum of the written bytes.
             checksum: checksum that the sender sent.
 
         Raises:
-            ChecksumError: the two differ.
+            ChecksumError: the checksums differ.
             TransferError: the transfer has ended.
         """
         ...
@@ -124,15 +124,15 @@ class KVSink(Protocol):
         ...
 
     def place(self, transfer_id: str, header: PartHeader, num_bytes: int) -> PartPlace | None:
-        """Where a part of ``num_bytes`` belongs; ``None`` when it must be given to :meth:`write`.
+        """The destination of a part of ``num_bytes``; ``None`` when the part must be passed to :meth:`write`.
 
         Raises:
-            TransferError: such a part is not due.
+            TransferError: this part is not due.
         """
         ...
 
     async def commit(self, transfer_id: str, draft_state: bytes | None = None) -> int:
-        """Makes the transfer claimable and returns its bytes. Raises ``TransferError`` when parts are missing.
+        """Makes the transfer claimable and returns its size in bytes. Raises ``TransferError`` when parts are missing.
 
         Args:
             draft_state: see :meth:`baton.engine.draft.network.DraftState.adopt`.
@@ -140,16 +140,16 @@ class KVSink(Protocol):
         ...
 
     def abort(self, transfer_id: str, reason: str) -> None:
-        """Gives everything back; harmless when the transfer is unknown or has ended."""
+        """Frees everything the transfer holds; harmless when the transfer is unknown or has ended."""
         ...
 
 
 class PartBuffer(Protocol):
-    """Memory of a stream for one part. Give it to ``send``, which keeps it, or release it.
+    """Memory of a stream for one part. Pass it to ``send``, which takes it over, or release it.
 
     Attributes:
-        view: writable, as long as the part. Any thread may write into it until ``send`` or ``release``.
-        checksum: of what :meth:`fill` has copied; ``None`` when the part was written in another way.
+        view: writable memory of the part's length. Any thread may write into it until ``send`` or ``release``.
+        checksum: checksum of what :meth:`fill` copied; ``None`` when the part was written in another way.
     """
 
     view: memoryview
@@ -158,19 +158,19 @@ class PartBuffer(Protocol):
     def __len__(self) -> int: ...
 
     def fill(self, views: Sequence[memoryview]) -> None:
-        """Copies the whole part from where it lies, see :attr:`Pieces.views`. Raises ValueError for another length."""
+        """Copies the whole part from :attr:`Pieces.views`. Raises ValueError when the length differs."""
         ...
 
     def release(self) -> None:
-        """Gives the memory back; harmless when repeated."""
+        """Frees the memory; harmless when repeated."""
         ...
 
 
 class KVSendStream(Protocol):
-    """One transfer, from the sender's side. Every method raises ``BatonError`` when the transfer broke.
+    """The sender's side of one transfer. Every method raises ``BatonError`` when the transfer has failed.
 
     Attributes:
-        on_acknowledged: if set, called with the bytes of KV that the receiver has written, whenever that grows.
+        on_acknowledged: if set, called whenever the receiver has written more, with the total bytes of KV written.
     """
 
     on_acknowledged: Callable[[int], None] | None
@@ -181,14 +181,14 @@ class KVSendStream(Protocol):
         ...
 
     def buffer(self, num_bytes: int) -> PartBuffer | None:
-        """Memory from which the receiver itself reads a part of ``num_bytes``; ``None`` when there is none free."""
+        """Memory from which the receiver reads a part of ``num_bytes``; ``None`` when none is free."""
         ...
 
     async def send(self, header: PartHeader, payload: Payload | Pieces | PartBuffer) -> None:
-        """Returns once the transport has taken the part. Waits while too much is on its way to a slow receiver.
+        """Returns once the transport has taken the part. Waits while too many bytes are unacknowledged.
 
         Args:
-            payload: a buffer of this stream belongs to the stream from the call on.
+            payload: the part; the stream takes over a buffer that came from :meth:`buffer`.
         """
         ...
 
@@ -197,7 +197,7 @@ class KVSendStream(Protocol):
         ...
 
     async def abort(self) -> None:
-        """Tells the receiver to forget the transfer. Possible at any time, also after the end."""
+        """Tells the receiver to forget the transfer. May be called at any time, even after the transfer has ended."""
         ...
 
 
@@ -208,7 +208,7 @@ class KVTransport(Protocol):
         """Asks ``peer`` for room.
 
         Raises:
-            LayoutMismatchError, OutOfBlocksError, TransferError: no part will travel.
+            LayoutMismatchError, OutOfBlocksError, TransferError: the transfer cannot begin.
         """
         ...
 
@@ -226,10 +226,10 @@ def plan_parts(
     with_draft: bool = False,
     encoding: KVEncoding = KVEncoding.NATIVE,
 ) -> Iterator[PartHeader]:
-    """Cuts positions ``[start, end)`` of the model's layers, and of the draft's if wanted, into parts.
+    """Cuts positions ``[start, end)`` of the model's layers, and of the draft's with ``with_draft``, into parts.
 
-    A part has at most ``part_bytes``. It spans as many layers as fit. Where one layer alone is too large, its tokens
-    are split. One token of one layer is never split, however small ``part_bytes`` is.
+    A part has at most ``part_bytes`` and spans as many layers as fit. If one layer is too large, its tokens are split.
+    One token of one layer is never split, even if it exceeds ``part_bytes``.
     """
     num_layers = len(spec.all_layers if with_draft else spec.layers)
     sizes = [spec.layer_bytes_per_token(layer, layer + 1, encoding) for layer in range(num_layers)]

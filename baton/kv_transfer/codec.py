@@ -1,8 +1,8 @@
-"""What travels, as bytes: frames of the gRPC stream, what stands in the connections beside it, and checksums.
+"""The wire format of hand-offs: frames of the gRPC stream, heads in the TCP connections beside it, and checksums.
 
 A frame is a KVFrame, encoded without a protobuf copy of its payload. Protobuf messages may be concatenated field by
-field, so a frame is the encoded header followed by the payload's tag, its length and its bytes. The result is exactly
-what ``KVFrame.SerializeToString`` would give, minus two copies.
+field, so a frame is the encoded header followed by the payload's tag, its length and its bytes. The result equals that
+of ``KVFrame.SerializeToString``, with two copies fewer.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from baton.kv_transfer.base import PartHeader, Payload, Pieces
 from baton.rpc.wire import kv_pb2
 
 CHUNK_BYTES = 128 * 1024
-"""Copied and summed at once: it stays in the second level of a core's caches, and calls cost little beside it."""
+"""Bytes copied and then summed at a time: few enough for a core's L2 cache, enough to make calls cheap."""
 
 _PAYLOAD_FIELD = 15
 _LENGTH_DELIMITED = 2
 _PAYLOAD_TAG = bytes([_PAYLOAD_FIELD << 3 | _LENGTH_DELIMITED])
 _MAX_VARINT_BYTES = 10
 
-# In the connections beside the stream, see proto/kv.proto:
+# The protocol of the TCP connections beside the stream; see proto/kv.proto.
 HEAD_LENGTH_BYTES = 4
 TICKET_BYTES = 16
 WELCOME = b"\x01"
-"""The receiver's answer to a ticket that it knows."""
+"""The receiver's answer to a known ticket."""
 
 
 def encode_frame(header: kv_pb2.KVFrame, payload: Payload | Pieces = b"") -> bytes:
-    """``header`` must not hold a payload itself."""
+    """Encodes a frame. ``header`` must not contain a payload."""
     head = header.SerializeToString()
     if not len(payload):
         return head
@@ -45,7 +45,7 @@ def encode_frame(header: kv_pb2.KVFrame, payload: Payload | Pieces = b"") -> byt
 
 
 def pack_part(header: PartHeader, digest: int) -> kv_pb2.KVPart:
-    """A part's header with its checksum, as it travels. Payload paths add where the payload is."""
+    """A part's header and checksum in wire format. Payload paths add where the payload is."""
     return kv_pb2.KVPart(
         token_start=header.token_start,
         token_count=header.token_count,
@@ -57,18 +57,18 @@ def pack_part(header: PartHeader, digest: int) -> kv_pb2.KVPart:
 
 
 def encode_part(part: kv_pb2.KVPart, payload: Payload | Pieces = b"") -> bytes:
-    """The frame of a part."""
+    """Encodes the frame of a part."""
     return encode_frame(kv_pb2.KVFrame(part=part), payload)
 
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """What a connection says first.
+    """The first bytes of a connection.
 
     Attributes:
-        ticket: names the transfer.
-        number: of this connection, from 0.
-        count: how many connections the transfer has.
+        ticket: identifies the transfer.
+        number: number of this connection, from 0.
+        count: number of the transfer's connections.
     """
 
     NUM_BYTES: ClassVar[int] = TICKET_BYTES + 2
@@ -87,13 +87,13 @@ class Introduction:
 
 
 def encode_head(part: kv_pb2.KVPart) -> bytes:
-    """What precedes a payload in a connection."""
+    """Encodes what precedes a payload in a connection: the length of the header, and the header."""
     head = part.SerializeToString()
     return len(head).to_bytes(HEAD_LENGTH_BYTES, "little") + head
 
 
 def decode_head(data: bytes) -> kv_pb2.KVPart:
-    """Reads a head without its length. Raises :class:`TransferError` when the bytes are not a head."""
+    """Decodes a head without its length. Raises :class:`TransferError` when the bytes are not a head."""
     try:
         return kv_pb2.KVPart.FromString(data)
     except DecodeError as error:
@@ -101,7 +101,7 @@ def decode_head(data: bytes) -> kv_pb2.KVPart:
 
 
 def decode_frame(data: bytes) -> tuple[kv_pb2.KVFrame, memoryview]:
-    """Header and payload; the payload is a view into ``data``.
+    """Decodes a frame into header and payload; the payload is a view into ``data``.
 
     Raises:
         TransferError: the bytes are not a KVFrame, or hold fields that this version does not know.
@@ -132,7 +132,7 @@ def decode_frame(data: bytes) -> tuple[kv_pb2.KVFrame, memoryview]:
 
 
 def encoding_name(encoding: KVEncoding) -> str:
-    """The name on the wire, where an empty name means native."""
+    """The wire name of an encoding; the empty string means native."""
     return "" if encoding is KVEncoding.NATIVE else encoding.value
 
 
@@ -155,10 +155,10 @@ def checksum(payload: Payload | Pieces) -> int:
 
 
 def copy_summed(sources: Sequence[memoryview], targets: Sequence[memoryview]) -> int:
-    """Copies bytes between stretches of memory, however either side is cut, and sums what it has written.
+    """Copies bytes between lists of views, which may be split differently, and computes the checksum of the copy.
 
     Returns:
-        The xxh3-64 of what is in ``targets`` then, even if others write into ``sources`` meanwhile.
+        The xxh3-64 of the bytes in ``targets``, even if another process writes to ``sources`` meanwhile.
 
     Raises:
         ValueError: sources and targets differ in length.
@@ -174,7 +174,7 @@ def copy_summed(sources: Sequence[memoryview], targets: Sequence[memoryview]) ->
 
 
 def _pairs(sources: Sequence[memoryview], targets: Sequence[memoryview]) -> Iterator[tuple[memoryview, memoryview]]:
-    """Chunks that neither side cuts."""
+    """Yields pairs of equally long chunks that cross no boundary of either side."""
     left = iter(targets)
     target, used = memoryview(b""), 0
     for source in sources:

@@ -1,4 +1,4 @@
-"""Flow control of a hand-off: a cap on bandwidth, buffers that are in flight, and the acknowledgements."""
+"""Flow control of a hand-off: a bandwidth cap, buffers in flight, and acknowledgements."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from baton.rpc.wire import kv_pb2
 
 _PAUSE_S = 0.002
 _HURRY_BYTES = 4 * 1024 * 1024
-"""Half of what a sender keeps unacknowledged by default."""
+"""Half of a sender's default limit of unacknowledged bytes."""
 
 
 class Throttle:
-    """A cap on bandwidth: a token bucket over bytes. Callers pass in turn. A burst is a tenth of a second at most."""
+    """A bandwidth cap: a token bucket over bytes. Callers are served in order. A burst lasts at most 0.1 s."""
 
     def __init__(self, bytes_per_second: float) -> None:
         if bytes_per_second <= 0:
@@ -28,7 +28,7 @@ class Throttle:
         self._lock = asyncio.Lock()
 
     async def take(self, num_bytes: int) -> None:
-        """Returns when ``num_bytes`` may go out."""
+        """Returns when ``num_bytes`` may be sent."""
         async with self._lock:
             now = time.monotonic()
             self._free_at_s = max(self._free_at_s, now - 0.1) + num_bytes / self._rate
@@ -37,31 +37,31 @@ class Throttle:
 
 
 class BuffersInFlight:
-    """The buffers of one transfer's parts. Each is kept until the receiver has acknowledged what is in it."""
+    """The buffers of one transfer's parts. Each is kept until the receiver has acknowledged its part."""
 
     def __init__(self) -> None:
         self._buffers: deque[tuple[int, PartBuffer]] = deque()
 
     def sending(self, buffer: PartBuffer, end: int) -> None:
-        """``buffer`` holds the transfer's bytes up to ``end``."""
+        """Adds a buffer, which holds the transfer's bytes up to ``end``."""
         self._buffers.append((end, buffer))
 
     def acknowledged(self, num_bytes: int) -> None:
-        """The receiver has written the transfer's first ``num_bytes``."""
+        """Releases the buffers of the transfer's first ``num_bytes``, which the receiver has written."""
         while self._buffers and self._buffers[0][0] <= num_bytes:
             self._buffers.popleft()[1].release()
 
     def release_all(self) -> None:
-        """Ends the transfer. A receiver that still reads finds new generations in buffers that are used again."""
+        """Releases all buffers. A receiver that still reads detects reuse by the slots' generations."""
         while self._buffers:
             self._buffers.popleft()[1].release()
 
 
 class Acknowledgements:
-    """Tells the sender what has been written, one reply at a time, beside the reading of more parts.
+    """Tells the sender how much has been written, concurrently with the reading of further parts.
 
-    Each reply wakes two threads at either end, which takes as long as copying a third of a megabyte. So replies that
-    would follow within 2 ms share one, unless 4 MiB are waiting to be acknowledged.
+    Each reply wakes two threads at either end, which takes as long as copying a third of a megabyte. So replies within
+    2 ms are merged into one, unless 4 MiB are waiting to be acknowledged.
     """
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -73,7 +73,7 @@ class Acknowledgements:
         self._due = asyncio.Event()
 
     def written(self, num_bytes: int) -> None:
-        """The transfer's first ``num_bytes`` have been written."""
+        """Acknowledges the transfer's first ``num_bytes``."""
         self._num_bytes = num_bytes
         if num_bytes - self._num_told >= _HURRY_BYTES:
             self._due.set()
@@ -81,7 +81,7 @@ class Acknowledgements:
             self._task = asyncio.create_task(self._send())
 
     async def finish(self) -> None:
-        """Waits until no reply is on its way. The stream is free for other replies then, which tell the rest."""
+        """Waits until no reply is being written, so that the stream can be used for the final reply."""
         self._is_over = True
         self._due.set()
         if self._task is not None:
@@ -95,7 +95,7 @@ class Acknowledgements:
                 reply = kv_pb2.KVReply(received=kv_pb2.KVReceived(num_bytes=self._num_told))
                 await self._context.write(reply.SerializeToString())
                 await self._pause()
-        except grpc.aio.BaseError:  # the call is over, as the reading side hears too
+        except grpc.aio.BaseError:  # the call has ended, which the reading side reports
             return
 
     async def _pause(self) -> None:

@@ -1,4 +1,4 @@
-"""Channels to other workers: all streams to a peer share one, which is closed after a while without streams."""
+"""Channels to other workers. All streams to a peer share one channel, which is closed after a while without streams."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from baton.core.errors import WorkerLostError
 from baton.rpc.channel import create_channel
 
 IDLE_S = 300.0
-"""A worker that is gone does not come back at the same address. One that is there needs a channel every few seconds."""
+"""A lost worker does not return at the same address. A live worker needs a channel every few seconds."""
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class PeerChannel:
-    """A channel to one peer. Payload paths keep what they learn about the peer by this object, as long as it lives.
+    """A channel to one peer. Payload paths store what they learn about the peer under this object, while it exists.
 
     Attributes:
         peer: the address, ``host:port``.
-        num_streams: streams that use the channel.
-        expiry: closes the channel while there are none.
+        num_streams: number of streams that use the channel.
+        expiry: timer that closes the channel when it has no streams.
     """
 
     peer: str
@@ -31,7 +31,8 @@ class PeerChannel:
 
 
 class PeerChannels:
-    """
+    """The channels of one worker.
+
     Args:
         idle_s: how long a channel without streams is kept.
     """
@@ -44,7 +45,7 @@ class PeerChannels:
         self._closed = False
 
     def take(self, peer: str) -> PeerChannel:
-        """A channel for one more stream. Give it back when the stream ends.
+        """Takes a channel for one more stream. Give it back when the stream ends.
 
         Raises:
             WorkerLostError: all of this worker's channels have been closed.
@@ -62,7 +63,7 @@ class PeerChannels:
         return entry
 
     def give_back(self, entry: PeerChannel) -> None:
-        """Ends the use of a channel by one stream."""
+        """Ends one stream's use of a channel."""
         entry.num_streams -= 1
         if entry.num_streams or entry not in self._open:
             return
@@ -72,14 +73,14 @@ class PeerChannels:
             self._close(entry)
 
     def retire(self, entry: PeerChannel) -> None:
-        """Gives the channel to no new stream. Those that have it go on, and the last of them closes it."""
+        """Stops using the channel for new streams. Its present streams continue, and the last of them closes it."""
         if self._newest.get(entry.peer) is entry:
             del self._newest[entry.peer]
         if not entry.num_streams and entry in self._open:
             self._close(entry)
 
     async def close(self) -> None:
-        """Closes all channels, whose streams break."""
+        """Closes all channels. Their streams fail."""
         self._closed = True
         self._newest.clear()
         for entry in list(self._open):

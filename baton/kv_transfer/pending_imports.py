@@ -1,7 +1,6 @@
 """The receiver's transfers: which have begun, which are complete, and which a request has claimed.
 
-A transfer's blocks belong to its import until the request claims them. If anything goes wrong before that, they are
-released.
+A transfer's blocks belong to its import until the request claims them. If anything fails before that, they are freed.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ class PendingImport:
     """One transfer.
 
     Attributes:
-        committed: resolves when the KV is complete, or with the error that ended the transfer.
-        holder: owns the reserved blocks; it is never scheduled.
-        committed_s: when the KV was complete; monotonic clock.
-        num_bytes: bytes that have arrived.
-        claimed: whether a request has come for the KV.
-        expiry: forgets the transfer when it is not claimed in time.
+        committed: resolves when the KV is complete, or fails with the error that ended the transfer.
+        holder: a request that is never scheduled and owns the reserved blocks.
+        committed_s: when the KV was complete, on the monotonic clock.
+        num_bytes: number of bytes that have arrived.
+        claimed: whether a request has claimed the KV.
+        expiry: timer that forgets the transfer if it is not claimed in time.
     """
 
     transfer_id: str
@@ -50,11 +49,11 @@ ImportT = TypeVar("ImportT", bound=PendingImport)
 
 
 class PendingImports(Generic[ImportT]):
-    """All transfers of a receiver by their id.
+    """All transfers of a receiver by id.
 
     Args:
-        make: creates an import for a transfer id and its future.
-        release: gives back the blocks of an import that no request took over.
+        make: creates an import from a transfer id and its future.
+        release: frees the blocks of an import that no request took over.
         claim_timeout_s: how long committed KV waits for its request, and a request for a transfer without progress.
     """
 
@@ -71,14 +70,14 @@ class PendingImports(Generic[ImportT]):
 
     @property
     def all(self) -> Iterable[ImportT]:
-        """Transfers that are not claimed yet, or that a claim still waits for."""
+        """Transfers that are unclaimed, or whose claim still waits."""
         return self._entries.values()
 
     def get(self, transfer_id: str) -> ImportT | None:
         return self._entries.get(transfer_id)
 
     def entry(self, transfer_id: str) -> ImportT:
-        """The transfer, opened if necessary: its sender and its request may come in either order."""
+        """The transfer, created if necessary: its sender and its request may arrive in either order."""
         entry = self._entries.get(transfer_id)
         if entry is None:
             entry = self._make(transfer_id, asyncio.get_running_loop().create_future())
@@ -93,11 +92,11 @@ class PendingImports(Generic[ImportT]):
             self._expire_later(entry, "nobody claimed the KV")
 
     def fail(self, entry: ImportT, reason: str) -> None:
-        """Frees the blocks and keeps the reason for a request that may still come for the KV."""
-        if entry.committed.done():  # what is committed stays good without its sender
+        """Frees the blocks and keeps the reason for a request that may still claim the KV."""
+        if entry.committed.done():  # committed KV stays valid without its sender
             return
         entry.committed.set_exception(TransferError(f"The KV transfer broke off: {reason}"))
-        entry.committed.exception()  # marks it as retrieved: a request may never come
+        entry.committed.exception()  # marks it as retrieved: it may never be claimed
         self._release(entry)
         if entry.claimed:
             self._drop(entry)
@@ -127,13 +126,13 @@ class PendingImports(Generic[ImportT]):
         return entry
 
     def abandon(self, transfer_id: str) -> None:
-        """Releases the blocks of a transfer for which no request will come. A claimed one stays with its request."""
+        """Frees the blocks of a transfer that will not be claimed. A claimed transfer stays with its request."""
         entry = self._entries.get(transfer_id)
         if entry is not None and not entry.claimed:
             self._forget(entry)
 
     async def _wait_for_commit(self, entry: ImportT) -> None:
-        """Raises TimeoutError when the transfer makes no progress; a slow link alone is no reason to give up."""
+        """Waits for the commit. Raises TimeoutError when no bytes arrive any more; a slow link is tolerated."""
         num_bytes = -1
         while num_bytes < entry.num_bytes:
             num_bytes = entry.num_bytes
@@ -146,7 +145,7 @@ class PendingImports(Generic[ImportT]):
         raise TimeoutError
 
     def _forget(self, entry: ImportT) -> None:
-        """Releases the transfer. A sender that still pushes gets an error with its next part."""
+        """Releases the transfer. A sender that still sends gets an error for its next part."""
         self._drop(entry)
         entry.committed.cancel()
         self._release(entry)

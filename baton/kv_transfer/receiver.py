@@ -1,4 +1,4 @@
-"""The receiving end of hand-offs: one gRPC stream per transfer. Payload paths bring the bytes of parts."""
+"""The receiving end of hand-offs: one gRPC stream per transfer. Payload paths deliver the bytes of parts."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ T = TypeVar("T")
 _MAX_DEADLINE_S = 86_400.0
 _KNOWN_ENCODINGS = {encoding.value: encoding for encoding in KVEncoding}
 SILENCE_S = 600.0
-"""What ``router.request_timeout_s`` is by default."""
+"""The default of ``router.request_timeout_s``."""
 
 
 class KVTransferService:
-    """Feeds a :class:`KVSink` from the stream, and gives everything back if the stream breaks.
+    """Feeds a :class:`KVSink` from the stream, and frees everything if the stream breaks.
 
     Args:
         paths: payload paths in order of preference; the last one must accept every transfer.
-        silence_s: a sender that sends nothing for so long is taken for gone. Computing its prompt may take the time
-            between two parts, so this must be more than any prompt may take.
+        silence_s: a sender that sends nothing for this long is considered lost. A prompt may be computed between two
+            parts, so this must exceed the time that any prompt may take.
     """
 
     def __init__(self, sink: KVSink, paths: Sequence[ReceivePath], silence_s: float = SILENCE_S) -> None:
@@ -57,7 +57,7 @@ class KVTransferService:
             await path.close()
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        # No (de)serializers: frames stay raw bytes, see codec.py.
+        # Without (de)serializers, frames stay raw bytes; see codec.py.
         handler = grpc.stream_stream_rpc_method_handler(self._transfer)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
 
@@ -69,7 +69,7 @@ class KVTransferService:
         async with reporting_errors(context, logger, transfer_id):
             try:
                 await self._receive(context, first)
-            except grpc.aio.BaseError:  # the call is over
+            except grpc.aio.BaseError:  # the call has ended
                 raise
             except Exception as error:
                 failure = as_baton_error(error, transfer_id)
@@ -112,7 +112,7 @@ class KVTransferService:
         reserve: kv_pb2.KVReserve,
         reserved: kv_pb2.KVReserved,
     ) -> bytes | None:
-        """Answers the reservation and writes parts until the commit comes; returns the draft's state that is in it."""
+        """Answers the reservation and writes parts until the commit; returns the commit's draft state."""
         acknowledgements = Acknowledgements(context)
         intake = PartIntake(self._sink, reserve.transfer_id, acknowledgements.written)
         try:
@@ -126,7 +126,7 @@ class KVTransferService:
     async def _accept(
         self, reserve: kv_pb2.KVReserve, reserved: kv_pb2.KVReserved, intake: PartIntake
     ) -> AsyncIterator[PartReceiver]:
-        """Negotiates the path that brings the parts."""
+        """Negotiates the path that delivers the parts."""
         for path in self._paths:
             async with path.accept(reserve, reserved, intake) as parts:
                 if parts is not None:
@@ -156,10 +156,10 @@ class KVTransferService:
         raise TransferError("the sender ended the stream without a commit.")
 
     async def _wait_for(self, event: Coroutine[Any, Any, T], intake: PartIntake, parts: PartReceiver) -> T:
-        """Waits for the sender, and for the parts that come beside the stream.
+        """Waits for ``event``, while parts may arrive outside the stream.
 
         Raises:
-            BatonError: of such a part; or nothing at all came for ``silence_s``.
+            BatonError: such a part is faulty, or nothing at all arrived for ``silence_s``.
         """
         if parts.reading is None:
             try:
@@ -191,7 +191,7 @@ async def _reply(context: grpc.aio.ServicerContext[Any, Any], reply: kv_pb2.KVRe
 
 
 def _transfer_id_of(frame: bytes) -> str:
-    """The transfer's id for logs; empty when the frame does not begin a transfer, which is reported later."""
+    """The transfer's id for logs; empty when the frame does not begin a transfer, which is an error later."""
     try:
         return decode_frame(frame)[0].reserve.transfer_id
     except BatonError:

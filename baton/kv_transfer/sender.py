@@ -1,7 +1,7 @@
 """The sending end of hand-offs: one bidirectional gRPC stream per transfer. Payload paths carry the bytes of parts.
 
-A transfer lasts as long as its prompt is being computed, so it has no deadline as a whole. What has a limit is every
-wait for the receiver: for its answer to the reservation, for room on the way, for its answer to the commit.
+A transfer lasts as long as its prompt is being computed, so it has no deadline as a whole. Each wait for the receiver
+has a time limit: for the answer to the reservation, for room in the window, for the answer to the commit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 SERVICE = "baton.v1.KVTransfer"
 METHOD = "Transfer"
 MAX_INFLIGHT_BYTES = 8 * 1024 * 1024
-"""HTTP/2 alone would let a slow receiver collect some 20 MB per transfer, since gRPC widens its windows by itself."""
+"""With HTTP/2 alone, some 20 MB per transfer could queue for a slow receiver, since gRPC widens its own windows."""
 
 _LAST_WORD_S = 2.0
 
@@ -42,10 +42,10 @@ class GrpcKVTransport:
 
     Args:
         paths: payload paths in order of preference; the last one must carry every transfer. Closed with the transport.
-        throttle: cap on this sender's bandwidth, or None.
-        timeout_s: how long a receiver may keep a transfer waiting. For room it may take the offer's deadline besides.
-        max_inflight_bytes: unacknowledged payload of one transfer, for each of its connections; a larger part travels
-            alone.
+        throttle: cap on this sender's bandwidth; ``None`` means no cap.
+        timeout_s: how long a receiver may keep a transfer waiting; for room, in addition to the offer's deadline.
+        max_inflight_bytes: limit of a transfer's unacknowledged payload for each of its connections; a larger part is
+            sent alone.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class GrpcKVTransport:
         except BaseException as error:
             await stream.abort()
             if isinstance(error, WorkerLostError):
-                self._channels.retire(entry)  # other transfers on it may still be well
+                self._channels.retire(entry)  # not closed: other transfers on it may still work
             raise
         return stream
 
@@ -84,11 +84,11 @@ class GrpcKVTransport:
 class GrpcSendStream:
     """Implements :class:`baton.kv_transfer.base.KVSendStream`.
 
-    Replies are read all the time, because they say why a transfer ended: the status of a call that ends during a write
-    is lost (grpc/grpc issue 36066).
+    A task reads replies throughout, because they say why a transfer ended: the status of a call that ends during a
+    write is lost (grpc/grpc issue 36066).
 
     Attributes:
-        parts: what carries this transfer's parts, once the receiver has answered.
+        parts: carries this transfer's parts; set once the receiver has answered.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class GrpcSendStream:
 
     @property
     def num_inflight_bytes(self) -> int:
-        """Payload on its way: sent, and not yet acknowledged."""
+        """Bytes of payload that were sent and are not yet acknowledged."""
         return self._num_bytes - self._num_bytes_received
 
     async def open(self, offer: TransferOffer, paths: Sequence[SendPath]) -> None:
@@ -188,7 +188,7 @@ class GrpcSendStream:
         if self.parts is None:
             raise RuntimeError("parts are sent once the stream is open")
         try:
-            async with asyncio.timeout(self._timeout_s):  # a receiver that reads nothing stops it
+            async with asyncio.timeout(self._timeout_s):  # blocks when the receiver reads nothing
                 await self.parts.send(part, payload)
         except TimeoutError as error:
             self.parts.close(error)
@@ -196,7 +196,7 @@ class GrpcSendStream:
         except OSError as error:
             broke_by_itself = self._error is None
             word = await self._last_word()
-            if self._error is None:  # the stream is well
+            if self._error is None:  # the stream still works
                 word = TransferError(f"the connection for KV to the worker at {self._peer} broke: {error}.")
             if broke_by_itself and type(word) is TransferError:
                 self.parts.close(error)
@@ -209,7 +209,7 @@ class GrpcSendStream:
         return self._num_bytes_committed or 0
 
     async def abort(self) -> None:
-        self._call.cancel()  # does nothing to a call that is over
+        self._call.cancel()  # has no effect on a call that has ended
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
         self._end()
@@ -220,7 +220,7 @@ class GrpcSendStream:
             self.parts.close()
 
     async def _until(self, condition: Callable[[], bool], limit_s: float) -> None:
-        """Waits for replies that make it true. Raises ``TransferError`` when no reply at all came for ``limit_s``."""
+        """Waits until replies make ``condition`` true. Raises ``TransferError`` after ``limit_s`` without a reply."""
         while not condition():
             if self._error is not None:
                 raise self._error
@@ -238,7 +238,7 @@ class GrpcSendStream:
 
     async def _write(self, data: bytes) -> None:
         try:
-            async with asyncio.timeout(self._timeout_s):  # a receiver that reads nothing stops it
+            async with asyncio.timeout(self._timeout_s):  # blocks when the receiver reads nothing
                 await self._write_out(data)
         except TimeoutError:
             raise self._stalled(self._timeout_s) from None
@@ -254,10 +254,10 @@ class GrpcSendStream:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise await self._last_word() from error  # this task was not cancelled, but the call was, with its channel
+            raise await self._last_word() from error  # not this task but the call was cancelled, with its channel
 
     async def _last_word(self) -> BatonError:
-        """Why a write failed. The reader knows that already, or learns it at any moment."""
+        """Why a write failed. The reader already knows the reason, or learns it within moments."""
         await asyncio.wait([self._reader], timeout=_LAST_WORD_S)
         return self._error or WorkerLostError(f"the connection to the worker at {self._peer} broke during a transfer.")
 
@@ -271,7 +271,7 @@ class GrpcSendStream:
         except asyncio.CancelledError:
             self._error = TransferError("the transfer was given up by its sender.")
             raise
-        except Exception as error:  # noqa: BLE001 - send and commit wait for replies, so they must hear of any error
+        except Exception as error:  # noqa: BLE001 - send and commit wait for replies, so they need every error
             RequestLog(logger, request_id_of_call(self._transfer_id)).exception("a transfer failed unexpectedly")
             self._error = as_baton_error(error, self._transfer_id)
         finally:
@@ -296,7 +296,7 @@ class GrpcSendStream:
         elif kind == "received":
             self._received(reply.received.num_bytes)
         elif kind == "committed":
-            self._received(reply.committed.num_bytes)  # the only reply that acknowledges what was written last
+            self._received(reply.committed.num_bytes)  # the last bytes have no other acknowledgement
             self._num_bytes_committed = reply.committed.num_bytes
         elif kind == "failed":
             raise rebuild_error(reply.failed.code, reply.failed.message)
@@ -304,7 +304,7 @@ class GrpcSendStream:
             raise TransferError(f"the worker at {self._peer} answers in another version of the protocol.")
 
     def _received(self, num_bytes: int) -> None:
-        if num_bytes == self._num_bytes_received:  # the commit's answer often tells nothing new
+        if num_bytes == self._num_bytes_received:  # often so in the answer to the commit
             return
         self._num_bytes_received = num_bytes
         self._buffers.acknowledged(num_bytes)

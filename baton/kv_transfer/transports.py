@@ -1,4 +1,4 @@
-"""The payload paths of both ends, in the order in which transfers try them. Registration is this file, nothing else."""
+"""The payload paths of both ends, in the order in which transfers try them. Register a new path in this file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from baton.kv_transfer.sender import GrpcKVTransport
 
 
 def create_transport(config: KVTransferConfig) -> GrpcKVTransport:
-    """The sending end of hand-offs.
+    """Creates the sending end of hand-offs.
 
     Raises:
         ConfigError: NIXL is configured, but is not installed or does not start here.
@@ -25,7 +25,7 @@ def create_transport(config: KVTransferConfig) -> GrpcKVTransport:
 
 
 def create_kv_service(config: KVTransferConfig, sink: KVSink, silence_s: float = SILENCE_S) -> KVTransferService:
-    """The receiving end of hand-offs.
+    """Creates the receiving end of hand-offs.
 
     Args:
         silence_s: see :class:`KVTransferService`.
@@ -38,7 +38,7 @@ def create_kv_service(config: KVTransferConfig, sink: KVSink, silence_s: float =
 
 def _send_paths(config: KVTransferConfig) -> list[SendPath]:
     paths: list[SendPath] = []
-    if config.transport == "nixl":  # receivers on this host map its segment, too
+    if config.transport == "nixl":  # receivers on this host may also map its segment
         paths.append(NixlSendPath(config.part_bytes))
     elif config.shared_memory == "auto":
         paths.append(SharedMemorySendPath(config.part_bytes))

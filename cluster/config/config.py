@@ -1,6 +1,6 @@
-"""The configuration: frozen, strict, and with defaults that run on a laptop.
+"""The configuration: frozen, strict, and with defaults that work on a laptop.
 
-``deploy/local.yaml`` spells out every key with its default; a test keeps the two equal.
+``deploy/local.yaml`` lists every key with its default; a test keeps the two equal.
 """
 
 from __future__ import annotations
@@ -31,45 +31,46 @@ _LOCAL_CPUS = 64
 
 
 class RouterConfig(Section):
-    """The HTTP endpoint and the limits of what it lets in."""
+    """The HTTP endpoint and the limits of what it accepts."""
 
     host: NonEmptyString = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8000
     """0 takes any free port."""
     max_inflight: PositiveInt = 1024
-    """Requests beyond it get 429."""
+    """Further requests get 429."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 1024 * 1024
     """Larger HTTP bodies get 413."""
     request_timeout_s: PositiveSeconds = 600.0
     max_attempts: PositiveInt = 3
     """How many worker pairs a request may try before its failure reaches the client."""
     worker_wait_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
-    """How long a request waits when a pool has no worker to give, while one restarts for example."""
+    """How long a request waits while a pool has no available worker, for example during a restart."""
     timelines_kept: Annotated[int, Field(ge=0)] = 1000
-    """Finished requests whose timeline can still be asked for."""
+    """Number of finished requests whose timelines are kept."""
     api_keys: list[ApiKeyConfig] = Field(default_factory=list)
-    """Whoever asks for tokens or for /admin must show one of them; empty: nobody is asked."""
+    """Requests for tokens and for /admin must present one of these keys; empty: no key is required."""
 
 
 class RayConfig(Section):
-    """Which Ray cluster the workers live in."""
+    """The Ray cluster in which the workers run."""
 
     address: NonEmptyString | None = None
-    """null: start a local one; auto: the one this machine belongs to; host:port: connect there."""
+    """null: start a local cluster; auto: use the cluster of this machine; host:port: connect there."""
     namespace: NonEmptyString = "baton"
     num_cpus: PositiveInt | None = None
-    """CPUs that a cluster started here pretends to have; null: 64, since workers on one machine share its cores."""
+    """CPUs that a local cluster claims to have; null: 64, since workers on one machine share its cores."""
     start_timeout_s: PositiveSeconds = 600.0
-    """For all workers to be ready. The first start on a machine compiles the decoder: minutes where CPUs are slow."""
+    """Time limit for all workers to be ready. The first start on a machine compiles the decoder, which takes minutes on
+    slow CPUs."""
 
     @property
     def is_local(self) -> bool:
-        """Whether it is started for this cluster alone, on this machine alone: no node can join it."""
+        """Whether Ray is started for this cluster alone, on this machine alone, so that no node can join it."""
         return self.address is None
 
     @property
     def local_cpus(self) -> int | None:
-        """CPUs for the workers of a local cluster; None: it is another one."""
+        """CPUs for the workers of a local cluster; ``None`` when the cluster is not local."""
         return (self.num_cpus or _LOCAL_CPUS) if self.is_local else None
 
     @field_validator("address")
@@ -87,23 +88,23 @@ class SimulationConfig(Section):
     """Simulated workers in place of real ones. See ``docs/simulation.md``."""
 
     profile: NonEmptyString | None = None
-    """What workers take: the name of a profile of baton's, or a YAML file. null: workers are real."""
+    """The step durations: the name of a built-in profile, or a YAML file. null: workers are real."""
     workers_per_process: PositiveInt = 32
     tokens_per_message: PositiveInt = 16
-    """The most that one message of a stream brings; the first ones bring fewer."""
+    """Maximum number of tokens per message of a stream; the first messages have fewer."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Of the noise of step durations."""
+    """Seed of the noise of step durations."""
 
 
 class BatonConfig(Section):
-    """Everything a cluster is started from."""
+    """The whole configuration of a cluster."""
 
     model: NonEmptyString = DEFAULT_MODEL_NAME
     """Name of the default model, hub id, local folder, or GGUF file."""
     served_model_name: NonEmptyString | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     max_model_len: Annotated[int, Field(ge=2)] | None = None
-    """Tokens of prompt and output together; null: as many as the model allows."""
+    """Limit of prompt and output tokens together; null: the model's limit."""
     router: RouterConfig = RouterConfig()
     prefill: PrefillConfig = PrefillConfig()
     decode: DecodeConfig = DecodeConfig()
@@ -172,10 +173,10 @@ class BatonConfig(Section):
         return pools[name]
 
     def role_change_obstacle(self, *, has_draft: bool = False) -> str:
-        """Why no worker can change its role and keep its weights and cache, and what would help; empty: it can.
+        """Why no worker can change its role and keep its weights and cache, and what to do; empty if one can.
 
         Args:
-            has_draft: decode workers have loaded one.
+            has_draft: whether decode workers have loaded a draft.
         """
         prefill, decode = self.prefill, self.decode
         if self.simulation.profile is not None:
@@ -198,33 +199,33 @@ class BatonConfig(Section):
         return ""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; ``from_dict`` gives an equal configuration back."""
+        """The configuration as JSON-ready values, from which ``from_dict`` restores it."""
         return self.model_dump(mode="json", by_alias=True)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], source: str = "configuration") -> BatonConfig:
-        """Checks and freezes plain values.
+        """Builds a configuration from plain values.
 
         Args:
-            source: where they come from, for error messages.
+            source: where the values come from, for error messages.
 
         Raises:
-            ConfigError: with the path of every key at fault and what was expected there.
+            ConfigError: values are wrong; the message names each key at fault and what was expected.
         """
         return _build(values, source, {})
 
 
 def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> BatonConfig:
-    """Reads a configuration file and lays overrides over it; without either, the defaults.
+    """Reads a configuration file and applies overrides; without either, returns the defaults.
 
-    A ``model`` or a draft that names a local folder or file becomes an absolute path, so that workers in other working
-    folders find it. A relative one is looked up from the configuration's folder first, then from the current one.
+    A ``model`` or draft that names a local folder or file becomes an absolute path, so that workers in other working
+    folders find it. A relative path is resolved against the configuration's folder first, then the current folder.
 
     Args:
         overrides: dotted key → value, as ``parse_override`` reads them from ``--set``.
 
     Raises:
-        ConfigError: the file cannot be read, is not YAML, or something in it or in the overrides is wrong.
+        ConfigError: the file cannot be read, is not YAML, or the file or the overrides have wrong keys or values.
     """
     overrides = overrides or {}
     values = {} if path is None else read_yaml(path)
@@ -242,10 +243,10 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = 
     if simulation.profile is not None:
         profile = located("simulation.profile", simulation.profile)
         simulation = simulation.model_copy(update={"profile": profile})
-    # Here and not in the router, which may run on another machine: variables and files are those of whoever starts it.
+    # Resolved here, because the router may run on another machine, without the caller's variables and files.
     folders = [Path.cwd()] if path is None else [path.absolute().parent, Path.cwd()]
     api_keys = [api_key.sealed(folders) for api_key in config.router.api_keys]
-    ApiKeys(api_keys)  # refuses two owners of one key now, and not when the router starts
+    ApiKeys(api_keys)  # reports duplicate keys now rather than when the router starts
     router = config.router.model_copy(update={"api_keys": api_keys})
     model = located("model", config.model)
     updates = {"model": model, "speculation": speculation, "router": router, "simulation": simulation}
@@ -253,7 +254,7 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = 
 
 
 def _build(values: Mapping[str, Any], source: str, overrides: Mapping[str, Any]) -> BatonConfig:
-    # A section whose keys are all commented out reads as null in YAML; it means the defaults.
+    # YAML reads a section whose keys are all commented out as null; it means the defaults.
     present = {
         key: value for key, value in values.items() if value is not None or key not in BatonConfig.section_names()
     }

@@ -1,4 +1,4 @@
-"""Read plain values for a configuration, and say in words what is wrong with them. Knows no particular key."""
+"""Reads plain values for a configuration and explains their errors. Independent of the particular keys."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from baton.core.errors import ConfigError
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """PyYAML keeps the last of two equal keys without a word; this one refuses them.
+    """A YAML loader that refuses duplicate keys, of which PyYAML silently keeps the last.
 
-    Its scalars are YAML 1.2's: booleans are true and false, so that ``off`` is a word, and the value of some keys;
-    ``1e9`` is a number.
+    Scalars follow YAML 1.2: only true and false are booleans, so ``off`` is a string; ``1e9`` is a number.
     """
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own form
@@ -31,7 +30,7 @@ class _StrictLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, list | dict):
-                continue  # not hashable; the call below refuses it
+                continue  # not hashable; construct_mapping refuses it
             if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key!r} stands here a second time", key_node.start_mark
@@ -46,10 +45,10 @@ _StrictLoader.add_implicit_resolver(
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file; an empty file is an empty mapping.
+    """Reads the mapping in a YAML file; an empty file is an empty mapping.
 
     Raises:
-        ConfigError: unreadable, not YAML, a key given twice, or no mapping at the top.
+        ConfigError: the file is unreadable, is not YAML, has a duplicate key, or has no mapping at the top.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -68,7 +67,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _fault(error: yaml.YAMLError | RecursionError) -> str:
-    """Where and what. PyYAML's own text names no file, since it reads a string."""
+    """The place and the reason of a YAML error. PyYAML's own text names no file, since it reads a string."""
     if not isinstance(error, yaml.MarkedYAMLError):
         return f": {str(error).splitlines()[0]}"
     mark = error.problem_mark or error.context_mark
@@ -77,10 +76,10 @@ def _fault(error: yaml.YAMLError | RecursionError) -> str:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """``"router.port=0"`` → ``("router.port", 0)``; the value is read as YAML.
+    """Parses ``"router.port=0"`` into ``("router.port", 0)``; the value is YAML.
 
     Raises:
-        ConfigError: no ``=``, no key, or a value that is not YAML.
+        ConfigError: there is no ``=``, no key, or the value is not YAML.
     """
     key, separator, value = text.partition("=")
     key = key.strip()
@@ -93,7 +92,7 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 
 def merge_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of ``values`` with every dotted key of ``overrides`` set; sections that lack are made."""
+    """A copy of ``values`` with every dotted key of ``overrides`` set; missing sections are created."""
     merged = _copy(values)
     for dotted, value in overrides.items():
         *sections, last = dotted.split(".")
@@ -110,11 +109,11 @@ def merge_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
 
 
 def explain(error: ValidationError, schema: type[BaseModel], source: str, overrides: Sequence[str] = ()) -> str:
-    """Every fault of the configuration in words, one per line.
+    """Describes every fault of the configuration, one per line.
 
     Args:
-        source: name of the file or other place the values come from.
-        overrides: dotted keys that came from the command line; a fault there is laid at its door.
+        source: the file or other place that the values come from.
+        overrides: dotted keys from the command line; their faults are attributed to ``--set``.
     """
     lines = []
     for fault in error.errors():
@@ -161,7 +160,7 @@ def _same_key_elsewhere(key: str, schema: type[BaseModel]) -> str:
 
 
 def _keys(schema: type[BaseModel]) -> dict[str, type[BaseModel] | None]:
-    """Keys of a section; the value is the section below the key, or those in a list or mapping there, if any."""
+    """The keys of a section, each with its section, or that of the items of its list or mapping, or ``None``."""
     keys: dict[str, type[BaseModel] | None] = {}
     for name, field in schema.model_fields.items():
         keys[field.alias or name] = next(
@@ -182,7 +181,7 @@ def _nearest(value: object, expected: str) -> str:
 
 
 def _parse(text: str) -> Any:
-    return yaml.load(text, Loader=_StrictLoader)  # a SafeLoader with one more check
+    return yaml.load(text, Loader=_StrictLoader)  # safe: a subclass of SafeLoader
 
 
 def _copy(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The section ``slo`` of the configuration: classes of requests and what each of them is promised."""
+"""The section ``slo`` of the configuration: classes of requests with their targets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from baton.core.config_section import Duration, DurationOrZero, Section
 from baton.core.slo import AUTO_TIER, BUILTIN_CLASSES, BUILTIN_TIERS, DEFAULT_TIER, STANDARD, SloClass, SloClasses
 
 MAX_CLASSES = 16
-"""Each class has series of its own in the metrics."""
+"""Limit of the number of classes, because each has its own series in the metrics."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _RESERVED = (AUTO_TIER, DEFAULT_TIER)
@@ -28,11 +28,11 @@ class SloClassConfig(Section):
     tpot: Duration
     """Target for the mean time per output token after the first."""
     percentile: Annotated[float, Field(ge=1, le=100)] = 95.0
-    """How many of a hundred requests shall keep both targets."""
+    """The percentage of requests that should meet both targets."""
     priority: Annotated[int, Field(ge=-1000, le=1000)] = STANDARD.priority
-    """The higher, the more urgent."""
+    """Higher values are more urgent."""
     queue_deadline: DurationOrZero = STANDARD.queue_deadline_s
-    """How long a request may wait to be admitted before it is better refused; 0s: not at all."""
+    """How long a request may wait for admission before it is refused; 0s: it may not wait."""
 
 
 def _built_in(slo: SloClass) -> dict[str, Any]:
@@ -46,17 +46,17 @@ def _built_in(slo: SloClass) -> dict[str, Any]:
 
 
 class SloConfig(Section):
-    """Classes by name, the one of requests that choose none, and what OpenAI's ``service_tier`` stands for."""
+    """The classes by name, the default class, and the class of each value of OpenAI's ``service_tier``."""
 
     default: str = STANDARD.name
     classes: dict[str, SloClassConfig] = Field(
         default_factory=lambda: {slo.name: SloClassConfig(**_built_in(slo)) for slo in BUILTIN_CLASSES}
     )
-    """Laid over the built-in ``interactive``, ``standard`` and ``batch``: these are always there, and keep the values
-    that are not given. Further classes need their two targets."""
+    """Merged into the built-in ``interactive``, ``standard`` and ``batch``, which always exist and keep the values that
+    are not given. Further classes need both targets."""
     service_tiers: dict[str, str] = Field(default_factory=lambda: dict(BUILTIN_TIERS))
-    """Value of ``service_tier`` → class. ``auto``, ``default`` and the names of classes need no entry, and cannot stand
-    for anything else. Without this key: the built-in ``flex`` and ``priority``, where they are no classes."""
+    """Value of ``service_tier`` → class. ``auto``, ``default`` and the names of classes need no entry and cannot be
+    redefined. Without this key: the built-in ``flex`` and ``priority``, unless these are names of classes."""
 
     @model_validator(mode="before")
     @classmethod
@@ -90,7 +90,7 @@ class SloConfig(Section):
                 raise ValueError(
                     f"{name!r} is none of {', '.join(classes)}, and a class of your own needs {missing}{hint}"
                 )
-            # What is no mapping is left to pydantic, which says what it should have been.
+            # pydantic reports values that are not mappings.
             classes[name] = {**classes.get(name, {}), **values} if isinstance(values, Mapping) else values
         if len(classes) > MAX_CLASSES:
             raise ValueError(f"there are {len(classes)} classes, built-in ones included; at most {MAX_CLASSES} may be")

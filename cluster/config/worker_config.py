@@ -1,4 +1,4 @@
-"""The sections of the configuration that say what workers are: pools, engine and speculation."""
+"""The sections of the configuration for workers: pools, engine and speculation."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ AcceptanceRule = Literal["match", "residual", "typical"]
 
 
 class ResourcesConfig(Section):
-    """What one worker of a pool asks Ray for."""
+    """The resources that each worker of a pool requests from Ray."""
 
     cpus: Annotated[float, Field(ge=0)] = 1.0
     gpus: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """A worker runs on one GPU at most; a fraction shares it with other workers."""
+    """A worker uses at most one GPU; with a fraction it shares the GPU with other workers."""
     memory_gib: Annotated[float, Field(gt=0)] | None = None
-    """Main memory to reserve; Ray does not reserve any when null."""
+    """Main memory to reserve; null: Ray reserves none."""
     accelerator_type: NonEmptyString | None = None
     """Value of the node label ``ray.io/accelerator-type``, such as H100."""
     labels: dict[str, str] = Field(default_factory=dict)
@@ -27,17 +27,18 @@ class ResourcesConfig(Section):
 
 
 class PoolConfig(Section):
-    """One pool of workers and how each of them schedules."""
+    """A pool of workers and the limits of their schedulers."""
 
     workers: PositiveInt = 1
     chunk_tokens: PositiveInt = 512
     """Token budget of one engine step; longer prompts are prefilled in chunks."""
     max_num_seqs: PositiveInt = 64
-    """Sequences in one engine step."""
+    """Maximum number of sequences in one engine step."""
     kv_blocks: Annotated[int, Field(ge=2)] | None = None
-    """Size of each worker's KV cache in blocks; it or ``kv_memory_gib`` may be set."""
+    """Size of each worker's KV cache in blocks; set only this or ``kv_memory_gib``."""
     kv_memory_gib: Annotated[float, Field(gt=0)] | None = None
-    """The same in GiB. Neither set: 1 GiB on a CPU; on a GPU, what ``engine.gpu_memory_utilization`` leaves."""
+    """Size of each worker's KV cache in GiB. Without either setting: 1 GiB on a CPU; on a GPU, what
+    ``engine.gpu_memory_utilization`` leaves."""
     resources: ResourcesConfig = ResourcesConfig()
 
     @model_validator(mode="after")
@@ -53,39 +54,40 @@ class PrefillConfig(PoolConfig):
     ordering: Literal["edf", "fcfs"] = "edf"
     """Which prompt is prefilled next: the earliest deadline of the highest priority, or first come, first served."""
     niceness: Niceness = "auto"
-    """By how much prompts on CPUs yield to whoever decodes on the same cores, as in nice(1); 0: not at all. auto: 10
-    where the fused decoder computes them by a matrix unit, else 0, since they need most of the time there."""
+    """Niceness, as in nice(1), of prefill on CPUs, so that it yields to decode workers on the same cores. auto: 10
+    where the fused decoder uses a matrix unit, else 0, since prompts need most of the time there."""
 
 
 class SpeculationConfig(Section):
-    """Speculative decoding: guesses tokens and verifies several of them in one step.
+    """Speculative decoding: drafts tokens and verifies several of them in one step.
 
-    The target's own draws are what comes out. In float32 they are those of plain decoding; in half precision a forward
-    of several tokens rounds otherwise than one of a single token, so nearly equal tokens can change places.
+    The output consists of the target's own samples. In float32 they are those of plain decoding; in half precision a
+    forward pass of several tokens rounds differently from that of a single token, so nearly equal tokens can swap.
     """
 
     method: SpeculationMethod = "auto"
-    """auto: whatever promises most tokens per millisecond, or nothing; none; or the name of a method."""
+    """auto: the method that promises most tokens per millisecond, if any; none; or the name of a method."""
     draft: DraftReference = "auto"
     """A draft checkpoint (EAGLE or Medusa heads, or a smaller model of the same vocabulary): a folder or a hub id.
-    auto: the one that comes with the default model, for other models none. none: no such draft."""
+    auto: the draft that comes with the default model, none for other models. none: no draft."""
     draft_on_prefill: bool = True
-    """Prefill workers run the draft over the prompt, and its KV travels with the model's."""
+    """Prefill workers run the draft over the prompt, and its KV is sent with the model's."""
     max_draft_tokens: Annotated[int, Field(ge=1, le=64)] = 8
-    """Of a chain, per request and step."""
+    """Maximum number of drafted tokens in a chain, per request and step."""
     max_tree_tokens: Annotated[int, Field(ge=1, le=64)] = 16
-    """The same for methods that draft trees."""
+    """Maximum number of drafted tokens in a tree, per request and step."""
     tree_max_batch: Annotated[int, Field(ge=0, le=64)] = 1
-    """EAGLE heads draft trees while a step has no more sequences than that, and chains beyond; 0: always chains."""
+    """EAGLE heads draft trees in steps with at most this many sequences, and chains in larger ones; 0: always
+    chains."""
     acceptance: AcceptanceRule = "match"
-    """match: the model draws its own token at every place, and drafts are kept as long as they equal it; seeds give the
-    same tokens as without speculation. residual: drafts are drawn too, and accepted or corrected so that the
+    """match: the model samples its own token at every position, and drafts are kept while they equal it; seeds give the
+    same tokens as without speculation. residual: drafts are sampled too, and accepted or corrected so that the
     distribution is the model's (Leviathan et al.). typical: LOSSY; plausible drafts are kept (Medusa)."""
     typical_epsilon: Annotated[float, Field(gt=0, le=1)] = 0.09
     typical_alpha: Annotated[float, Field(gt=0, le=1)] = 0.3
     remember_outputs: bool = False
-    """Let ``suffix`` draft from the outputs of earlier requests too. Who can see how many drafts were right could tell
-    what others were answered, so leave it off where clients must not know of each other."""
+    """Let ``suffix`` also draft from the outputs of earlier requests. A client that sees how many drafts were accepted
+    could infer the answers to others, so leave it off where clients must be isolated from each other."""
 
 
 class DecodeConfig(PoolConfig):
@@ -93,7 +95,7 @@ class DecodeConfig(PoolConfig):
 
 
 class EngineConfig(Section):
-    """What every worker's engine shares."""
+    """Settings of the engines of all workers."""
 
     block_size: Annotated[int, Field(ge=1, le=1024)] = 16
     """Tokens per KV block."""
@@ -101,29 +103,29 @@ class EngineConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: CUDA where Ray grants a GPU, else the CPU."""
     threads: PositiveInt | None = None
-    """Threads of torch on the CPU; null: every core, since one request never needs both pools at once; on CUDA 1."""
+    """CPU threads of torch; null: one per core, since a request never needs both pools at once; on CUDA 1."""
     decoder: Literal["auto", "fused", "transformers"] = "auto"
-    """What computes the model. fused: one compiled program, on the CPU, for models of the Llama family; transformers:
-    the model's own modules; auto: fused where it can."""
+    """The implementation of the model. fused: one compiled program, on the CPU, for models of the Llama family;
+    transformers: the model's own modules; auto: fused where possible."""
     weights: Literal["native", "int8", "int4", "fp8"] = "native"
-    """What the model's linear layers are made into when a worker starts. native: what the model has; int8: half of what
-    there is to read for a token, with a small loss of quality; int4: a third, with a loss that depends on the model;
-    only the fused decoder computes these. fp8: half, for GPUs since Ada and Hopper, beside bfloat16; only the model's
-    own modules compute it."""
+    """Format to which the model's linear layers are converted when a worker starts. native: the model's own; int8: half
+    the bytes to read per token, with a small loss of quality; int4: a third, with a loss that depends on the model;
+    int8 and int4 need the fused decoder. fp8: half, for GPUs since Ada and Hopper, beside bfloat16; it needs the
+    model's own modules."""
     kv_cache: Literal["native", "int8"] = "native"
-    """What keys and values are kept as. native: as the model makes them; int8: LOSSY, half of the bytes of bfloat16 in
-    the cache and on their way between the pools; those of drafts stay native."""
+    """Format of keys and values. native: as the model computes them; int8: LOSSY, half the bytes of bfloat16 in the
+    cache and in hand-offs; the KV of drafts stays native."""
     attention_backend: NonEmptyString = "auto"
-    """Of the model's own modules, and of drafts. torch_sdpa: everywhere; triton_paged: on CUDA; auto: the latter where
-    it can."""
+    """Attention of the model's own modules and of drafts. torch_sdpa: works everywhere; triton_paged: on CUDA; auto:
+    triton_paged where possible."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Part of a GPU that the workers on it use together: weights, the largest step, CUDA graphs, and KV in the rest. A
-    worker takes ``resources.gpus`` of that."""
+    """Fraction of a GPU's memory that the workers on it use together: weights, the largest step, CUDA graphs, and KV in
+    the rest. Each worker takes ``resources.gpus`` of that."""
     cuda_graphs: Literal["auto", "off"] = "auto"
-    """auto: decode workers on CUDA record their steps when they start, where attention is triton_paged; off: not."""
+    """auto: decode workers on CUDA capture their steps at start, if attention is triton_paged; off: no graphs."""
     overlap_scheduling: Literal["auto", "on", "off"] = "auto"
-    """Launch a step before the tokens of the one before it are known, where nobody drafts from them: neither a
-    speculation method nor a draft that follows the model. auto: on CUDA; off: never."""
+    """Launch a step before the tokens of the previous one are known, unless a speculation method or a draft that
+    follows the model needs these tokens. auto: on CUDA; off: never."""
     self_check: bool = True
     """Compare the engine with the model's own forward pass when a worker starts."""
 

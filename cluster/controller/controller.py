@@ -28,25 +28,25 @@ logger = logging.getLogger(__name__)
 ACTOR_NAME = "baton-controller"
 _STOP_TIMEOUT_S = 10.0
 _ROUTER_RESTARTS = 5
-"""Tries to replace a router that died; its port may take a moment to become free."""
+"""Attempts to replace a router that died; its port may take a moment to become free."""
 _ROUTER_RESTART_PAUSE_S = 1.0
 _LOOPBACK = "127.0.0.1"
 _LONG_START_S = 20.0
-"""After which users want to hear what takes so long."""
+"""Time after which a line of progress explains a long start."""
 
 
 class Controller:
     """Implements :class:`cluster.controller.worker_pool.PoolListener`.
 
     Args:
-        config: of the cluster, as a dictionary.
-        worker_class: what the pools start.
+        config: the cluster's configuration, as a dictionary.
+        worker_class: the actor class that the pools start.
     """
 
     def __init__(self, config: dict[str, Any], worker_class: type = WorkerActor) -> None:
         self._config = BatonConfig.from_dict(config)
         configure_logging(self._config.log, "controller")
-        # Workers of a local cluster are nobody else's business; on several machines they must reach each other.
+        # Workers of a local cluster stay private to the machine; on several machines they must reach each other.
         bind_host = _LOOPBACK if self._config.ray.is_local else None
         processes = simulated_processes(self._config)
         self._pools = {name: WorkerPool(name, self._config, self, worker_class, bind_host, processes) for name in POOLS}
@@ -61,10 +61,10 @@ class Controller:
         self._failed: asyncio.Future[None] = asyncio.get_event_loop().create_future()
 
     async def start(self) -> str:
-        """Brings everything up; returns the endpoint's URL.
+        """Starts the router and the pools; returns the endpoint's URL.
 
         Raises:
-            BatonError: something cannot start; the message says what and why.
+            BatonError: a part cannot start; the message says which and why.
         """
         await asyncio.to_thread(resolve_model, self._config.model, self.report)
         for name, pool in self._pools.items():
@@ -92,14 +92,14 @@ class Controller:
         return await self._reports.get()
 
     async def wait(self) -> None:
-        """Stays open while the cluster lives; raises ``BatonError`` when it cannot go on."""
+        """Waits while the cluster lives; raises ``BatonError`` when it cannot continue."""
         await asyncio.shield(self._failed)
 
     async def scale(self, targets: dict[str, int | None]) -> dict[str, Any]:
-        """Sets the pools' sizes by hand, which takes them from the autoscaler; None hands a pool back to it.
+        """Sets the pools' sizes manually, which disables autoscaling for them; ``None`` enables it for a pool again.
 
         Raises:
-            BatonError: for an unknown pool, a size that cannot be, or None without an autoscaler.
+            BatonError: a pool is unknown, a size is impossible, or ``None`` was given without an autoscaler.
         """
         for name, target in targets.items():
             self._check_pool(name)
@@ -121,7 +121,7 @@ class Controller:
         return self.pools()
 
     def _check_room(self, targets: dict[str, int]) -> None:
-        """Refuses more workers than could ever run: a cluster that was started on one machine has no other nodes."""
+        """Refuses more workers than can ever run: a local cluster has no other nodes."""
         num_cpus = self._config.ray.local_cpus
         if num_cpus is None or self._config.simulation.profile is not None:
             return
@@ -137,10 +137,10 @@ class Controller:
             )
 
     async def change_role(self, source: str, destination: str) -> dict[str, Any]:
-        """A worker of one pool goes on in the other one, drained and with its weights.
+        """Drains a worker of one pool and moves it to the other pool with its weights.
 
         Raises:
-            BatonError: an unknown pool, a worker that cannot change, or none to spare.
+            BatonError: a pool is unknown, workers cannot change their role, or the pool has no worker to spare.
         """
         self._change_role(source, destination, AskedBy.OPERATOR)
         return self.pools()
@@ -156,10 +156,10 @@ class Controller:
         self._pools[destination].change_role_from(self._pools[source], by)
 
     async def autoscale(self, targets: dict[str, int], role_change: tuple[str, str] | None) -> None:
-        """What the autoscaler has decided. A pool whose size was set by hand in the meantime is left as it is.
+        """Applies a decision of the autoscaler, except to pools whose size has since been set manually.
 
         Raises:
-            BatonError: as :meth:`change_role`.
+            BatonError: as in :meth:`change_role`.
         """
         free = {name: pool for name, pool in self._pools.items() if not pool.is_pinned}
         if role_change is not None and all(name in free for name in role_change):
@@ -169,7 +169,7 @@ class Controller:
                 free[name].scale(target)
 
     async def pool_counts(self) -> tuple[dict[str, PoolCounts], str]:
-        """For the autoscaler: the pools by name, and what keeps workers from changing their role."""
+        """The autoscaler's input: the counts of the pools by name, and the obstacle to role changes, if any."""
         return {name: pool.counts() for name, pool in self._pools.items()}, self._role_change_obstacle()
 
     def _role_change_obstacle(self) -> str:
@@ -185,15 +185,15 @@ class Controller:
         return {name: pool.status() for name, pool in self._pools.items()}
 
     async def pool_status(self) -> dict[str, Any]:
-        """:meth:`pools`, for callers in other processes."""
+        """Does what :meth:`pools` does, for callers in other processes."""
         return self.pools()
 
     async def figures(self) -> tuple[dict[str, PoolFigures], int]:
-        """For metrics: of the pools by name, and how often the router was replaced."""
+        """Figures for metrics: those of the pools by name, and how often the router was replaced."""
         return {name: pool.figures() for name, pool in self._pools.items()}, self._num_router_restarts
 
     async def stop(self) -> None:
-        """Ends everything; first the router, so that no request finds its workers gone."""
+        """Stops everything, the router first, so that no request loses its workers."""
         self._stopping = True
         if self._router_task is not None:
             self._router_task.cancel()
@@ -210,7 +210,7 @@ class Controller:
         """See :class:`PoolListener`.
 
         Raises:
-            LayoutMismatchError: the worker holds KV otherwise than the others.
+            LayoutMismatchError: the worker's KV layout differs from that of the others.
         """
         if self._kv_fingerprint is None:
             self._kv_fingerprint = info.kv_fingerprint
@@ -230,7 +230,7 @@ class Controller:
 
     async def drain(self, worker_id: str, timeout_s: float) -> None:
         """See :class:`PoolListener`."""
-        self._infos.pop(worker_id, None)  # a router that is started now shall not learn of it
+        self._infos.pop(worker_id, None)  # a router that restarts now must not use the worker
         await self._tell_router("drain_worker", worker_id, timeout_s)
 
     def report(self, text: str) -> None:
@@ -247,7 +247,7 @@ class Controller:
             logger.warning("the router did not take %s: %s", method, error)
 
     async def _start_router(self) -> str:
-        # On this node: the endpoint is where the user started the cluster, and a restart finds its port there.
+        # On this node, because the endpoint must be where the user started the cluster, and keep its port.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         actor_class: Any = ray.remote(RouterActor).options(num_cpus=0, max_concurrency=1000, scheduling_strategy=here)
         handle = ray.get_runtime_context().current_actor
@@ -257,14 +257,14 @@ class Controller:
         except RayTaskError as error:
             ray.kill(router, no_restart=True)
             raise error.cause if isinstance(error.cause, BatonError) else error from None
-        # In one go: news of workers that come and go from here on must not overtake this.
+        # Without awaiting between, so that later changes of workers cannot overtake these calls.
         self._router = router
         known = [router.add_worker.remote(info.to_dict()) for info in self._infos.values()]
         await asyncio.gather(*known, return_exceptions=True)
         return str(endpoint)
 
     async def _watch_router(self) -> None:
-        """Replaces a router that died, on the same port, with the workers that live on."""
+        """Replaces a router that died, on the same port and with the existing workers."""
         while not self._stopping:
             router = self._router
             try:
@@ -279,7 +279,7 @@ class Controller:
                 await self._replace_router()
             except (BatonError, RayError) as error:
                 self._failed.set_exception(error)
-                self._failed.exception()  # nobody may ever ask, which is no fault
+                self._failed.exception()  # marks it as retrieved: there may be no caller of wait
                 return
 
     async def _replace_router(self) -> None:

@@ -1,4 +1,4 @@
-"""Starts a cluster from a configuration, and ends it. Runs in the process that the user started."""
+"""Starts a cluster from a configuration and stops it. Runs in the process that the user started."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Cluster:
 
     @classmethod
     def start(cls, config: BatonConfig, report: Callable[[str], None]) -> Cluster:
-        """Connects to Ray or starts it, then brings up router and workers.
+        """Connects to Ray or starts it, then starts router and workers.
 
         Args:
-            report: gets a line of progress now and then.
+            report: called with lines of progress.
 
         Raises:
-            BatonError: something cannot start; what had started is stopped again.
+            BatonError: a part cannot start; everything that has started is stopped again.
         """
         owns_ray = connect(config, report)
         controller: Any = None
@@ -58,7 +58,7 @@ class Cluster:
         """Returns when ``stop`` is set.
 
         Raises:
-            BatonError: the cluster cannot go on.
+            BatonError: the cluster cannot continue.
         """
         alive = self._controller.wait.remote()
         while not stop.wait(_POLL_S):
@@ -71,7 +71,7 @@ class Cluster:
                 return
 
     def stop(self) -> None:
-        """Ends router and workers, and Ray if it was started here."""
+        """Stops router and workers, and disconnects from Ray if this process connected to it or started it."""
         try:
             if self._controller is not None:
                 ray.get(self._controller.stop.remote(), timeout=_STOP_TIMEOUT_S)
@@ -86,14 +86,17 @@ class Cluster:
 
 
 def connect(config: BatonConfig, report: Callable[[str], None]) -> bool:
-    """Connects to Ray or starts it, unless this process has it. True when it must be shut down here.
+    """Connects to Ray or starts it, unless this process is connected already.
+
+    Returns:
+        Whether the caller must shut Ray down.
 
     Raises:
-        ConfigError: it cannot be reached or started.
+        ConfigError: Ray cannot be reached or started.
     """
     if ray.is_initialized():
         return False
-    # Dashboard, usage statistics and log forwarding serve nobody here, and cost start-up time and idle CPU.
+    # Dashboard, usage statistics and log forwarding are unused here, and cost start-up time and idle CPU.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options: dict[str, Any] = {"namespace": config.ray.namespace, "logging_level": "error", "log_to_driver": False}
     address = config.ray.address
@@ -102,7 +105,7 @@ def connect(config: BatonConfig, report: Callable[[str], None]) -> bool:
         for name, value in (LOCAL_RAY_VARIABLES | worker_variables()).items():
             os.environ.setdefault(name, value)
         options |= {
-            "address": "local",  # without it, ray connects to whatever cluster was last started on this machine
+            "address": "local",  # without it, ray connects to the last cluster that was started on this machine
             "num_cpus": config.ray.local_cpus,
             "include_dashboard": False,
             "object_store_memory": _OBJECT_STORE_BYTES,
@@ -133,13 +136,13 @@ def connect(config: BatonConfig, report: Callable[[str], None]) -> bool:
 
 
 def _knock(address: str) -> None:
-    """Raises OSError when nobody listens at ``host:port``, which ray takes minutes to find out."""
+    """Raises OSError when ``host:port`` refuses connections, which Ray takes minutes to detect."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
 
 
 def _create_controller(config: BatonConfig) -> Any:
-    # On this node, where the user looks for the endpoint; Ray would put an actor that needs no CPU anywhere.
+    # On this node, where the user expects the endpoint; Ray may place an actor that needs no CPU on any node.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor_class: Any = ray.remote(Controller).options(
         name=ACTOR_NAME,
@@ -173,8 +176,8 @@ def _wait_for_start(controller: Any, report: Callable[[str], None]) -> str:
 
 
 def _log_folder() -> str | None:
-    """Where Ray keeps the output of this node's processes, as far as it tells."""
-    node = ray._private.worker._global_node  # Ray has no public way
+    """The folder with the output of this node's processes, or ``None`` when Ray does not say."""
+    node = ray._private.worker._global_node  # Ray has no public API for this
     return str(node.get_logs_dir_path()) if node is not None else None
 
 

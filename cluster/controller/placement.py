@@ -1,4 +1,4 @@
-"""What a pool's workers ask Ray for, and what the user reads when no node has it."""
+"""The resources that a pool's workers request from Ray, and the message when no node has them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def actor_options(resources: ResourcesConfig, *, is_local: bool = False) -> dict
     """Options for ``ray.remote(...).options``.
 
     Args:
-        is_local: Ray runs for this cluster alone, so that actors inherit this process's environment. With no need of
-            another one they do not wait for the process of Ray's that makes environments, which starts seconds later.
+        is_local: Ray runs for this cluster alone, so that actors inherit this process's environment. Without an
+            environment of their own, they need not wait for Ray's environment agent, which starts seconds later.
     """
     options: dict[str, Any] = {"num_cpus": resources.cpus, "num_gpus": resources.gpus}
     if resources.memory_gib is not None:
@@ -42,7 +42,7 @@ def label_selector(resources: ResourcesConfig) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A living node: all that it has, not what is free."""
+    """A live node with its total resources, not the free ones."""
 
     name: str
     resources: Mapping[str, float]
@@ -57,7 +57,7 @@ class Node:
 
 
 def living_nodes(ray_nodes: Sequence[Mapping[str, Any]]) -> list[Node]:
-    """From what ``ray.nodes()`` returns."""
+    """The live nodes among those that ``ray.nodes()`` returns."""
     return [
         Node(str(node.get("NodeManagerAddress", "?")), node.get("Resources", {}), node.get("Labels", {}))
         for node in ray_nodes
@@ -74,18 +74,18 @@ def describe_request(resources: ResourcesConfig) -> str:
 
 
 def fits_somewhere(resources: ResourcesConfig, nodes: Sequence[Node]) -> bool:
-    """True when a node would do if nobody else were on it."""
+    """Whether some node has the resources, free or not."""
     return any(not _lacks(resources, node) for node in nodes)
 
 
 def explain_pending(
     pool: str, resources: ResourcesConfig, nodes: Sequence[Node], *, is_local: bool = False, num_free_cpus: float = 0.0
 ) -> str:
-    """Why a worker of ``pool`` may be waiting for a place, node by node, and what to do.
+    """Explains, node by node, why a worker of ``pool`` may be waiting for resources, and what to do.
 
     Args:
-        is_local: Ray runs for this cluster alone, with as many CPUs as ``ray.num_cpus`` says.
-        num_free_cpus: of that one, how many nobody has taken.
+        is_local: Ray runs for this cluster alone, with ``ray.num_cpus`` CPUs.
+        num_free_cpus: number of free CPUs of a local cluster.
     """
     fits = fits_somewhere(resources, nodes)
     if is_local and fits and _asks_for_cpus_alone(resources) and resources.cpus <= num_free_cpus:
@@ -120,7 +120,7 @@ def _lacks(resources: ResourcesConfig, node: Node) -> list[str]:
 
 
 def _matches(selector: str, found: str | None) -> bool:
-    """Ray's label operators: ``value``, ``!value``, ``in(a, b)`` and ``!in(a, b)``."""
+    """Evaluates Ray's label operators: ``value``, ``!value``, ``in(a, b)`` and ``!in(a, b)``."""
     if selector.startswith("!"):
         return not _matches(selector[1:], found)
     if selector.startswith("in(") and selector.endswith(")"):

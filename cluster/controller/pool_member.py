@@ -1,4 +1,4 @@
-"""One worker of a pool as a Ray actor: place it, start it, notice its end, stop it."""
+"""One worker of a pool as a Ray actor: its placement, start, end and shutdown."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ logger = logging.getLogger(__name__)
 ROLES = {"prefill": "prefill_worker.role:PrefillRole", "decode": "decode_worker.role:DecodeRole"}
 
 _MAX_CONCURRENT_CALLS = 16
-"""start, wait and stop overlap, and a ``wait`` whose caller gave up stays open."""
+"""``start``, ``wait`` and ``stop`` overlap, and a ``wait`` whose caller gave up stays open."""
 _STOP_TIMEOUT_S = 15.0
 
 
 class AskedBy(StrEnum):
-    """Whose decision a role change was; values of a label."""
+    """The origin of a role change; the values are those of a metric label."""
 
     AUTOSCALER = "autoscaler"
     OPERATOR = "operator"
 
 
 class PoolMember:
-    """From the decision to start a worker until its end. The pool moves its ``state``.
+    """A worker from the decision to start it until its end. The pool sets its ``state``.
 
     Attributes:
-        reason: why it is not ready, or why it ended.
-        leaving: set it to ask the worker to go.
-        next_role: the member of the other pool that this one's process becomes.
-        is_drained: no request uses it any more.
+        reason: why the worker is not ready, or why it ended.
+        leaving: set this to make the worker leave.
+        next_role: the member of the other pool that takes over this worker's process.
+        is_drained: whether no request uses the worker any more.
     """
 
     def __init__(self, worker_id: str) -> None:
@@ -55,12 +55,12 @@ class PoolMember:
         self.since_s = time.monotonic()
         self.task: asyncio.Task[None] | None = None
         self._actor: Any = None
-        self._is_decided = False  # whether it has a place
+        self._is_decided = False  # whether the actor was placed, or has failed to be
         self._role_change_decided = asyncio.Event()
 
     @property
     def is_pending(self) -> bool:
-        """Ray was asked for it, and its process neither runs yet nor has failed to."""
+        """Whether Ray was asked for the actor, and its process has neither started nor failed to start."""
         return self._actor is not None and not self._is_decided
 
     def create(
@@ -74,7 +74,7 @@ class PoolMember:
         """Asks Ray for the actor.
 
         Args:
-            processes: in which the worker is put, instead of having one of its own.
+            processes: hosts the worker in a shared process; ``None`` gives it its own process.
 
         Raises:
             ConfigError: Ray refuses the pool's resources or labels.
@@ -90,7 +90,7 @@ class PoolMember:
             raise ConfigError(f"Ray refuses {pool}.resources: {error}") from error
 
     async def placed(self) -> None:
-        """Returns when the actor's process runs. Raises ``RayError`` when it cannot be created."""
+        """Waits until the actor's process runs. Raises ``RayError`` when it cannot be created."""
         try:
             await _result(self._actor.__ray_ready__.remote())
         except RayError:
@@ -99,7 +99,7 @@ class PoolMember:
         self._is_decided = True
 
     def hand_process_over(self) -> bool:
-        """Gives the process to ``next_role``. False: it was not drained, or that member is no longer wanted."""
+        """Gives the process to ``next_role``. Returns False if it was not drained or that member no longer needs it."""
         next_role, self.next_role = self.next_role, None
         if next_role is None:
             return False
@@ -111,7 +111,7 @@ class PoolMember:
         return wanted
 
     async def receives_process(self) -> bool:
-        """Waits for the process of another member. False: there is none to have, and a new one must be started."""
+        """Waits for the process of another member. Returns False if a new process must be started instead."""
         await self._role_change_decided.wait()
         return self._actor is not None
 
@@ -125,11 +125,11 @@ class PoolMember:
         return WorkerInfo.from_dict(await _result(self._actor.start.remote()))
 
     async def ended(self) -> None:
-        """Stays open while the process lives; raises ``RayError`` the moment that it dies."""
+        """Waits while the process lives; raises ``RayError`` as soon as it dies."""
         await _result(self._actor.wait.remote())
 
     async def kill(self) -> None:
-        """Ends the process, gently when it serves already, and at once when it does not run yet."""
+        """Ends the process: gracefully if it is serving, at once if it does not run yet."""
         is_pending = self.is_pending
         actor, self._actor = self._actor, None
         if actor is None:
@@ -146,7 +146,7 @@ class PoolMember:
                 ray.kill(actor, no_restart=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """The worker's status, JSON-ready."""
         is_dead = self.state is WorkerState.DEAD
         known = {
             "id": self.worker_id,
@@ -161,7 +161,7 @@ class PoolMember:
 
 
 async def _result(reference: Any) -> Any:
-    """What an actor call returns; an error that the actor raised on purpose comes back as its own class."""
+    """The result of an actor call; a ``BatonError`` of the actor is raised as such."""
     try:
         return await reference
     except RayTaskError as error:

@@ -1,6 +1,6 @@
-"""Processes that hold several workers each: simulated ones, which need no processor of their own.
+"""Processes that host several workers each. Simulated workers use them, since they need no CPU of their own.
 
-A pool calls a worker's actor; here it gets a stand-in that passes the calls on to the process, with the worker's name.
+A pool calls a worker's actor; here it gets a proxy that forwards the calls to the process, with the worker's name.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ logger = logging.getLogger(__name__)
 
 SIMULATED_PROCESS = "cluster.simulation.host:SimulatedWorkerProcess"
 _MAX_CONCURRENT_CALLS = 4
-"""Of one worker: start, wait and stop overlap."""
+"""Per worker: ``start``, ``wait`` and ``stop`` overlap."""
 
 
 class SharedProcesses:
-    """Starts a process when all others are full, and ends one with its last worker.
+    """Starts a process when all others are full, and ends a process with its last worker.
 
     Args:
         process_path: ``"module:Class"`` of the actor.
-        per_process: workers.
+        per_process: maximum number of workers in a process.
     """
 
     def __init__(self, config: BatonConfig, process_path: str, per_process: int) -> None:
@@ -39,7 +39,7 @@ class SharedProcesses:
         self._num_started = 0
 
     def place(self, worker_id: str, pool: str, bind_host: str | None) -> SharedActor:
-        """A place for a worker, and a process for it if there is none."""
+        """Assigns a worker to a process, and starts a new process if necessary."""
         with_room = (process for process, names in self._workers.items() if len(names) < self._per_process)
         process = next(with_room, None) or self._create()
         self._workers[process].add(worker_id)
@@ -47,7 +47,7 @@ class SharedProcesses:
 
     def _create(self) -> Any:
         self._num_started += 1
-        if self._actor_class is None:  # Ray stores the code of a class anew with each that is made of it
+        if self._actor_class is None:  # once, because Ray stores the code for every actor class that is created
             self._actor_class = ray.remote(_import(self._path)).options(
                 num_cpus=0, max_concurrency=_MAX_CONCURRENT_CALLS * self._per_process
             )
@@ -56,7 +56,7 @@ class SharedProcesses:
         return process
 
     def leave(self, process: Any, worker_id: str) -> None:
-        """A worker's place is free again. A process that is dead loses all of its workers, and is gone with them."""
+        """Removes a worker from its process, and ends the process after its last worker."""
         names = self._workers.get(process)
         if names is None:
             return
@@ -66,12 +66,12 @@ class SharedProcesses:
             ray.kill(process, no_restart=True)
 
     def broken(self, process: Any) -> None:
-        """Nobody is put into it any more."""
+        """Stops assigning workers to a process that has failed."""
         self._workers.pop(process, None)
 
 
 def simulated_processes(config: BatonConfig) -> SharedProcesses | None:
-    """Those of a configuration with simulated workers; None: workers are real."""
+    """The processes of simulated workers; ``None`` when the configured workers are real."""
     simulation = config.simulation
     if simulation.profile is None:
         return None
@@ -79,7 +79,7 @@ def simulated_processes(config: BatonConfig) -> SharedProcesses | None:
 
 
 class SharedActor:
-    """A worker's stand-in for the actor handle that a pool expects."""
+    """A worker's proxy in place of the actor handle that a pool expects."""
 
     def __init__(
         self, processes: SharedProcesses, process: Any, worker_id: str, pool: str, bind_host: str | None
@@ -97,8 +97,8 @@ class SharedActor:
         """Takes the worker out of its process.
 
         Args:
-            is_pending: the process does not run yet. It knows nothing of the worker then, and to ask it would take as
-                long as its start.
+            is_pending: whether the process does not run yet. It does not know the worker then, and a call would take as
+                long as the start.
         """
         try:
             if not is_pending:
@@ -110,7 +110,7 @@ class SharedActor:
 
 
 class _Call:
-    """A remote method whose first arguments are known."""
+    """A remote method with its first arguments bound."""
 
     def __init__(self, method: Any, *arguments: Any) -> None:
         self._method = method

@@ -1,6 +1,6 @@
-"""One pool of workers: starts them, replaces the dead, drains those that leave.
+"""One pool of workers: starts workers, replaces dead ones, drains leaving ones.
 
-Nothing polls: a call to each worker stays open, and fails the moment that its process dies.
+There is no polling: a call to each worker stays open and fails as soon as its process dies.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ logger = logging.getLogger(__name__)
 
 _HOPELESS_NOTICE_S = 5.0
 _BUSY_NOTICE_S = 20.0
-"""A process may take that long to start, so only then is a lack of free resources likely."""
+"""A process may take this long to start; only later is a lack of free resources likely."""
 _NODES_KNOWN_S = 1.0
 _MAX_BACKOFF_S = 30.0
 _MAX_DOUBLINGS = 10.0
-"""Of the first pause of a second: by then it has long been the longest, and 2.0 ** 1024 would be no number."""
+"""Limit of the exponent, since 2.0 ** 1024 overflows; the pause has reached its maximum before."""
 _MAX_FAILED_ROUNDS = 3
 _SHORTEST_DRAIN_TIMEOUT_S = 600.0
 _STILL_LOADING = (
@@ -52,10 +52,10 @@ _STARTS_KEPT = 5
 
 
 class PoolListener(Protocol):
-    """Who must hear of a pool's changes: the router, through the controller."""
+    """Receives a pool's changes. The controller implements it and informs the router."""
 
     async def worker_ready(self, info: WorkerInfo) -> None:
-        """Raises ``BatonError`` to refuse the worker."""
+        """Adds a worker. Raises ``BatonError`` to refuse it."""
         ...
 
     async def worker_gone(self, worker_id: str) -> None: ...
@@ -65,7 +65,7 @@ class PoolListener(Protocol):
         ...
 
     def report(self, text: str) -> None:
-        """Progress, for whoever starts the cluster."""
+        """Passes a line of progress to the user who starts the cluster."""
         ...
 
 
@@ -73,12 +73,12 @@ class WorkerPool:
     """The workers of one role.
 
     Args:
-        actor_class: what to start; :class:`cluster.actors.WorkerActor` but for tests.
-        bind_host: address that workers listen on; None: that of the node on which each one runs.
-        processes: in which workers are put; None: each has one of its own.
+        actor_class: the actor class to start; :class:`cluster.actors.WorkerActor` except in tests.
+        bind_host: address that workers listen on; ``None`` means the address of each worker's node.
+        processes: hosts workers in shared processes; ``None`` gives each worker its own process.
 
     Attributes:
-        is_pinned: its size was set by hand, and the autoscaler leaves it alone.
+        is_pinned: whether the size was set manually, so that the autoscaler does not change it.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class WorkerPool:
         self._members: dict[str, PoolMember] = {}
         self._dead: list[PoolMember] = []
         self._next_number = 1
-        # No request is under way for longer than its own time, so a drain never ends under one.
+        # At least the time limit of a request, so that a drain never cuts one off.
         self._drain_timeout_s = max(_SHORTEST_DRAIN_TIMEOUT_S, config.router.request_timeout_s)
         self._num_start_failures = 0  # in a row
         self._num_started = 0
@@ -123,12 +123,12 @@ class WorkerPool:
 
     @property
     def _failed_rounds(self) -> float:
-        """How often in a row each of the workers that are missing has failed to start, on average."""
+        """The average number of consecutive failed starts per missing worker."""
         return self._num_start_failures / max(1, self.target - self.num_ready)
 
     def scale(self, target: int) -> None:
-        """Sets how many workers the pool shall have; they come and go in the background."""
-        if self.target and target != self.target:  # the first size is no change of it
+        """Sets the pool's target size. Workers start and leave in the background."""
+        if self.target and target != self.target:  # the initial size does not count as scaling
             self._num_scaled["up" if target > self.target else "down"] += 1
             logger.info("the pool is scaled from %d to %d workers", self.target, target, extra={"pool": self.name})
         self.target = target
@@ -136,13 +136,13 @@ class WorkerPool:
         self._reconcile()
 
     def change_role_from(self, source: WorkerPool, by: AskedBy) -> None:
-        """Has a worker of another pool change its role: drained there, and with its weights as they are.
+        """Drains a worker of another pool and moves it into this one with its weights.
 
         Args:
-            by: whose decision it is.
+            by: origin of the decision.
 
         Raises:
-            InvalidRequestError: the other pool has none to give.
+            InvalidRequestError: the other pool has no worker to spare.
         """
         giving = source._youngest_ready()
         if giving is None or source.target < 2:
@@ -161,12 +161,12 @@ class WorkerPool:
         source._notify()
 
     async def wait_until_ready(self, timeout_s: float) -> None:
-        """Returns when the pool has its workers.
+        """Waits until all workers are ready.
 
         Raises:
-            DeadlineError: it does not have them in time; the message says what it waits for.
-            WorkerLostError: they die while they start, again and again.
-            BatonError: a worker said why it can never start.
+            DeadlineError: they are not ready in time; the message says what the pool waits for.
+            WorkerLostError: workers repeatedly die while they start.
+            BatonError: a worker reported that it can never start.
         """
         give_up_at = time.monotonic() + timeout_s
         while self.num_ready < self.target:
@@ -181,13 +181,13 @@ class WorkerPool:
                 raise DeadlineError(self._why_not_ready(timeout_s)) from None
 
     def status(self) -> dict[str, Any]:
-        """JSON-ready: target and workers, the last few dead ones included."""
+        """The target and the workers, including the last few dead ones, JSON-ready."""
         members = (*self._members.values(), *self._dead)
         known: dict[str, Any] = {"target": self.target, "workers": [member.to_dict() for member in members]}
         return known | ({"pinned": True} if self.is_pinned else {})
 
     def counts(self) -> PoolCounts:
-        """For the autoscaler."""
+        """The counts that the autoscaler needs."""
         members = self._members.values()
         states = Counter(member.state for member in members)
         pending = [member for member in members if member.is_pending and not member.leaving.is_set()]
@@ -206,7 +206,7 @@ class WorkerPool:
         )
 
     def figures(self) -> PoolFigures:
-        """For metrics."""
+        """The figures for metrics."""
         states = Counter(str(member.state) for member in self._members.values())
         return PoolFigures(
             target=self.target,
@@ -230,12 +230,12 @@ class WorkerPool:
         self._notify()
 
     def _reconcile(self) -> None:
-        """Starts what is missing, and asks to leave who is too many."""
+        """Starts missing workers and asks surplus ones to leave."""
         staying = [member for member in reversed(self._members.values()) if not member.leaving.is_set()]
         for _ in range(self.target - len(staying)):
             self._add_member()
-        # The youngest leave first, before them those that serve nobody yet, and first of all those without a place: one
-        # that comes from the other pool instead must not be the one that goes.
+        # Pending workers leave first, so that a worker which changes its role in their place stays; then other workers
+        # that are not ready; then the youngest.
         staying.sort(key=lambda member: (member.state is WorkerState.READY, not member.is_pending))
         for member in staying[: max(0, len(staying) - self.target)]:
             member.leaving.set()
@@ -254,7 +254,7 @@ class WorkerPool:
         return member
 
     async def _live(self, member: PoolMember, *, changes_role: bool) -> None:
-        """A member's whole life."""
+        """Runs a member from its start to its end."""
         try:
             await _race(self._bring_up(member, changes_role=changes_role), member.leaving.wait())
             if member.state is WorkerState.READY:
@@ -265,7 +265,7 @@ class WorkerPool:
                 member.is_drained = True
         except (BatonError, RayError) as error:
             member.reason = _short_reason(error)
-            # Where all workers have started before, the next one may again: one bad node ends no pool.
+            # If all workers have started before, others may start again: one bad node must not end the pool.
             if isinstance(error, ConfigError | UnsupportedModelError) and not self._was_complete:
                 self._fatal, member.reason = error, error.message
                 logger.error("a worker can never start: %s", error.message, extra={"worker": member.worker_id})
@@ -281,7 +281,7 @@ class WorkerPool:
             member.reason, begun_s = "", time.monotonic()
             try:
                 info = await member.change_role(self.name)
-            except BatonError as error:  # no reason why a new process should not do
+            except BatonError as error:  # a new process may still work
                 raise WorkerLostError(f"the worker could not change its role: {error.message}") from error
             durations = self._role_changes_s
         else:
@@ -313,7 +313,7 @@ class WorkerPool:
                 await asyncio.wait({placed}, timeout=_BUSY_NOTICE_S - _HOPELESS_NOTICE_S)
             if not placed.done():
                 reason = self._explain_pending()
-                if all(other.reason != reason for other in self._members.values()):  # once for all that wait alike
+                if all(other.reason != reason for other in self._members.values()):  # report each reason once
                     self._listener.report(reason)
                 member.reason = reason
                 self._notify()
@@ -336,7 +336,7 @@ class WorkerPool:
             else:
                 self._num_start_failures += 1
             self._dead = [*self._dead, member][-_DEAD_KEPT:]
-            if self._fatal is None:  # of those that stay, one is missing now
+            if self._fatal is None:  # a replacement is needed
                 self._reconcile()
         self._notify()
 
@@ -348,7 +348,7 @@ class WorkerPool:
         )
 
     def _nodes(self) -> list[Node]:
-        """Those that live. Thousands of workers may ask at the same moment, and each question blocks the event loop."""
+        """The live nodes, cached: thousands of workers may ask at once, and each query blocks the event loop."""
         now_s = time.monotonic()
         if now_s >= self._nodes_until_s:
             self._known_nodes, self._nodes_until_s = living_nodes(ray.nodes()), now_s + _NODES_KNOWN_S
@@ -356,7 +356,7 @@ class WorkerPool:
 
     def _why_not_ready(self, timeout_s: float) -> str:
         pending = [member for member in self._members.values() if member.is_pending]
-        reasons = [self._explain_pending()] if pending else []  # as it is now: nodes may have come and gone
+        reasons = [self._explain_pending()] if pending else []  # anew, because the nodes may have changed
         reasons += [
             member.reason
             for member in (*self._members.values(), *self._dead)
@@ -372,7 +372,7 @@ class WorkerPool:
 
 
 def _short_reason(error: Exception) -> str:
-    """One line of it. Ray puts the remote traceback first and the error last, and advice around a process's death."""
+    """One line of the error. Ray puts the remote traceback before the error, and advice around a process's death."""
     if isinstance(error, ray.exceptions.OutOfMemoryError) or "running low on memory" in str(error):
         return "Ray ended it, since its node ran out of memory; scale the pools down, or give the node more"
     if isinstance(error, ActorDiedError) and "creation task" not in str(error):
@@ -381,7 +381,7 @@ def _short_reason(error: Exception) -> str:
 
 
 async def _race(*works: Coroutine[Any, Any, object]) -> None:
-    """Ends, or fails, with the first that does; cancels the others."""
+    """Runs coroutines until the first one returns or raises, and cancels the others."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

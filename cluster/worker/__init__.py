@@ -1,1 +1,1 @@
-"""The process that a role runs in. Of the control plane, this package alone may import torch."""
+"""The process in which a role runs. In the control plane, only this package may import torch."""

@@ -1,4 +1,4 @@
-"""What a worker's process offers its role, what it asks of it, and the engine's figures as wire messages."""
+"""The interface between a worker's process and its role, and the engine's figures as wire messages."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from cluster.config.worker_config import PoolConfig
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """
+    """What a worker's process gives to its role.
+
     Attributes:
         worker_id: unique in the cluster, e.g. ``"prefill-1"``.
-        config: of the whole cluster.
-        pool: of this worker's pool.
-        runner: model and cache; outlive the role.
-        max_model_len: prompt and output tokens of one request.
+        config: configuration of the whole cluster.
+        pool: configuration of this worker's pool.
+        runner: model and cache, which outlive the role.
+        max_model_len: limit of a request's prompt and output tokens together.
         num_threads: CPU threads of the engine.
-        draft: what speculates for the model, if the role runs it; the runner knows it.
+        draft: the draft, if the role runs one; the runner has it too.
     """
 
     worker_id: str
@@ -40,10 +41,10 @@ class WorkerContext:
 
     @property
     def overlaps_scheduling(self) -> bool:
-        """Whether steps are launched before the tokens of those before them are known, where nobody drafts from them.
+        """Whether steps are launched before the tokens of earlier steps are known, if no draft needs these tokens.
 
-        On the CPU a forward keeps the host busy itself, and a forward that waits for the device keeps it waiting, so
-        that ``auto`` gains nothing there. The latter is known once graphs were to be captured: ask in each step.
+        ``auto`` means no on the CPU, where the forward pass itself occupies the host, and where the forward pass waits
+        for the device. The latter is known only after graph capture, so ask in each step.
         """
         setting = self.config.engine.overlap_scheduling
         return setting == "on" or (
@@ -52,18 +53,18 @@ class WorkerContext:
 
 
 class WorkerRole(Protocol):
-    """Prefill or decode. Built with a :class:`WorkerContext`."""
+    """Prefill or decode. Implementations are constructed with a :class:`WorkerContext`."""
 
     async def start(self, server: grpc.aio.Server, host: str) -> None:
         """Registers the role's gRPC services with a server that is not started yet, and starts the engine.
 
         Args:
-            host: address of this worker's that the others reach.
+            host: address at which other workers reach this one.
         """
         ...
 
     async def profile(self) -> None:
-        """Measures a few steps of the started engine, which serves nobody yet.
+        """Measures a few steps of the started engine before it serves requests.
 
         Raises:
             BatonError: the engine failed.
@@ -71,15 +72,15 @@ class WorkerRole(Protocol):
         ...
 
     async def step_samples(self, after: int) -> worker_pb2.StepSamples:
-        """What steps cost since the one of that number."""
+        """The step samples after number ``after``."""
         ...
 
     def watch_cache(self) -> AsyncGenerator[worker_pb2.CacheEvents]:
-        """What the prefix cache holds, and every change of it until the iterator is closed."""
+        """Yields the content of the prefix cache, then every change until the iterator is closed."""
         ...
 
     async def closed(self) -> None:
-        """Returns when the engine ended, by :meth:`stop` or by a fault."""
+        """Waits until the engine has ended, by :meth:`stop` or by a fault."""
         ...
 
     async def fill_stats(self, stats: worker_pb2.WorkerStats) -> None:
@@ -87,7 +88,7 @@ class WorkerRole(Protocol):
         ...
 
     async def stop(self) -> None:
-        """Ends what is still running and frees everything but the runner."""
+        """Aborts running requests and frees everything except the runner."""
         ...
 
 
@@ -105,7 +106,7 @@ def fill_engine_stats(message: worker_pb2.WorkerStats, stats: EngineStats) -> No
 
 
 def pack_step_samples(last_index: int, samples: Sequence[StepSample]) -> worker_pb2.StepSamples:
-    """Rows as columns; ``last_index`` is the number of the worker's newest sample."""
+    """Packs samples as columns; ``last_index`` is the number of the worker's newest sample."""
     if not samples:
         return worker_pb2.StepSamples(last_index=last_index)
     columns = zip(StepSample._fields, zip(*samples, strict=True), strict=True)

@@ -1,4 +1,4 @@
-"""A worker's process: one model, one role named by string."""
+"""A worker's process: one model, and one role, which is named by a string."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class WorkerHost:
 
     Args:
         role_path: ``"module:Class"``, implementing :class:`cluster.worker.role.WorkerRole`.
-        bind_host: address that the gRPC server listens on and that others reach; None: that of this node.
+        bind_host: address at which the gRPC server listens and is reached; ``None`` means this node's address.
     """
 
     def __init__(
@@ -67,24 +67,24 @@ class WorkerHost:
         hide_ungranted_gpus()
 
     async def start(self) -> dict[str, Any]:
-        """Loads the model and serves. Returns a :class:`WorkerInfo` as a dictionary.
+        """Loads the model and begins to serve. Returns a :class:`WorkerInfo` as a dictionary.
 
         Raises:
             BatonError: the model cannot be loaded or cannot run here.
         """
         self._loaded = await asyncio.to_thread(self._load)
         collect_rarely()
-        # The engine's thread sets its own number; what runs beside it must not fight it for cores.
+        # The engine's thread sets its own number; other threads must not compete with it for cores.
         torch.set_num_threads(1)
         return await self._serve()
 
     async def change_role(self, worker_id: str, pool: str, role_path: str) -> dict[str, Any]:
-        """Ends the role and begins another one on the same weights, under a new name. Returns what :meth:`start` does.
+        """Ends the role and begins another one with the same weights and a new name. Returns what :meth:`start` does.
 
-        Whoever calls it has drained the worker. The KV cache is kept as memory and forgotten as content.
+        The caller must have drained the worker. The KV cache's memory is kept, and its content is forgotten.
 
         Raises:
-            BatonError: the worker serves nobody, or the new role cannot run here.
+            BatonError: the worker does not serve, or the new role cannot run here.
         """
         if self._role is None or self._loaded is None:
             raise InternalError(f"{self._worker_id} serves nobody yet and cannot change its role")
@@ -119,12 +119,10 @@ class WorkerHost:
         return self._info(source, runner, port, context).to_dict()
 
     async def wait(self) -> None:
-        """Returns after :meth:`stop`; a caller's reference to it fails the moment that the process dies.
-
-        When the worker changes its role, whoever waited for the end of the old one is told that it is over.
+        """Waits for :meth:`stop` or a change of role; a caller's reference fails as soon as the process dies.
 
         Raises:
-            InternalError: the engine broke, so that this worker is of no more use.
+            InternalError: the engine has failed, so this worker is unusable.
         """
         role = self._role
         if role is not None:
@@ -156,7 +154,7 @@ class WorkerHost:
 
     @property
     def _runs_draft(self) -> bool:
-        """Whether this pool has a use for the draft."""
+        """Whether workers of this pool run the draft."""
         return self._pool == DECODE or self._config.speculation.draft_on_prefill
 
     @property
@@ -221,16 +219,15 @@ class WorkerHost:
 
 
 def engine_threads(configured: int | None, device: torch.device) -> int:
-    """CPU threads of an engine. On a GPU it copies small tables at most, and more threads only wait for each other."""
+    """CPU threads of an engine. On a GPU one is enough, since the engine copies only small tables on the CPU."""
     return configured or (usable_cores() if device.type == "cpu" else 1)
 
 
 def with_checked_encoding(config: BatonConfig, runner: ModelRunner) -> BatonConfig:
-    """The configuration, with native KV instead of ``kv_transfer.encoding: auto`` where int8 would cost the model too
-    much.
+    """Checks int8 KV with this model. Where its error is too large, replaces ``kv_transfer.encoding: auto`` by native.
 
     Raises:
-        UnsupportedModelError: it would, and int8 was asked for.
+        UnsupportedModelError: the error is too large, and int8 is configured.
     """
     kv = config.kv_transfer
     if kv.encoding == "native":
@@ -246,7 +243,7 @@ def with_checked_encoding(config: BatonConfig, runner: ModelRunner) -> BatonConf
 
 
 async def _add_health_service(server: grpc.aio.Server) -> None:
-    """grpc.health.v1, for probes that know nothing of baton."""
+    """Adds grpc.health.v1, for generic health probes."""
     servicer = health.aio.HealthServicer()
     await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
@@ -261,7 +258,7 @@ def _import_role(path: str) -> Any:
 
 
 def _max_model_len(config: BatonConfig, runner: ModelRunner) -> int:
-    """As configured, else as much as both the model's context and this worker's KV cache hold."""
+    """The configured length, else the minimum of the model's context and this worker's KV cache."""
     own = runner.loaded.max_model_len
     capacity = runner.cache.num_blocks * runner.spec.block_size
     if config.max_model_len is None:
@@ -280,9 +277,9 @@ def _device_name(device: torch.device) -> str:
 
 
 def hide_ungranted_gpus() -> None:
-    """In an actor that was granted no GPU, hides those of its node, which Ray leaves visible to it.
+    """In an actor without a granted GPU, hides the node's GPUs, which Ray leaves visible.
 
-    Call it before anything uses CUDA.
+    Call this before anything uses CUDA.
     """
     if not ray.get_runtime_context().get_accelerator_ids().get("GPU"):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -1,4 +1,4 @@
-"""How much of a worker's memory its KV cache gets: as configured, or what the weights and the largest step leave."""
+"""Sizes a worker's KV cache: as configured, or what the weights and the largest step leave of its memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GIB = 2**30
 
 
 def limit_memory(config: BatonConfig, pool: str, memory: DeviceMemory) -> None:
-    """Keeps a worker that has a part of a GPU from taking what belongs to the others on it. Call it before loading."""
+    """Limits a worker with a fraction of a GPU to its share of the memory. Call this before loading."""
     share = _share(config, pool)
     if share < 1:
         total, _ = memory.total_and_free()
@@ -39,12 +39,12 @@ def plan_memory(
     """Sizes the KV cache of a worker whose weights are loaded.
 
     Args:
-        network: of the draft, which is loaded too.
-        spec: layout of the cache, the draft's layers included.
-        memory: of the GPU that the weights are on; ``None`` on a CPU.
+        network: the draft's network, if a draft is loaded.
+        spec: layout of the cache, including the draft's layers.
+        memory: memory of the GPU with the weights; ``None`` on a CPU.
 
     Raises:
-        ConfigError: the cache that was asked for does not fit, or none does.
+        ConfigError: the configured cache does not fit, or no cache does.
     """
     block_bytes = spec.bytes_per_token * spec.block_size
     wanted = _configured_blocks(config, pool, spec)
@@ -56,7 +56,7 @@ def plan_memory(
 
 
 def runner_options(engine: EngineConfig) -> RunnerOptions:
-    """What the configuration says about the runner of every worker."""
+    """The configured options of every worker's runner."""
     return RunnerOptions(
         attention_backend=engine.attention_backend,
         decoder=engine.decoder,
@@ -75,7 +75,7 @@ def _measure(
     memory: DeviceMemory,
 ) -> DeviceMemoryUse:
     total, _ = memory.total_and_free()
-    most_tokens = int(total * _share(config, pool)) // spec.bytes_per_token  # no cache holds longer sequences
+    most_tokens = int(total * _share(config, pool)) // spec.bytes_per_token  # upper bound for any cache
     longest = min(config.max_model_len or loaded.max_model_len, loaded.max_model_len, max(2, most_tokens))
     engine = config.engine
     runner = ModelRunner(
@@ -93,7 +93,7 @@ def _measure(
 
 
 def _step_limits(config: BatonConfig, pool: str, max_model_len: int) -> StepLimits:
-    """Of the pool; of both pools where a worker may change from one to the other with the cache that it has."""
+    """The limits of the pool's steps, or of both pools' steps where a worker may change its role and keep its cache."""
     names = (pool,) if config.role_change_obstacle() else (PREFILL, DECODE)
     pools = [config.pool(name) for name in names]
     drafts = config.speculation.method != "none" and DECODE in names
@@ -128,6 +128,6 @@ def _blocks_in(gib: float, spec: KVCacheSpec) -> int:
 
 
 def _weight_bytes(loaded: LoadedModel) -> int:
-    """Of the model's tensors, each once."""
+    """The bytes of the model's tensors, each counted once."""
     tensors = {tensor.data_ptr(): tensor.nbytes for tensor in (*loaded.model.parameters(), *loaded.model.buffers())}
     return sum(tensors.values())

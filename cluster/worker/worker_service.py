@@ -1,4 +1,4 @@
-"""The gRPC service that every worker has, whatever its role."""
+"""The gRPC service that every worker has, independent of its role."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cluster.worker.role import WorkerRole
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
-    """Clock, figures, and what the prefix cache holds."""
+    """Serves the worker's clock, its figures and the content of its prefix cache."""
 
     def __init__(self, worker_id: str, pool: str, role: WorkerRole) -> None:
         self._worker_id = worker_id

@@ -1,4 +1,4 @@
-"""Names of the ordering policies. Registration is this table, nothing else."""
+"""The ordering policies by name. A policy is registered by its entry in this table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _POLICIES: dict[str, Callable[[], OrderingPolicy]] = {"edf": EarliestDeadlineFir
 
 
 def create_ordering(name: str) -> OrderingPolicy:
-    """Raises :class:`ConfigError` for an unknown name."""
+    """Creates an ordering policy. Raises :class:`ConfigError` for an unknown name."""
     if name not in _POLICIES:
         raise ConfigError(f"prefill.ordering is {name!r}, but the known policies are: {', '.join(sorted(_POLICIES))}.")
     return _POLICIES[name]()

@@ -1,1 +1,1 @@
-"""How the bytes of KV travel: shared memory, connections, NIXL, or within one process."""
+"""Payload paths, which move the bytes of KV: shared memory, TCP connections, NIXL, messages, or within one process."""

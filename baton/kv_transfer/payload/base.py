@@ -1,6 +1,6 @@
 """The contract of a payload path: one way for the bytes of parts to reach the receiving worker.
 
-A path is a file with two ends. A worker makes its ends once; each transfer then negotiates its path:
+A path is a file with two ends. A worker creates its ends once; each transfer then negotiates its path:
 
     sending worker                                          receiving worker
     SendPath.offer    describes the path in KVReserve  ──▶  ReceivePath.accept     answers in KVReserved
@@ -24,11 +24,11 @@ from baton.kv_transfer.peer_channels import PeerChannel
 from baton.rpc.wire import kv_pb2
 
 Write = Callable[[bytes], Awaitable[None]]
-"""Writes a frame to the transfer's gRPC stream. Raises ``BatonError`` when the stream broke."""
+"""Writes a frame to the transfer's gRPC stream. Raises ``BatonError`` when the stream has failed."""
 
 
 Receive = Callable[[Sequence[memoryview], Callable[[], None]], Awaitable[int]]
-"""Fills stretches of memory and returns the checksum of what came; calls its second argument before every write."""
+"""Fills views and returns the checksum of the received bytes; calls its second argument before every write."""
 
 
 class PartSender(Protocol):
@@ -36,18 +36,18 @@ class PartSender(Protocol):
 
     Attributes:
         shares_memory: whether the receiver reads parts from buffers of this path.
-        num_connections: how many connections carry the parts. Each may have a window of unacknowledged bytes.
+        num_connections: number of connections that carry the parts. Each adds a window of unacknowledged bytes.
     """
 
     shares_memory: bool = False
     num_connections: int = 1
 
     def buffer(self, num_bytes: int) -> PartBuffer | None:
-        """Memory from which the receiver reads a part of ``num_bytes``; ``None`` when this path has none free."""
+        """Memory from which the receiver reads a part of ``num_bytes``; ``None`` when none is free."""
         return None
 
     async def send(self, part: kv_pb2.KVPart, payload: Payload | Pieces | PartBuffer) -> None:
-        """Returns once the path has taken the part. The caller limits how long that may take.
+        """Returns once the path has taken the part. The caller sets a timeout.
 
         Args:
             part: complete except for the fields that only this path uses.
@@ -55,8 +55,8 @@ class PartSender(Protocol):
 
         Raises:
             TransferError: ``payload`` is a buffer of another path.
-            OSError: the path broke.
-            BatonError: the stream broke.
+            OSError: the path failed.
+            BatonError: the stream failed.
         """
         ...
 
@@ -64,7 +64,7 @@ class PartSender(Protocol):
         """Ends the path; harmless when repeated.
 
         Args:
-            cause: why the transfer failed, if this path broke or stalled; the next transfer may avoid the path.
+            cause: the error, if this path failed or stalled; later transfers may avoid the path.
         """
         return
 
@@ -73,7 +73,7 @@ class SendPath(Protocol):
     """The sending end of a path, for all transfers of a worker."""
 
     def offer(self, peer: PeerChannel, reserve: kv_pb2.KVReserve) -> None:
-        """Adds to the reservation what the receiver needs to know of this path."""
+        """Adds what the receiver needs to know about this path to the reservation."""
         ...
 
     async def open(
@@ -83,10 +83,10 @@ class SendPath(Protocol):
 
         Args:
             reserved: the receiver's answer.
-            num_bytes: native KV that the transfer will move.
+            num_bytes: bytes of native KV that the transfer will move.
 
         Returns:
-            ``None`` when the receiver did not accept this path, or it cannot be set up; the next path is tried.
+            ``None`` when the receiver did not accept this path or it cannot be set up; the next path is tried.
         """
         ...
 
@@ -96,12 +96,12 @@ class SendPath(Protocol):
 
 
 class PartIntake:
-    """Writes the parts of one transfer into the sink, and counts them. The receiving ends of paths bring the parts.
+    """Writes the parts of one transfer into the sink and counts them. The receiving ends of paths deliver the parts.
 
     Every method that takes in a part raises ``BatonError`` when the part is not due, not as agreed, or damaged.
 
     Args:
-        on_written: called with the bytes of all parts written so far, whenever that grows.
+        on_written: called after each part with the bytes of all parts written so far.
     """
 
     def __init__(self, sink: KVSink, transfer_id: str, on_written: Callable[[int], None]) -> None:
@@ -120,10 +120,10 @@ class PartIntake:
     async def copy(self, part: kv_pb2.KVPart, payload: memoryview, check: Callable[[], None]) -> None:
         """Takes in a part from memory that the sender may change meanwhile.
 
-        It is copied and summed at once, because another reading of the payload would cost as much as the copy.
+        Copying and checksumming happen in one pass, because a second pass would cost as much as the copy.
 
         Args:
-            check: called when all is copied; raises when the sender changed the memory.
+            check: called after the copy; raises when the sender changed the memory.
         """
         header = _header_of(part)
         place = self._sink.place(self._transfer_id, header, len(payload))
@@ -136,7 +136,7 @@ class PartIntake:
         self._count(len(payload))
 
     async def fill(self, part: kv_pb2.KVPart, num_bytes: int, receive: Receive) -> None:
-        """Takes in a part that ``receive`` can write to its place, where the sink has one."""
+        """Takes in a part that ``receive`` writes directly to its destination, if the sink provides one."""
         header = _header_of(part)
         place = self._sink.place(self._transfer_id, header, num_bytes)
         if place is None:
@@ -148,7 +148,7 @@ class PartIntake:
         self._count(num_bytes)
 
     async def reach(self, num_parts: int) -> None:
-        """Returns when so many parts have been written."""
+        """Returns when ``num_parts`` parts have been written."""
         while self.num_parts < num_parts:
             self._grown.clear()
             await self._grown.wait()
@@ -164,19 +164,19 @@ class PartReceiver(Protocol):
     """The receiving end of a path, for one transfer.
 
     Attributes:
-        reading: takes in parts that come beside the stream, on paths that have such. Its error ends the transfer.
+        reading: takes in parts that arrive outside the stream; ``None`` on other paths. Its error ends the transfer.
     """
 
     reading: asyncio.Future[None] | None = None
 
     async def receive(self, part: kv_pb2.KVPart, payload: memoryview) -> None:
-        """Takes in a part that the stream brings.
+        """Takes in a part that arrives in the stream.
 
         Args:
-            payload: what the message holds behind the header; may be empty.
+            payload: the bytes after the message's header; may be empty.
 
         Raises:
-            BatonError: the part was not agreed on, is not due, or is damaged.
+            BatonError: the part is not as agreed, not due, or damaged.
         """
         ...
 
@@ -185,7 +185,7 @@ class ReceivePath(Protocol):
     """The receiving end of a path, for all transfers of a worker."""
 
     def start(self, host: str) -> None:
-        """Begins to listen, on paths that do. A port that cannot be had is logged, and the path is not accepted.
+        """Begins to listen, on paths that listen. If no port is available, this is logged and the path is not accepted.
 
         Args:
             host: address at which senders reach this worker.
@@ -195,15 +195,15 @@ class ReceivePath(Protocol):
     def accept(
         self, reserve: kv_pb2.KVReserve, reserved: kv_pb2.KVReserved, intake: PartIntake
     ) -> AbstractAsyncContextManager[PartReceiver | None]:
-        """Opens the path for the length of a transfer.
+        """Opens the path for the duration of a transfer.
 
         Args:
             reserve: what the sender offers.
-            reserved: the answer, sent once this context is entered; an end that accepts says so in it.
-            intake: where the parts go.
+            reserved: the answer, sent once this context is entered; a path that accepts says so in it.
+            intake: takes the parts.
 
         Returns:
-            A context with ``None`` when this path cannot be used; the next one is tried.
+            A context of ``None`` when this path cannot be used; the next path is tried.
         """
         ...
 

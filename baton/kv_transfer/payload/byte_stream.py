@@ -1,10 +1,10 @@
-"""Streams of bytes between two workers, over one TCP connection or several, uncopied between socket and memory.
+"""Byte streams between two workers over one or several TCP connections, without copies between socket and memory.
 
-Several connections serve links that limit each of them: clouds cap what one flow may take of a link, and networks of
-several paths send a flow along one of them. :class:`StripedSocket` deals the stream out in stripes of a fixed size, in
-turn: byte ``n`` is in stripe ``n // STRIPE_BYTES``, which travels in connection ``stripe % num_connections``. Both ends
-count, so nothing but the bytes themselves is sent. All connections go as fast as the slowest. Either end has one stripe
-in hand at a time; the connections are busy together all the same, because the system's buffers hold some stripes each.
+Several connections help where each is limited: clouds cap the share of a link that one flow gets, and multipath
+networks send a flow along one path. :class:`StripedSocket` distributes the stream in stripes of a fixed size: byte
+``n`` is in stripe ``n // STRIPE_BYTES``, which is sent on connection ``stripe % num_connections``. Both ends count
+bytes, so no extra framing is sent. All connections run at the speed of the slowest. Each end handles one stripe at a
+time; the connections still work in parallel, because the system's buffers hold several stripes each.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Protocol
 import xxhash
 
 STRIPE_BYTES = 512 * 1024
-"""Smaller ones cost more system calls and wakes: a third of the rate with 128 KiB. Where a socket's buffer holds less
-than one, as over a long way that loses packets, the connections rather take turns."""
+"""Smaller stripes cost more system calls and wake-ups: a third of the rate with 128 KiB. Where a socket's buffer holds
+less than a stripe, as on long links with packet loss, the connections mostly take turns."""
 _MOST_AT_ONCE = 256
-"""Stretches of one system call, which takes 1,024 at most. One call seldom moves more than a megabyte."""
+"""Views passed to one system call, whose limit is 1,024. One call seldom moves more than a megabyte."""
 _LEAST_WORTH = 256 * 1024
 
 
@@ -32,34 +32,34 @@ class ByteStream(Protocol):
         ...
 
     async def receive(self, views: Sequence[memoryview], check: Callable[[], None] = ...) -> int:
-        """Fills memory with what comes.
+        """Fills the views with received bytes.
 
         Args:
-            check: called before memory is written to, with no pause between; ends it by raising.
+            check: called before every write to memory, without awaiting between; raises to stop receiving.
 
         Returns:
-            The xxh3-64 of what has come.
+            The xxh3-64 of the received bytes.
 
         Raises:
-            OSError: a connection is broken, closed, or at its end. :class:`NothingCameError` when no byte came first.
+            OSError: a connection is broken, closed, or at its end; :class:`NothingCameError` if no byte came before.
         """
         ...
 
     def close(self) -> None:
-        """Closes the stream. Calls that wait for it raise OSError. Harmless when repeated."""
+        """Closes the stream. Pending calls raise OSError. Harmless when repeated."""
         ...
 
 
 class NothingCameError(ConnectionResetError):
-    """The connection had ended before the first of the bytes."""
+    """The connection ended before the first byte."""
 
 
 def nothing_to_check() -> None:
-    """For memory that stays the caller's."""
+    """Stands in for ``check`` when the memory cannot change its owner."""
 
 
 class _Stretches:
-    """What is left to move of some stretches of memory."""
+    """The bytes of some views that are still to be moved."""
 
     def __init__(self, views: Sequence[memoryview]) -> None:
         self._views = [view for view in views if len(view)]
@@ -74,7 +74,7 @@ class _Stretches:
         return self._views[self._next : self._next + _MOST_AT_ONCE]
 
     def moved(self, num_bytes: int) -> list[memoryview]:
-        """Passes over ``num_bytes``, and returns the stretches that they were."""
+        """Advances by ``num_bytes`` and returns the views of these bytes."""
         passed = []
         self.num_bytes -= num_bytes
         while num_bytes:
@@ -93,7 +93,7 @@ class RawSocket:
     """Implements :class:`ByteStream` over one connected socket, for the running event loop.
 
     Args:
-        connection: not blocking; closed with this object.
+        connection: a non-blocking socket; closed with this object.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -110,20 +110,20 @@ class RawSocket:
             except BlockingIOError:
                 await self._until(self._loop.add_writer, self._loop.remove_writer)
             else:
-                await asyncio.sleep(0)  # a peer that keeps up must not keep others from this loop
+                await asyncio.sleep(0)  # a fast peer must not starve other tasks of the loop
 
     async def receive(self, views: Sequence[memoryview], check: Callable[[], None] = nothing_to_check) -> int:
         digest = xxhash.xxh3_64()
-        await self.fill(views, check, digest.update)  # while it is in the processor's caches
+        await self.fill(views, check, digest.update)  # checksummed while the bytes are in the CPU's caches
         return digest.intdigest()
 
     async def fill(
         self, views: Sequence[memoryview], check: Callable[[], None], came: Callable[[memoryview], object]
     ) -> None:
-        """:meth:`receive` without a checksum.
+        """Does what :meth:`receive` does, without a checksum.
 
         Args:
-            came: called with each stretch that has been filled, in their order.
+            came: called with each filled view, in order.
         """
         left = _Stretches(views)
         while batch := left.ahead():
@@ -142,7 +142,7 @@ class RawSocket:
             await asyncio.sleep(0)
 
     def _wake_with(self, num_bytes: int) -> None:
-        """Sets how many bytes wake this process: a wake for few bytes costs the sender's system more than it brings."""
+        """Sets how many bytes wake this process: waking it for a few bytes costs the sender's system more."""
         least = min(num_bytes, _LEAST_WORTH)
         if least != self._least:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
@@ -158,7 +158,7 @@ class RawSocket:
         self._socket.close()
 
     async def _until(self, add: Callable[..., object], remove: Callable[[socket.socket], object]) -> None:
-        """Waits until the socket can be used again."""
+        """Waits until the socket is ready again."""
         waiting = self._waiting = self._loop.create_future()
         add(self._socket, _resolve, waiting)
         try:
@@ -175,7 +175,7 @@ def _resolve(waiting: asyncio.Future[None]) -> None:
 
 
 def join(sockets: Sequence[RawSocket]) -> ByteStream:
-    """One stream over all of them, which both ends must have in the same order. They belong to it."""
+    """Joins sockets, in the same order at both ends, into one stream, which takes them over."""
     return sockets[0] if len(sockets) == 1 else StripedSocket(sockets)
 
 
@@ -206,7 +206,7 @@ class StripedSocket:
             connection.close()
 
     def _deal(self, views: Sequence[memoryview], position: int) -> Iterator[tuple[RawSocket, list[memoryview]]]:
-        """The bytes from a position of the stream on, stripe by stripe, each with its connection."""
+        """Yields each stripe's connection and views, beginning at ``position`` of the stream."""
         share: list[memoryview] = []
         for view in views:
             start = 0

@@ -1,6 +1,6 @@
-"""A whole transport between workers of one process, for tests and simulated clusters: same checks, no wire.
+"""A complete transport between workers of one process, for tests and simulated clusters: same checks, no wire.
 
-It implements :class:`baton.kv_transfer.base.KVTransport` itself. There is no stream, so no path has to be negotiated.
+It implements :class:`baton.kv_transfer.base.KVTransport` directly. There is no stream, so no path is negotiated.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class InProcessSendStream:
         return self._reservation
 
     def buffer(self, num_bytes: int) -> None:
-        """Always ``None``: the sink reads what is sent, wherever it is."""
+        """Returns ``None``: the sink reads payloads from any memory."""
 
     async def send(self, header: PartHeader, payload: Payload | Pieces | PartBuffer) -> None:
         if isinstance(payload, Pieces):

@@ -1,6 +1,6 @@
-"""Payloads inside the messages of the gRPC stream: the path that every receiver takes.
+"""Payloads inside the messages of the gRPC stream: the path that every receiver accepts.
 
-The other paths build on these classes: a part that they do not carry goes in its message.
+The other paths build on these classes: a part that they cannot carry is sent in its message.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class InlineSender(PartSender):
 
 
 class InlineSendPath(SendPath):
-    """Needs no agreement."""
+    """Is always available and needs no negotiation."""
 
     def offer(self, peer: PeerChannel, reserve: kv_pb2.KVReserve) -> None:
         return

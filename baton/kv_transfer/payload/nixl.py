@@ -1,12 +1,11 @@
-"""Parts that receivers read from the sender's memory by NIXL, wherever they are: with RDMA where UCX finds it.
+"""Parts that receivers on any host read from the sender's memory through NIXL, with RDMA where UCX supports it.
 
 The sender's memory is the segment of ``segment.py``, and parts name their slots as they do on one host. The sender
-registers the segment with an agent, and its offer says what others need to read it. A receiver on the same host maps
-the segment instead, if it may.
+registers the segment with an agent, and its offer contains what receivers need to read it. A receiver on the same host
+maps the segment instead, if it may.
 
-A receiver first reads the token in the sender's memory. If it cannot read that in two seconds, or finds something else,
-parts come as they would without NIXL, and the receiver tries again a minute later, from the beginning. It does the same
-after a read that failed.
+A receiver first reads the token in the sender's memory. If that takes more than two seconds, or the bytes differ, parts
+are sent as without NIXL, and the receiver tries to connect again a minute later. It does the same after a failed read.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ CONNECT_TIMEOUT_S = 2.0
 READ_TIMEOUT_S = 10.0
 RETRY_S = 60.0
 IDLE_S = 300.0
-"""How long a sender that sends nothing, or is gone, is remembered."""
+"""How long an idle or dead sender is remembered."""
 
 
 class NixlSendPath(SharedMemorySendPath):
-    """Registers the worker's segment, so that receivers on other hosts read it.
+    """Registers the worker's segment, so that receivers on other hosts can read it.
 
     Raises:
         ConfigError: see :class:`baton.kv_transfer.payload.nixl_agent.NixlAgent`.
@@ -82,9 +81,9 @@ class _Buffer:
     """Registered memory that slots are read into.
 
     Attributes:
-        region: NIXL's name for it.
-        is_read_into: whether NIXL may still write to it.
-        is_taken: whether a transfer uses it.
+        region: NIXL's handle of the memory.
+        is_read_into: whether NIXL may still write to the memory.
+        is_taken: whether a transfer uses the buffer.
     """
 
     memory: memoryview
@@ -99,8 +98,8 @@ class _Sender:
     """A sender whose memory can be read.
 
     Attributes:
-        name: of the sender's agent.
-        is_lost: whether it is to be forgotten as soon as no transfer uses it.
+        name: name of the sender's agent.
+        is_lost: whether to forget the sender as soon as no transfer uses it.
     """
 
     name: str
@@ -129,15 +128,15 @@ class ReadableMemory:
         return self._buffer.memory[: slot.num_bytes]
 
     def check(self, slot: kv_pb2.KVSlot) -> None:
-        """Does nothing: what is read of a slot that was used again has another checksum."""
+        """Does nothing: if the sender has reused the slot, the checksum differs."""
 
 
 class NixlReader:
     """Reads segments that a :class:`NixlSendPath` has registered.
 
     Args:
-        timeout_s: limit of one read.
-        connect_timeout_s: limit of the first read of a sender.
+        timeout_s: time limit of a read.
+        connect_timeout_s: time limit of the first read from a sender.
 
     Raises:
         ConfigError: see :class:`baton.kv_transfer.payload.nixl_agent.NixlAgent`.
@@ -151,12 +150,12 @@ class NixlReader:
         self._connecting: dict[bytes, asyncio.Task[_Sender | None]] = {}
         self._avoided: dict[bytes, float] = {}
         self._free: dict[int, list[_Buffer]] = {}
-        self._buffers: list[_Buffer] = []  # registered memory must stay
+        self._buffers: list[_Buffer] = []  # keeps registered memory alive
         self._thread = ReadingThread(self._agent)
 
     @asynccontextmanager
     async def attached(self, offer: kv_pb2.KVSegment) -> AsyncIterator[ReadableMemory | None]:
-        """A sender's segment for the length of a transfer; ``None`` when it cannot be read."""
+        """A sender's segment for the duration of a transfer; ``None`` when it cannot be read."""
         sender = await self._find(offer)
         if sender is None:
             yield None
@@ -180,10 +179,10 @@ class NixlReader:
             self._forget_if_lost(sender)
 
     async def read(self, sender: _Sender, address: int, num_bytes: int, buffer: _Buffer) -> None:
-        """Fills the beginning of ``buffer``.
+        """Reads from the sender's memory into the beginning of ``buffer``.
 
         Raises:
-            TransferError: NIXL could not read it, or not in time.
+            TransferError: NIXL could not read the memory in time.
         """
         try:
             await self._read(sender.name, address, num_bytes, buffer, self._timeout_s)
@@ -211,7 +210,7 @@ class NixlReader:
         if connecting is None:
             connecting = self._connecting[offer.token] = asyncio.create_task(self._connect(offer))
             connecting.add_done_callback(lambda _: self._connecting.pop(offer.token))
-        return await asyncio.shield(connecting)  # other transfers wait for it, too
+        return await asyncio.shield(connecting)  # other transfers may wait for the same connection
 
     async def _connect(self, offer: kv_pb2.KVSegment) -> _Sender | None:
         try:
@@ -222,7 +221,7 @@ class NixlReader:
         return sender
 
     async def _meet(self, offer: kv_pb2.KVSegment) -> _Sender:
-        """Raises TransferError or ValueError unless the sender's segment is found where it says."""
+        """Connects to a sender. Raises TransferError or ValueError unless its segment is at the offered address."""
         SegmentLayout(offer.num_slots, offer.slot_bytes)
         name = await self._thread.run(partial(self._agent.meet, offer.nixl.agent), self._connect_timeout_s)
         try:
@@ -249,7 +248,7 @@ class NixlReader:
         )
 
     def _lose(self, sender: _Sender) -> None:
-        """Forgets the connection to a sender, which does not heal. The next transfer meets the sender anew."""
+        """Drops the connection to a sender, which does not recover. The next transfer connects anew."""
         sender.is_lost = True
         if self._senders.get(sender.offer.token) is sender:
             del self._senders[sender.offer.token]
@@ -273,7 +272,7 @@ class NixlReader:
         def finish(error: TransferError | None, is_over: bool) -> None:
             buffer.is_read_into = not is_over
             if not buffer.is_taken:
-                self._give_back(buffer)  # the transfer that waited for it is gone
+                self._give_back(buffer)  # the transfer that waited for the buffer has ended
             if done.done():
                 return
             if error is None:
@@ -309,7 +308,7 @@ class NixlReader:
         return buffer
 
     def _keep(self, making: asyncio.Future[_Buffer]) -> None:
-        """Keeps a buffer whose transfer is gone for the next one."""
+        """Keeps a buffer for the next transfer when its own has ended."""
         if not making.cancelled() and making.exception() is None:
             self._give_back(making.result())
 

@@ -1,6 +1,6 @@
 """NIXL's agent, and the thread that makes a receiver's calls to it.
 
-NIXL has no event to wait for: the thread sleeps while nothing is read, and looks every 50 µs while something is.
+NIXL has no event to wait for: the thread sleeps while there are no reads, and otherwise polls every 50 µs.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ import numpy as np
 from baton.core.errors import ConfigError, TransferError
 
 GRACE_S = 5.0
-"""How long the thread may take for what takes it no time."""
+"""Time limit of the thread's calls that should return at once."""
 FAILED = "NIXL cannot read the sender's memory"
 SILENT = "it does not answer"
 _STOPS = "the worker stops"
 _LOOK_EVERY_S = 50e-6
 _BACKEND = "UCX"
 _PACKAGES = ("nixl", "nixl_cu13", "nixl_cu12")
-"""The first takes one of the others, which can be installed without it."""
+"""``nixl`` imports one of the others, which can also be installed without it."""
 _PROGRESS_EVERY_US = 100
-"""NIXL's own Python class has 0: its thread takes a whole core, also while nothing is read."""
+"""NIXL's own Python class uses 0, with which its thread takes a whole core even while idle."""
 
 
 class ReadState(Enum):
@@ -45,10 +45,10 @@ class ReadState(Enum):
 
 
 class NixlAgent:
-    """The part of NIXL that baton uses. One thread at a time may use it. Methods raise whatever NIXL raises.
+    """The part of NIXL that baton uses. Not thread-safe. Methods raise NIXL's exceptions.
 
     Args:
-        serves: whether others read memory of this process. Without RDMA that takes a thread that serves them.
+        serves: whether other processes read this process's memory, which takes a thread where there is no RDMA.
 
     Raises:
         ConfigError: NIXL is not installed, or does not start here.
@@ -62,13 +62,13 @@ class NixlAgent:
         try:
             self._agent = self._nixl.nixlAgent(f"baton-{uuid.uuid4().hex}", config)
             self._backends = [self._agent.createBackend(_BACKEND, {})]
-        except Exception as error:  # of no common class
+        except Exception as error:  # NIXL's exceptions have no common class
             raise ConfigError(
                 f"kv_transfer.transport is nixl, but NIXL does not start on this node, with {_BACKEND}: {error}."
             ) from error
 
     def register(self, memory: memoryview) -> Any:
-        """Lets this agent read into memory, and others read from it, until :meth:`deregister` gets the result."""
+        """Lets this agent read into memory, and other agents read from it, until the result is deregistered."""
         region = self._nixl.nixlRegDList(self._nixl.DRAM_SEG, [(address_of(memory), len(memory), 0, "")])
         self._agent.registerMem(region, self._backends)
         return region
@@ -77,11 +77,11 @@ class NixlAgent:
         self._agent.deregisterMem(region, self._backends)
 
     def description(self) -> bytes:
-        """What another agent needs to read registered memory."""
+        """The metadata that another agent needs to read registered memory."""
         return bytes(self._agent.getLocalMD())
 
     def meet(self, description: bytes) -> str:
-        """The name of the agent that is described. Nothing is sent to it yet."""
+        """Loads another agent's metadata and returns the agent's name. Sends nothing to that agent yet."""
         name = self._agent.loadRemoteMD(description)
         return name.decode() if isinstance(name, bytes) else str(name)
 
@@ -90,7 +90,7 @@ class NixlAgent:
         self._agent.invalidateRemoteMD(name)
 
     def begin_read(self, name: str, source: int, target: int, num_bytes: int) -> int:
-        """Begins to read from registered memory of another agent into registered memory of this process.
+        """Starts a read from another agent's registered memory into registered memory of this process.
 
         Returns:
             A handle for :meth:`state` and :meth:`release`.
@@ -107,19 +107,19 @@ class NixlAgent:
         return handle
 
     def state(self, handle: int) -> ReadState:
-        """The state of a read. Asking for it drives the read."""
+        """The state of a read. Polling it also drives the read."""
         status = self._agent.getXferStatus(handle)
         if status == self._nixl.NIXL_SUCCESS:
             return ReadState.DONE
         return ReadState.UNDER_WAY if status == self._nixl.NIXL_IN_PROG else ReadState.FAILED
 
     def release(self, handle: int) -> None:
-        """Ends a read. If it is under way, it may still write to its target."""
+        """Releases a read. If it is unfinished, it may still write to its target."""
         self._agent.releaseXferReq(handle)
 
 
 def address_of(memory: memoryview) -> int:
-    """The address at which it begins."""
+    """The address of the first byte."""
     return int(np.frombuffer(memory, dtype=np.uint8).ctypes.data)
 
 
@@ -129,7 +129,7 @@ class Read:
 
     Attributes:
         stretch: source address, target address, number of bytes.
-        tell: called once, with an error or None, and whether NIXL has let go of the buffer.
+        tell: called once, with an error or ``None``, and whether NIXL no longer writes to the buffer.
     """
 
     agent: str
@@ -141,7 +141,7 @@ class Read:
 
 
 class ReadingThread:
-    """Makes all calls of an agent, one after the other, and looks at reads under way. Methods are for an event loop."""
+    """Makes all calls of an agent, one at a time, and polls its reads. Call the methods from an event loop."""
 
     def __init__(self, agent: NixlAgent) -> None:
         self._agent = agent
@@ -159,7 +159,7 @@ class ReadingThread:
             self._jobs.put(partial(self._begin, read))
 
     def post(self, function: Callable[[], Any]) -> None:
-        """Calls a function, and ignores its result and its errors."""
+        """Calls a function and ignores its result and errors."""
 
         def job() -> None:
             with suppress(Exception):
@@ -168,7 +168,7 @@ class ReadingThread:
         self._jobs.put(job)
 
     async def run(self, function: Callable[[], Any], timeout_s: float) -> Any:
-        """Calls a function, and returns its result. Raises TransferError when it raises, or takes too long."""
+        """Calls a function and returns its result. Raises TransferError when the call fails or takes too long."""
         if self._is_closed:
             raise TransferError(f"{FAILED}: {_STOPS}.")
         done: Future[Any] = Future()
@@ -189,12 +189,12 @@ class ReadingThread:
             raise TransferError(f"NIXL: {SILENT}.") from None
 
     def close(self) -> None:
-        """Accepts no more calls. Reads under way fail."""
+        """Accepts no more calls. Pending reads fail."""
         self._is_closed = True
         self._jobs.put(None)
 
     def join(self) -> None:
-        """Waits for the thread to end, for at most :data:`GRACE_S`. Any thread may call it."""
+        """Waits at most :data:`GRACE_S` for the thread to end. Any thread may call it."""
         self._thread.join(GRACE_S)
 
     def _work(self) -> None:

@@ -1,15 +1,15 @@
-"""The memory that one sender shares with receivers: a segment of slots, each of which holds one part.
+"""The memory that a sender shares with receivers: a segment of slots, each of which holds one part.
 
     |token|..|g0 g1 g2 ...|.........|slot 0 ......|slot 1 ......|slot 2 ......|
     0     16 64                     whole pages   + slot_bytes  + 2 * slot_bytes
 
-token: random bytes, which prove to a receiver that it has found the right segment. g: the generation of each slot, 64
-bits in the machine's order. The sender counts it up before it writes into the slot, so a receiver that read the slot by
-an earlier generation knows that it has read something else.
+token: random bytes, by which a receiver verifies that it has found the right segment. g: the generation of each slot,
+64 bits in native byte order. The sender increments it before it writes into the slot, so a receiver that read the slot
+for an earlier generation detects that the content has changed.
 
-The memory is a sealed memfd. It has no name in /dev/shm, nor does that folder's size limit it: it is gone as soon as
-neither a file descriptor nor a mapping of it is left, however the processes ended. Sealed, it cannot shrink, so that no
-receiver ever reads beyond its end.
+The memory is a sealed memfd. It has no name in /dev/shm and is not limited by that folder's size. It is freed when the
+last file descriptor and mapping are gone, even if the processes crashed. Because of the seal it cannot shrink, so no
+receiver reads beyond its end.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from baton.kv_transfer.codec import copy_summed
 from baton.rpc.wire import kv_pb2
 
 SEGMENT_NAME = "baton-kv"
-"""Of the memfd, as /proc/PID/fd shows it."""
+"""Name of the memfd, as /proc/PID/fd shows it."""
 TOKEN_BYTES = 16
 GENERATION_BYTES = 8
 MAX_SLOTS = 4096
 MAX_SEGMENT_BYTES = 1 << 30
 SEGMENT_BYTES = 64 * 1024 * 1024
-"""For the parts of all of a sender's transfers. A page takes memory from its first use on, and few are used: one
-transfer has at most 8 MiB on its way, and some parts that are being read. Registered for RDMA, all of it is locked."""
+"""Size for the parts of all of a sender's transfers. A page takes memory from its first use on, and few are used: a
+transfer has at most 8 MiB in flight, plus a few parts being read. If registered for RDMA, all of it is locked."""
 _MIN_SLOTS = 4
 _FIRST_GENERATION = 64
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentLayout:
-    """Where a segment's parts are.
+    """The offsets within a segment.
 
     Raises:
-        ValueError: no segment has so many slots, or slots of this size.
+        ValueError: the number or size of the slots is out of range.
     """
 
     num_slots: int
@@ -59,7 +59,7 @@ class SegmentLayout:
             raise ValueError(f"a segment has at most {MAX_SEGMENT_BYTES} bytes, not {self.num_bytes}")
 
     def check(self, slot: kv_pb2.KVSlot) -> None:
-        """Raises :class:`TransferError` unless there is such a slot, and its payload fits into it."""
+        """Raises :class:`TransferError` unless the slot exists and its payload fits into it."""
         if not slot.index < self.num_slots or not 0 < slot.num_bytes <= self.slot_bytes:
             raise TransferError(
                 f"a KV part names {slot.num_bytes} bytes of slot {slot.index}, but there are {self.num_slots} slots "
@@ -86,7 +86,7 @@ class SegmentLayout:
 
 
 class Slot:
-    """Implements :class:`baton.kv_transfer.base.PartBuffer`: a slot from when it is taken until it is released."""
+    """Implements :class:`baton.kv_transfer.base.PartBuffer`: one use of a slot, until it is released."""
 
     __slots__ = ("_owner", "checksum", "generation", "index", "view")
 
@@ -102,7 +102,7 @@ class Slot:
 
     @property
     def reference(self) -> kv_pb2.KVSlot:
-        """What a part says of the slot, so that the receiver finds it."""
+        """The slot as a part's message names it."""
         return kv_pb2.KVSlot(index=self.index, generation=self.generation, num_bytes=len(self.view))
 
     def fill(self, views: Sequence[memoryview]) -> None:
@@ -115,17 +115,17 @@ class Slot:
 
 
 class SharedSegment:
-    """The sender's end: slots of one size. One thread takes and releases slots; any thread may write into taken ones.
+    """The sender's end: slots of one size. One thread takes and releases slots; any thread may write into taken slots.
 
     Args:
-        part_bytes: largest part that a slot holds.
-        segment_bytes: size of all slots together; there are at least four of them.
+        part_bytes: size of the largest part that a slot holds.
+        segment_bytes: size of all slots together; there are at least four slots.
 
     Attributes:
-        nixl: how NIXL can read the segment, if it can.
+        nixl: what NIXL needs to read the segment; ``None`` when NIXL cannot read it.
 
     Raises:
-        OSError: this system has no such memory.
+        OSError: this system does not support such memory.
     """
 
     def __init__(self, part_bytes: int, segment_bytes: int = SEGMENT_BYTES) -> None:
@@ -161,20 +161,20 @@ class SharedSegment:
         return self._memory
 
     def take(self, num_bytes: int) -> Slot | None:
-        """A slot for ``num_bytes``; ``None`` when so many do not fit into a slot, or no slot is free."""
+        """Takes a slot for ``num_bytes``; ``None`` when they do not fit into a slot, or no slot is free."""
         if not self._free or not 0 < num_bytes <= self.layout.slot_bytes:
             return None
-        index = self._free.pop()  # the one released last, which the processor's caches still hold
+        index = self._free.pop()  # the last released slot, which may still be in the CPU's caches
         self._generations[index] += 1
         start = self.layout.slot_start(index)
         return Slot(self, index, self._generations[index], self._memory[start : start + num_bytes])
 
     def give_back(self, index: int) -> None:
-        """For :class:`Slot` only."""
+        """Frees a slot. Called by :class:`Slot` only."""
         self._free.append(index)
 
     def close(self) -> None:
-        """No receiver can map it from now on. The memory goes with the last mapping and the last view."""
+        """Prevents further receivers from mapping the segment. The last mapping and view free the memory."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -186,8 +186,8 @@ class MappedSegment:
     Implements :class:`baton.kv_transfer.payload.shared_memory.SenderMemory`.
 
     Attributes:
-        num_users: transfers that use it.
-        expiry: unmaps it while there are none.
+        num_users: number of transfers that use the segment.
+        expiry: timer that unmaps the segment when it has no users.
     """
 
     def __init__(self, memory: mmap.mmap, layout: SegmentLayout) -> None:
@@ -198,10 +198,10 @@ class MappedSegment:
         self.expiry: asyncio.TimerHandle | None = None
 
     def read(self, slot: kv_pb2.KVSlot) -> memoryview:
-        """The payload in a slot. Call :meth:`check` once it has been used: the sender may have changed it meanwhile.
+        """The payload in a slot. Call :meth:`check` after using it: the sender may have changed it meanwhile.
 
         Raises:
-            TransferError: there is no such slot, or the sender has used it again already.
+            TransferError: the slot does not exist, or the sender has already reused it.
         """
         self._layout.check(slot)
         self.check(slot)
@@ -212,7 +212,7 @@ class MappedSegment:
         return self.read(slot)
 
     def check(self, slot: kv_pb2.KVSlot) -> None:
-        """Raises :class:`TransferError` when the sender has used the slot again, because it gave the transfer up."""
+        """Raises :class:`TransferError` when the sender has reused the slot, because it aborted the transfer."""
         found = self._generations[slot.index]
         if found != slot.generation or not found:
             raise TransferError(
@@ -227,7 +227,7 @@ def round_up(num_bytes: int, unit: int) -> int:
 
 
 def _sealed_memory(num_bytes: int) -> tuple[int, mmap.mmap]:
-    """A memfd and its mapping. Raises OSError."""
+    """Creates a memfd and maps it. Raises OSError."""
     if not hasattr(os, "memfd_create"):
         raise OSError("this system has no memfd_create")
     fd = os.memfd_create(SEGMENT_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

@@ -1,7 +1,7 @@
-"""Parts in memory that the sender shares with receivers on its host; a message names the slot that a part is in.
+"""Parts in memory that the sender shares with receivers on its host; a message names the slot of each part.
 
-The sender offers its segment (``segment.py``) as /proc/PID/fd/FD, which the kernel opens for processes of the same user
-that see each other. A receiver that can map it answers so. Parts that find no free slot go in their messages.
+The sender offers its segment (``segment.py``) as /proc/PID/fd/FD, which processes of the same user and PID namespace
+can open. A receiver that can map it says so in its answer. Parts that find no free slot are sent in their messages.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from baton.rpc.wire import kv_pb2
 logger = logging.getLogger(__name__)
 
 IDLE_S = 30.0
-"""How long the memory of a sender that sends nothing, or is dead, stays mapped."""
+"""How long the memory of an idle or dead sender stays mapped."""
 
 
 class SlotSender(InlineSender):
-    """Sends parts as the slots that they are in, and other parts in their messages."""
+    """Sends parts in slots by reference, and other parts in their messages."""
 
     shares_memory = True
 
@@ -61,11 +61,11 @@ class SlotSender(InlineSender):
 
 
 class SharedMemorySendPath(SendPath):
-    """Owns the worker's segment, which exists from the first transfer on.
+    """Owns the worker's segment, which the first transfer creates.
 
     Args:
-        part_bytes: largest part that a slot holds.
-        segment_bytes: size of the slots of all transfers together.
+        part_bytes: size of the largest part that a slot holds.
+        segment_bytes: size of all slots together.
     """
 
     def __init__(self, part_bytes: int, segment_bytes: int = SEGMENT_BYTES) -> None:
@@ -76,7 +76,7 @@ class SharedMemorySendPath(SendPath):
         self._remote_peers: WeakSet[PeerChannel] = WeakSet()
 
     def segment(self) -> SharedSegment | None:
-        """The segment; ``None`` when there is no such memory, which the log says once."""
+        """The segment; ``None`` when the system does not support it, which is logged once."""
         if self._segment is None and not self._is_over:
             try:
                 self._segment = self.make_segment()
@@ -86,7 +86,7 @@ class SharedMemorySendPath(SendPath):
         return self._segment
 
     def make_segment(self) -> SharedSegment:
-        """Raises OSError when this system has no such memory."""
+        """Creates the segment. Raises OSError when this system does not support such memory."""
         return SharedSegment(self._part_bytes, self._segment_bytes)
 
     def offer(self, peer: PeerChannel, reserve: kv_pb2.KVReserve) -> None:
@@ -114,18 +114,18 @@ class SharedMemorySendPath(SendPath):
 
 
 class SenderMemory(Protocol):
-    """A sender's segment, as a receiver reads it."""
+    """A sender's segment from the receiver's side."""
 
     async def fetch(self, slot: kv_pb2.KVSlot) -> memoryview:
-        """The payload in a slot, valid until the next call. It counts only if :meth:`check` passes after its use.
+        """The payload in a slot, until the next call. It was valid only if :meth:`check` passes after its use.
 
         Raises:
-            TransferError: there is no such slot, the sender has used it again already, or it cannot be read.
+            TransferError: the slot does not exist, the sender has already reused it, or it cannot be read.
         """
         ...
 
     def check(self, slot: kv_pb2.KVSlot) -> None:
-        """Raises ``TransferError`` when the sender has used the slot again, unless the part's checksum tells."""
+        """Raises ``TransferError`` when the sender has reused the slot, unless the part's checksum reveals that."""
         ...
 
 
@@ -145,7 +145,7 @@ class SlotReceiver(InlineReceiver):
 
 
 class SegmentMappings:
-    """Mapped segments by their token. Those that no transfer uses are unmapped after ``idle_s`` seconds."""
+    """Mapped segments by token. Unused segments are unmapped after ``idle_s`` seconds."""
 
     def __init__(self, idle_s: float = IDLE_S) -> None:
         self._idle_s = idle_s
@@ -158,7 +158,7 @@ class SegmentMappings:
         """Maps a sender's segment for one transfer, which ends with :meth:`detach`.
 
         Returns:
-            ``None`` when this process does not see the sender's memory, as on another host or in another container.
+            ``None`` when this process cannot see the sender's memory, as on another host or in another container.
         """
         known, segment = self._segments.get(offer.token, (None, None))
         if segment is None or known != offer:
@@ -207,10 +207,10 @@ class SharedMemoryReceivePath(ReceivePath):
 
 
 def _map(offer: kv_pb2.KVSegment) -> MappedSegment:
-    """Raises OSError or ValueError unless it is the sender's own segment, and safe to read."""
+    """Maps an offered segment. Raises OSError or ValueError unless it is the sender's own and safe to read."""
     layout = SegmentLayout(offer.num_slots, offer.slot_bytes)
     path = f"/proc/{offer.pid}/fd/{offer.fd}"
-    # Looked at before it is opened: a stranger may name any file of any process, and opening some of them has effects.
+    # Checked before opening: a malicious offer may name any file of any process, and opening some has side effects.
     if not os.readlink(path).startswith(f"/memfd:{SEGMENT_NAME}"):
         raise ValueError(f"{path} is not a segment")
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)

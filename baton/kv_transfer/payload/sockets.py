@@ -1,10 +1,10 @@
 """Parts in TCP connections beside a transfer's gRPC stream, for receivers on other hosts.
 
-gRPC for Python copies a message three times on its way through one process, which takes half of the processor time of
-a hand-off in messages. Here the system reads and writes the bytes where they lie (``byte_stream.py``).
+gRPC for Python copies a message three times within each process, which takes half of the CPU time of a hand-off in
+messages. Here the system reads and writes the bytes in place (``byte_stream.py``).
 
-A receiver has one port for all transfers, and gives each a ticket. A connection that does not begin with a known ticket
-in time is closed. A sender that cannot connect sends its parts in messages, and tries again a minute later.
+A receiver has one port for all transfers and gives each transfer a ticket. A connection that does not send a known
+ticket in time is closed. A sender that cannot connect sends its parts in messages and tries again a minute later.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from baton.rpc.wire import kv_pb2
 logger = logging.getLogger(__name__)
 
 BYTES_PER_CONNECTION = 32 * 1024 * 1024
-"""Native KV of a transfer that may have several connections. Each costs a round trip at the start."""
+"""Bytes of native KV per connection of a transfer. Each connection costs a round trip at the start."""
 CONNECT_TIMEOUT_S = 2.0
-"""A receiver in reach answers at once. A transfer should not wait long for one behind a firewall."""
+"""A reachable receiver answers at once. A transfer should not wait long for one behind a firewall."""
 RETRY_S = 60.0
-"""How long a peer that could not be reached is avoided. The cause may have been a moment's."""
+"""How long an unreachable peer is avoided. The cause may have been temporary."""
 TICKET_TIMEOUT_S = 10.0
-"""For a connection to say which transfer it belongs to."""
+"""Time limit for a new connection to send its ticket."""
 _MAX_STRANGERS = 64
-"""Connections, of all transfers, that have not said it yet; more wait to be accepted."""
+"""Limit of accepted connections that have not sent their ticket yet; further ones wait to be accepted."""
 _BACKLOG = 128
 _PAUSE_S = 0.5
 _MAX_HEAD_BYTES = 4096
 
 SocketOption = tuple[int, int, bytes]
-"""Level, name and value."""
+"""The arguments of ``setsockopt``: level, name and value."""
 
 
 class SocketSender(InlineSender):
-    """Sends parts through connections, and empty ones in their messages.
+    """Sends parts through connections, and empty parts in their messages.
 
     Args:
         avoid: called with the error when the connections break or stall.
@@ -84,8 +84,8 @@ class SocketSendPath(SendPath):
     """Connects to receivers that listen.
 
     Args:
-        connections: most connections of one transfer.
-        bytes_per_connection: native KV of a transfer for each of its connections.
+        connections: maximum number of connections of a transfer.
+        bytes_per_connection: bytes of native KV for each of a transfer's connections.
         options: set for every connection.
     """
 
@@ -137,15 +137,15 @@ async def connect(
     timeout_s: float = CONNECT_TIMEOUT_S,
     options: Sequence[SocketOption] = (),
 ) -> ByteStream:
-    """Connects to where a receiver waits for a transfer's bytes.
+    """Opens the connections of a transfer to a receiver.
 
     Args:
         peer: the receiver's gRPC address, ``host:port``.
-        count: how many connections the bytes are dealt out to.
+        count: number of connections.
         options: set for each connection.
 
     Raises:
-        OSError: one of the connections was not answered in time by a program that knows the ticket.
+        OSError: a connection failed, timed out, or was not answered by a program that knows the ticket.
     """
     host = peer.rpartition(":")[0].strip("[]")
     tasks = [
@@ -186,7 +186,7 @@ async def _introduce(
         await asyncio.get_running_loop().sock_connect(connection, address)
         raw = RawSocket(connection)
         await raw.send([memoryview(introduction.encode())])
-        # A proxy, or another program at that port, does not know this answer.
+        # Only the receiver sends this answer; a proxy or another program at that port does not.
         answer = bytearray(len(WELCOME))
         await raw.receive([memoryview(answer)])
         if answer != WELCOME:
@@ -198,7 +198,7 @@ async def _introduce(
 
 
 class ExpectedConnections:
-    """The connections of one transfer. They may never come.
+    """The connections of one transfer, which may never arrive.
 
     Args:
         offer: what the sender needs to connect.
@@ -206,12 +206,12 @@ class ExpectedConnections:
 
     def __init__(self, offer: kv_pb2.KVConnection) -> None:
         self.offer = offer
-        self._count = 0  # until the first one says it
+        self._count = 0  # unknown until the first connection introduces itself
         self._arrived: dict[int, RawSocket] = {}
         self._arrival: asyncio.Future[ByteStream] = asyncio.get_running_loop().create_future()
 
     def takes(self, introduction: Introduction) -> bool:
-        """Whether this connection is still to come."""
+        """Whether this connection is expected and has not arrived yet."""
         count = self._count or introduction.count
         return (
             not self._arrival.done()
@@ -221,7 +221,7 @@ class ExpectedConnections:
         )
 
     def arrive(self, introduction: Introduction, connection: RawSocket) -> None:
-        """Takes over a connection, or closes it when it is not (or no longer) expected."""
+        """Takes over a connection, or closes it when it is not expected or no longer expected."""
         if not self.takes(introduction):
             connection.close()
             return
@@ -235,14 +235,14 @@ class ExpectedConnections:
         return await asyncio.shield(self._arrival)
 
     def close(self) -> None:
-        """Ends the transfer."""
+        """Closes all connections and expects no more."""
         for connection in self._arrived.values():
             connection.close()
         self._arrival.cancel()
 
 
 class DataListener:
-    """The port that connections of all transfers come to."""
+    """The port at which the connections of all transfers arrive."""
 
     def __init__(self) -> None:
         self._listener: socket.socket | None = None
@@ -251,7 +251,7 @@ class DataListener:
         self._strangers: set[asyncio.Task[None]] = set()
 
     def start(self, host: str) -> None:
-        """Begins to listen at any free port.
+        """Begins to listen on any free port.
 
         Args:
             host: address at which senders reach this machine.
@@ -265,18 +265,18 @@ class DataListener:
         self._accepting = asyncio.create_task(self._accept(self._listener))
 
     async def stop(self) -> None:
-        """Stops listening. Connections that have arrived belong to their transfers."""
+        """Stops listening. Connections that have arrived stay open; they belong to their transfers."""
         tasks = [task for task in (self._accepting, *self._strangers) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._listener is not None:  # a task that never began closes nothing
+        if self._listener is not None:  # a task that never started has not closed it
             self._listener.close()
         self._listener = self._accepting = None
 
     @contextmanager
     def expect(self) -> Iterator[ExpectedConnections | None]:
-        """Expects one transfer's connections, and closes them at the end; ``None`` while nothing listens."""
+        """Expects one transfer's connections and closes them at the end; ``None`` when this is not listening."""
         if self._listener is None:
             yield None
             return
@@ -291,7 +291,7 @@ class DataListener:
             expected.close()
 
     async def _accept(self, listener: socket.socket) -> None:
-        """Runs until it is cancelled. If anything else ends it, no sender is sent to the port any more."""
+        """Runs until it is cancelled. If it ends by an error, the port is no longer offered to senders."""
         try:
             await self._accept_each(listener)
         except Exception:
@@ -307,7 +307,7 @@ class DataListener:
                 await asyncio.wait(self._strangers, return_when=asyncio.FIRST_COMPLETED)
             try:
                 connection, _ = await loop.sock_accept(listener)
-            except OSError as error:  # no descriptor left, or one that has gone again
+            except OSError as error:  # no file descriptor left, or the connection is already closed
                 logger.warning("a connection for KV could not be accepted: %s", error)
                 await asyncio.sleep(_PAUSE_S)
                 continue
@@ -315,7 +315,7 @@ class DataListener:
             task = asyncio.create_task(self._identify(RawSocket(connection)))
             self._strangers.add(task)
             task.add_done_callback(self._strangers.discard)
-            await asyncio.sleep(0)  # those that are here introduce themselves before the next one is let in
+            await asyncio.sleep(0)  # lets accepted connections introduce themselves before the next one is accepted
 
     async def _identify(self, connection: RawSocket) -> None:
         said = bytearray(Introduction.NUM_BYTES)
@@ -330,14 +330,14 @@ class DataListener:
                 await connection.send([memoryview(WELCOME)])
         except BaseException as error:
             connection.close()
-            if isinstance(error, OSError):  # TimeoutError is one
+            if isinstance(error, OSError):  # includes TimeoutError
                 return
             raise
         expected.arrive(introduction, connection)
 
 
 class SocketReceiver(InlineReceiver):
-    """Takes in parts from connections once all have arrived, and from messages."""
+    """Takes in parts from connections once all connections have arrived, and from messages."""
 
     def __init__(self, intake: PartIntake, expected: ExpectedConnections) -> None:
         super().__init__(intake)
@@ -357,11 +357,11 @@ class SocketReceiver(InlineReceiver):
                 has_begun = True
         except OSError as error:
             if isinstance(error, NothingCameError) and not has_begun:
-                return  # the sender gave up just before it was welcome, and sends messages
+                return  # the sender gave up just before it was welcomed, and sends messages instead
             raise TransferError(f"the sender's connection ended before it had sent everything: {error}.") from error
 
     async def _take_part(self, connection: ByteStream) -> None:
-        """Raises BatonError for a part that is not as agreed, and OSError when the connection ended."""
+        """Receives one part. Raises BatonError if it is not as agreed, and OSError when the connection has ended."""
         part = await _next_head(connection)
         if not 0 < part.num_bytes <= MAX_MESSAGE_BYTES:
             raise TransferError(f"a KV part has {part.num_bytes} bytes, but must have 1 to {MAX_MESSAGE_BYTES}.")

@@ -124,14 +124,14 @@ class DecodeServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Generates what follows the sequence's known tokens. Cancelling it aborts the request.
+        """Generates the tokens after the sequence's known tokens. Cancelling it aborts the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Abandon(self, request, context):
-        """Nobody will come for a transfer's KV: its blocks are free at once. One that was claimed stays with its request.
+        """Frees the blocks of a transfer that will not be claimed. A claimed transfer stays with its request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -258,7 +258,7 @@ class WorkerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchCache(self, request, context):
-        """What the worker's prefix cache holds, and from then on every change of it, until the caller has enough.
+        """Streams the content of the worker's prefix cache, then every change of it, until the caller cancels.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
