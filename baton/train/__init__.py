@@ -1,1 +1,1 @@
-"""Trains drafts on the target's own answers. Knows the engine, and nothing of clusters."""
+"""Trains drafts on the target's own answers. Depends on the engine, not on clusters."""

@@ -1,10 +1,10 @@
-"""Which samples make up a step, and the rows that the head sees of them.
+"""The samples of a training step, and the rows that the head sees of them.
 
-One sample, its prompt of 3 tokens, answer "d e f g" (row i has feature i and token i + 1, see the EAGLE head)
+A sample with a prompt of 3 tokens and the answer "d e f g" (row i has feature i and token i + 1, see the EAGLE head):
 
 tokens      a   b   c   d   e   f   g
-row             context | 0   1   2        row 0: feature of c, token d, has to say e, as the target does behind d
-                (only KV)                  at step s, row j has the token of row j + s and has to say what that row has
+row             context | 0   1   2        row 0: feature of c, token d; predicts e, as the target does after d
+                (only KV)                  at step s, row j has the token of row j + s and predicts what row j + s does
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from baton.train.target import SampleStates
 
 @dataclass(frozen=True, slots=True)
 class RowBatch:
-    """Rows of several samples, one sample behind the other.
+    """The concatenated rows of several samples.
 
     Attributes:
-        context_features: of rows that are only attended to, ``[num_context, num_features]``.
+        context_features: features of the context rows, which are only attended to, ``[num_context, num_features]``.
         context_token_ids: int64 ``[num_context]``.
         context_positions: int64 ``[num_context]``.
-        context_counts: of each sample.
-        features: of rows that predict, ``[num_rows, num_features]``.
+        context_counts: number of context rows of each sample.
+        features: features of the predicting rows, ``[num_rows, num_features]``.
         token_ids: int64 ``[num_rows]``.
         positions: int64 ``[num_rows]``.
-        counts: of each sample.
-        next_token_ids: what the target really said behind each row's token, int64 ``[num_rows]``.
-        before: the target's state behind its final norm one token before each row's, ``[num_rows, hidden_size]``.
-        final: the same at each row's token.
-        choices: the token that the target found likeliest there, int64 ``[num_rows]``.
-        num_left: rows of the same sample from this one on, int64 ``[num_rows]``; at step ``s``, rows with more than
-            ``s`` have something to predict.
+        counts: number of predicting rows of each sample.
+        next_token_ids: the answer's token after each row's token, int64 ``[num_rows]``.
+        before: the target's hidden state, after its final norm, one token before each row's,
+            ``[num_rows, hidden_size]``.
+        final: the same hidden state at each row's token.
+        choices: the target's likeliest token after each row's token, int64 ``[num_rows]``.
+        num_left: number of rows of the same sample from this row on, int64 ``[num_rows]``; at step ``s``, rows with
+            more than ``s`` predict a token.
     """
 
     context_features: torch.Tensor
@@ -59,22 +60,22 @@ class RowBatch:
         return len(self.token_ids)
 
     def rows_at(self, step: int) -> torch.Tensor:
-        """Rows that have something to predict at this step, int64."""
+        """The rows that predict a token at this step, int64."""
         return (self.num_left > step).nonzero()[:, 0]
 
     def shifted(self, step: int) -> torch.Tensor:
-        """The row that each row is at this step, int64 ``[num_rows]``; itself where there is none."""
+        """The row ``step`` rows further of the same sample, int64 ``[num_rows]``; the row itself if there is none."""
         rows = torch.arange(self.num_rows, device=self.num_left.device)
         return torch.where(self.num_left > step, rows + step, rows)
 
 
 def num_rows_of(sample: Sample) -> int:
-    """Rows of a sample that predict."""
+    """The number of predicting rows of a sample."""
     return max(0, len(sample.token_ids) - 1 - max(1, sample.num_prompt_tokens))
 
 
 def make_rows(samples: Sequence[Sample], states: Sequence[SampleStates]) -> RowBatch:
-    """Lays out samples with at least one row each, on the device of their states."""
+    """Builds the rows of samples, which must have at least one row each, on the device of their states."""
     device = states[0].features.device
     firsts = [max(0, sample.num_prompt_tokens - 1) for sample in samples]
     counts = tuple(num_rows_of(sample) for sample in samples)
@@ -99,10 +100,10 @@ def make_rows(samples: Sequence[Sample], states: Sequence[SampleStates]) -> RowB
 
 
 def split_samples(samples: Sequence[Sample], held_out_share: float, seed: int) -> tuple[list[int], list[int]]:
-    """Indices to train on and to evaluate on. Samples too short to predict anything are in neither.
+    """Splits samples into indices to train on and to evaluate on. Samples too short to predict anything are left out.
 
-    A sample's side depends on its prompt alone, so that answers to the same prompt stay together and a dataset that
-    grew moves nothing from one side to the other. When no prompt falls to one side, one sample is moved there.
+    A sample's side depends only on its prompt and the seed, so that answers to the same prompt stay together and
+    samples keep their side when a dataset grows. If one side would be empty, one sample is moved there.
     """
     training: list[int] = []
     held_out: list[int] = []
@@ -121,14 +122,14 @@ def split_samples(samples: Sequence[Sample], held_out_share: float, seed: int) -
 def epoch_batches(
     indices: Sequence[int], samples: Sequence[Sample], rows_per_batch: int, seed: int, epoch: int
 ) -> list[list[int]]:
-    """Every index once, in batches of about ``rows_per_batch`` rows, in an order that only the numbers given decide."""
+    """Every index once, in batches of about ``rows_per_batch`` rows, shuffled by ``seed`` and ``epoch`` alone."""
     shuffled = list(indices)
     random.Random(f"{seed}:{epoch}").shuffle(shuffled)
     return group_by_rows(shuffled, samples, rows_per_batch)
 
 
 def group_by_rows(indices: Sequence[int], samples: Sequence[Sample], rows_per_batch: int) -> list[list[int]]:
-    """Indices in batches of about as many rows, in the order given."""
+    """Groups indices, in the given order, into batches of about ``rows_per_batch`` rows."""
     batches: list[list[int]] = []
     num_rows = rows_per_batch
     for index in indices:

@@ -1,4 +1,4 @@
-"""What stands beside a trained draft: a model card for people, a log for programs."""
+"""The files beside a trained draft: a model card for people, and a log for programs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ LOG_NAME = "training_log.json"
 
 @dataclass(frozen=True, slots=True)
 class CardFacts:
-    """What only the caller knows.
+    """Facts for the card that only the caller knows.
 
     Attributes:
-        target_name: of the model that the draft is for, a hub id for example.
+        target_name: name of the target, a hub id for example.
         license: an SPDX identifier.
-        data: one sentence or more on where the answers come from.
-        command: the exact command line, to be repeated.
+        data: one or more sentences on the origin of the answers.
+        command: the command line that repeats the training.
     """
 
     target_name: str
@@ -35,14 +35,14 @@ class CardFacts:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a kind of draft is.
+    """The description of a draft and its kind.
 
     Attributes:
         title: ``"EAGLE-3.1 draft head"`` for example.
-        tag: by which model hubs find it.
-        text: one sentence or more.
-        rows: names and values, of this very draft.
-        settings: what became of settings that the target or the draft to start from decides.
+        tag: the tag for model hubs.
+        text: one or more sentences.
+        rows: names and values of this draft's properties.
+        settings: effective values of the settings that the target or the initial draft determines.
     """
 
     title: str
@@ -54,12 +54,12 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class TrainingFacts:
-    """What was measured.
+    """Facts measured during training.
 
     Attributes:
-        num_samples: answers that were trained on.
-        num_answer_tokens: in these.
-        num_held_out: answers that were not.
+        num_samples: number of answers in the training data.
+        num_answer_tokens: number of tokens in these answers.
+        num_held_out: number of held-out answers.
         num_rows: answer tokens seen, counted again in each epoch.
     """
 
@@ -133,7 +133,7 @@ def write_log(
     log: Sequence[dict[str, Any]],
     evaluation: Evaluation | None,
 ) -> None:
-    """Writes everything that was reported, and the evaluation (null before it), as JSON."""
+    """Writes the log of reports and the evaluation (null before it) as JSON."""
     acceptance = None
     if evaluation is not None:
         acceptance = {
@@ -178,7 +178,7 @@ def _numbers(found: Acceptance, tree: TreeAcceptance | None) -> dict[str, Any]:
 
 
 def _shown(settings: TrainingSettings, description: Description) -> dict[str, Any]:
-    """The settings as they took effect, without the folders of the machine that trained."""
+    """The effective settings, without folders of the training machine."""
     shown = {**asdict(settings), **description.settings}
     if shown.get("start_from") is not None:
         shown["start_from"] = Path(shown["start_from"]).name

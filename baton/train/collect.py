@@ -1,4 +1,4 @@
-"""Lets the target answer prompts, many at once, and keeps what it said. Resumable: see :mod:`baton.train.dataset`."""
+"""Lets the target answer prompts in batches and stores the answers. Resumable; see :mod:`baton.train.dataset`."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ _MIN_ANSWER_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class CollectSettings:
-    """
+    """Settings of the collection of answers.
+
     Attributes:
-        num_tokens: answer tokens to collect.
-        max_answer_tokens: of one answer.
+        num_tokens: number of answer tokens to collect.
+        max_answer_tokens: length limit of an answer.
         max_prompt_tokens: longer prompts are left out.
-        max_turn_tokens: of a user turn that the target writes.
-        temperatures: taken in turn; 0 is greedy.
-        self_prompt_share: part of the prompts that the target writes itself.
-        batch_size: conversations at once.
+        max_turn_tokens: length limit of a user turn that the target writes.
+        temperatures: used in turn; 0 is greedy.
+        self_prompt_share: share of the prompts that the target writes itself.
+        batch_size: number of concurrent conversations.
     """
 
     num_tokens: int
@@ -57,10 +58,10 @@ class Collector:
     """Fills a dataset.
 
     Args:
-        engine: of the target, with nothing else to do.
-        prompts: user turns from files, read once from the first to the last, then again at other seeds.
-        report: called with the number of answer tokens so far, after each answer.
-        stop: asked after each engine step.
+        engine: an engine of the target without other requests.
+        prompts: user turns from files, used once in order, then again with other seeds.
+        report: called after each answer with the number of answer tokens so far.
+        stop: checked after each engine step.
 
     Raises:
         ConfigError: there are no prompts, and the target cannot write any.
@@ -95,11 +96,11 @@ class Collector:
         self._stop = stop
 
     def run(self) -> None:
-        """Returns when the dataset has the tokens asked for. Interrupted, it goes on behind the last answer on disk.
+        """Runs until the dataset has the wanted tokens. After an interruption, continues after the last answer on disk.
 
         Raises:
-            StoppedError: ``stop`` said so; all finished answers are on disk.
-            ConfigError: nothing that the target says can be used.
+            StoppedError: ``stop`` returned True; all finished answers are on disk.
+            ConfigError: none of the target's answers are usable.
             InternalError: the engine failed.
         """
         fresh = self._fresh_jobs()
@@ -123,7 +124,7 @@ class Collector:
         self._finished = []
 
     def _fresh_jobs(self) -> Iterator[_Job]:
-        """Turns from the files and turns yet to be sampled, in the share that was asked for."""
+        """Yields turns from the files and turns to be sampled, in the configured share."""
         progress, share = self._dataset.progress, self._settings.self_prompt_share
         before_user = self._chat.before_user
         own_part = 0.0

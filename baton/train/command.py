@@ -1,4 +1,4 @@
-"""``baton train``: loads the target, lets it answer, trains a draft on the answers, and says how good it is."""
+"""``baton train``: loads the target, collects its answers, trains a draft on them, and reports its acceptance."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ _UNKNOWN_LICENSE = "unknown"
 def run(
     kind: str, options: TrainOptions, command: str, stop: Stop, on_ready: Callable[[], None], console: Console
 ) -> RenderableType:
-    """Collects, trains and evaluates; goes on where an earlier run with the same options was interrupted.
+    """Collects, trains and evaluates; continues where an earlier run with the same options was interrupted.
 
     Args:
         kind: one of :data:`baton.train.options.KINDS`.
-        options: of that kind.
-        command: how to ask for the same again, for the model card.
-        stop: asked now and then.
-        on_ready: called once the target is loaded; from then on ``stop`` is asked at least every few seconds.
-        console: for progress.
+        options: options of this kind.
+        command: the command line that repeats the run, for the model card.
+        stop: checked regularly.
+        on_ready: called once the target is loaded; from then on ``stop`` is checked at least every few seconds.
+        console: shows the progress.
 
     Returns:
-        What there is to show in the end.
+        The summary to show at the end.
 
     Raises:
         BatonError: an option, a file or the model cannot be used; the message says why.
-        StoppedError: ``stop`` said so; the message says how to go on.
+        StoppedError: ``stop`` returned True; the message says how to continue.
     """
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device is cuda, but there is no GPU here that torch can use. Use auto or cpu.")
@@ -78,7 +78,7 @@ def _run(
     make_method = _prepare(options)
     files = options.prompts or []
     prompts = read_prompts(files)
-    if options.out is not None:  # before a model is fetched
+    if options.out is not None:  # checked before a model is fetched
         check_output(options.out, kind)
     source = resolve_model(options.model, display.say)
     output = options.out
@@ -107,7 +107,7 @@ def _run(
 
 
 def _prepare(options: TrainOptions) -> Callable[[LoadedModel, Tokenizer], Method]:
-    """Reads the settings of the kind, before anything that takes time."""
+    """Reads the settings of the kind before anything that takes time, and returns a factory of the method."""
     if isinstance(options, Eagle3Options):
         eagle3 = Eagle3Settings(**_checked_start(options.settings))
         return lambda target, tokenizer: Eagle3Method(eagle3, target)
@@ -119,7 +119,7 @@ def _prepare(options: TrainOptions) -> Callable[[LoadedModel, Tokenizer], Method
 
 
 def _checked_start(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A head to start from has its shape already. ``auto`` is the one that comes with baton."""
+    """Checks and resolves ``start_from``, whose head determines the shape. ``auto`` is the head included in baton."""
     reference = settings.get("start_from")
     if reference is None:
         return dict(settings)

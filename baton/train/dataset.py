@@ -1,4 +1,4 @@
-"""The target's own answers on disk, in shards that appear whole or not at all, so that collecting can be resumed.
+"""The target's own answers on disk, in shards that are written atomically, so that collecting can be resumed.
 
 folder/dataset.json             settings, and how far the sources have been read
 folder/shard-00000.safetensors  token_ids int32 [total], lengths int32 [samples], prompt_lengths int32 [samples]
@@ -25,7 +25,7 @@ _META_NAME = "dataset.json"
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One conversation: ``token_ids`` begins with ``num_prompt_tokens`` that the target did not say."""
+    """One conversation: the first ``num_prompt_tokens`` of ``token_ids`` are the prompt, the others the answer."""
 
     token_ids: tuple[int, ...]
     num_prompt_tokens: int
@@ -36,17 +36,17 @@ class Sample:
 
 
 class AnswerDataset:
-    """Samples of one target under one set of settings.
+    """Samples of one target with one set of settings.
 
     Args:
-        folder: is created when it is not there.
-        settings: what the samples depend on. A folder that was begun with other settings is refused.
+        folder: created if it does not exist.
+        settings: everything that the samples depend on. A folder with other settings is refused.
 
     Attributes:
         progress: how far each source has been read; written with the next shard.
 
     Raises:
-        ConfigError: the folder belongs to other settings, or cannot be read.
+        ConfigError: the folder has other settings, or cannot be read.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
@@ -63,7 +63,7 @@ class AnswerDataset:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What the samples depend on, as JSON has it."""
+        """The settings that the samples depend on, as JSON values."""
         return self._settings
 
     @property
@@ -71,7 +71,7 @@ class AnswerDataset:
         return sum(shard["answer_tokens"] for shard in self._shards)
 
     def append(self, samples: Sequence[Sample]) -> None:
-        """Writes a shard, then the list of shards: an interruption in between loses the shard and nothing else."""
+        """Writes a shard, then the list of shards: an interruption in between loses only this shard."""
         if not samples:
             return
         self.folder.mkdir(parents=True, exist_ok=True)

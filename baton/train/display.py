@@ -1,4 +1,4 @@
-"""Shows how far a run is: bars on a terminal, now and then a line elsewhere."""
+"""Shows the progress of a run: bars on a terminal, occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 class Display:
-    """A context in which progress shows.
+    """A context that shows progress.
 
     Args:
-        console: where; standard error for example.
+        console: where to show it; standard error for example.
     """
 
     def __init__(self, console: Console) -> None:
@@ -50,11 +50,11 @@ class Display:
             self._bars.stop()
 
     def say(self, line: str) -> None:
-        """One line that stays."""
+        """Prints a permanent line."""
         self._console.print(Text(line), soft_wrap=True)
 
     def collected(self, num_tokens: int, total: int) -> None:
-        """How many answer tokens there are, out of how many."""
+        """Shows the number of collected answer tokens."""
         now = time.monotonic()
         if self._collecting is None:
             self._collecting = now, num_tokens
@@ -64,7 +64,7 @@ class Display:
         self._show("collecting answers", num_tokens / total, f"{num_tokens:,} tokens, {speed:.0f} tokens/s{left}")
 
     def progressed(self, told: trainer.Progress) -> None:
-        """What a trainer reports."""
+        """Shows a trainer's report."""
         if told.stage == "held_out":
             self._held_out = f", held out {told.loss:.3f} ({_shares(told.agreement)})"
             return
@@ -92,7 +92,7 @@ class Display:
 
 
 def summary(result: TrainingResult) -> RenderableType:
-    """What there is in the end: acceptance, where the checkpoint is, and how to serve with it."""
+    """The final summary: acceptance, the checkpoint's folder, and how to serve with it."""
     evaluation = result.evaluation
     table = Table(title="accepted on held-out answers")
     table.add_column("answers")

@@ -1,4 +1,4 @@
-"""A new draft model: a small Llama of the target's vocabulary, made from as much of the target as fits."""
+"""A new draft model: a small Llama with the target's vocabulary, initialised from the target as far as sizes allow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.engine.batch.hidden_states import find_decoder_layers
 from baton.engine.models.model_loader import LoadedModel
 from baton.train.settings import DraftModelSettings
 
-# What a layer computes with, besides its weights.
+# The settings that determine a layer's computation, besides its weights.
 _LAYER_SETTINGS = (
     "hidden_size",
     "intermediate_size",
@@ -28,10 +28,10 @@ _LAYER_SETTINGS = (
 
 
 def draft_config(settings: DraftModelSettings, target: LoadedModel) -> LlamaConfig:
-    """Sizes of the draft.
+    """The configuration of the draft.
 
     Raises:
-        ConfigError: sizes do not go together, or the draft would not be smaller than its target.
+        ConfigError: the sizes are inconsistent, or the draft would not be smaller than its target.
     """
     config: Any = target.model.config.get_text_config(decoder=True)
     own_hidden = int(config.hidden_size)
@@ -74,10 +74,10 @@ def draft_config(settings: DraftModelSettings, target: LoadedModel) -> LlamaConf
 
 @torch.no_grad()
 def initial_draft(settings: DraftModelSettings, target: LoadedModel) -> tuple[LlamaForCausalLM, tuple[int, ...]]:
-    """A float32 draft on the target's device, whose weights require gradients as far as they are to be trained.
+    """Creates a float32 draft on the target's device. The weights to be trained require gradients.
 
     Returns:
-        The draft, and which layers of the target it begins with; none where it begins with random ones.
+        The draft, and the target's layers that were copied into it; empty if its layers are random.
 
     Raises:
         ConfigError: see :func:`draft_config`.
@@ -103,7 +103,7 @@ def initial_draft(settings: DraftModelSettings, target: LoadedModel) -> tuple[Ll
 
 
 def _layers_to_copy(config: LlamaConfig, target: PreTrainedModel) -> tuple[int, ...]:
-    """Evenly from the first to the last, where the target's layers are of the same kind and size."""
+    """Evenly spaced layers of the target, from the first to the last; empty if they differ in kind or size."""
     theirs: Any = target.config.get_text_config(decoder=True)
     if not _is_llama(target) or any(getattr(config, name) != getattr(theirs, name) for name in _LAYER_SETTINGS):
         return ()

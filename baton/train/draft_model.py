@@ -42,7 +42,7 @@ def train_draft_model(
     stop: Stop = never,
     cache_states: bool = True,
 ) -> TrainingResult:
-    """Trains a model and writes it as a folder of transformers, with the target's tokenizer.
+    """Trains a model and writes it in transformers' format, with the target's tokenizer.
 
     See :func:`baton.train.run.train`.
     """
@@ -54,7 +54,7 @@ class DraftModelMethod:
     """Implements :class:`baton.train.run.Method`.
 
     Args:
-        tokenizer: the target's, which is the draft's as well.
+        tokenizer: the tokenizer of target and draft.
 
     Raises:
         ConfigError: see :func:`baton.train.draft_init.draft_config`.
@@ -100,7 +100,7 @@ class DraftModelMethod:
 
 
 class _Objective:
-    """Implements :class:`baton.train.objective.Objective`: the next token, behind true tokens."""
+    """Implements :class:`baton.train.objective.Objective`: predicts the next token after true tokens."""
 
     num_steps = 1
 
@@ -119,7 +119,7 @@ class _Objective:
         return self._loss([hidden], batch, self._draft.lm_head.weight)
 
     def _hidden(self, samples: Sequence[Sample]) -> torch.Tensor:
-        """What the lm_head reads at the rows' tokens, ``[num_rows, hidden_size]``."""
+        """The draft's final hidden states at the rows' tokens, ``[num_rows, hidden_size]``."""
         found: dict[int, torch.Tensor] = {}
         for group in batches_by_length([len(sample.token_ids) for sample in samples]):
             token_ids = padded([samples[index] for index in group]).to(self._draft.device)
@@ -132,7 +132,7 @@ class _Objective:
 
 @torch.no_grad()
 def evaluate(draft: DraftModel, held_out: HeldOut, num_draft_tokens: int) -> Evaluation:
-    """Lets the model draft greedily behind every answer token, from its own tokens from the second one on."""
+    """Drafts greedily after every answer token, with the model's own tokens as input from the second one on."""
     use_fast_attention(draft.loaded.model)
     found = Evaluation(Acceptance(), Acceptance())
     for samples, states in held_out:
@@ -142,9 +142,10 @@ def evaluate(draft: DraftModel, held_out: HeldOut, num_draft_tokens: int) -> Eva
 
 
 def _drafts(draft: DraftModel, sample: Sample, num_draft_tokens: int) -> torch.Tensor:
-    """What is drafted from each row, int64 ``[num_draft_tokens, num_rows]``.
+    """The tokens drafted from each row, int64 ``[num_draft_tokens, num_rows]``.
 
-    The chains of all rows grow at once, behind the sample in one cache: each sees the sample up to its row, and itself.
+    The chains of all rows grow together, after the sample in one cache. Each attends to the sample up to its row, and
+    to itself.
     """
     model: Any = draft.loaded.model
     device = model.device

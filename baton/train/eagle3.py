@@ -51,8 +51,8 @@ class Eagle3Method:
 
     Raises:
         ConfigError: the head to start from is missing or broken.
-        UnsupportedModelError: it is for another target; or the target is too shallow, and ``feature_layers`` are not
-            given.
+        UnsupportedModelError: the head is for another target, or the target is too shallow and ``feature_layers`` are
+            not given.
     """
 
     def __init__(self, settings: Eagle3Settings, target: LoadedModel) -> None:
@@ -137,7 +137,7 @@ def _load_start(reference: str, target: LoadedModel) -> EagleHead:
 
 
 class _Objective:
-    """Implements :class:`baton.train.objective.Objective`: several guesses in a row from every position."""
+    """Implements :class:`baton.train.objective.Objective`: several consecutive guesses from every position."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""How much of what a draft says the target would have said: drafting as while serving, from every position at once."""
+"""The acceptance of drafts on the target's answers: drafts as in serving, from every position at once."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from baton.train.batches import RowBatch
 from baton.train.tree_evaluation import TreeAcceptance
 from baton.train.unroll import unroll
 
-# An answer sampled at temperature 0.8 has far fewer of the likeliest tokens; a greedy one misses some by rounding.
+# The share of likeliest tokens from which an answer counts as greedy: rounding costs a greedy answer a few, and an
+# answer sampled at temperature 0.8 has far fewer.
 _GREEDY_SHARE = 0.97
 _ROWS_AT_ONCE = 512
 
 
 @dataclass(slots=True)
 class Acceptance:
-    """Counts over chains that were drafted from each position of some answers.
+    """Counts of the chains drafted from each position of some answers.
 
     Attributes:
-        reached: by draft position: how often the answer went on that far.
-        accepted: by draft position: how often this token and all before it were the answer's.
+        reached: by draft position, how often the answer was long enough.
+        accepted: by draft position, how often this token and all before it equalled the answer's.
     """
 
     reached: list[int] = field(default_factory=list)
@@ -31,22 +32,22 @@ class Acceptance:
 
     @property
     def unconditional(self) -> list[float]:
-        """By draft position, the share of chains that were accepted that far."""
+        """By draft position, the share of chains that were accepted up to it."""
         return [share(good, all_) for good, all_ in zip(self.accepted, self.reached, strict=True)]
 
     @property
     def conditional(self) -> list[float]:
-        """By draft position, the share of accepted tokens where the one before was accepted."""
+        """By draft position, the share of accepted tokens, given that the previous one was accepted."""
         rates = self.unconditional
         return [share(rate, before) for rate, before in zip(rates, [1.0, *rates], strict=False)]
 
     @property
     def mean_accepted_length(self) -> float:
-        """Tokens per target forward (τ), the target's own included."""
+        """Tokens per forward pass of the target (τ), including the target's own token."""
         return 1.0 + sum(self.unconditional)
 
     def add(self, other: Acceptance) -> None:
-        """Counts another one's chains too."""
+        """Adds the counts of ``other``."""
         size = len(other.reached)
         self.reached = [a + b for a, b in zip(self.reached or [0] * size, other.reached, strict=True)]
         self.accepted = [a + b for a, b in zip(self.accepted or [0] * size, other.accepted, strict=True)]
@@ -54,24 +55,25 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the target said behind each row of one sample, and what it found likeliest there; int64 ``[num_rows]``."""
+    """The answer's token after each row of one sample, and the target's likeliest token there; int64 ``[num_rows]``."""
 
     next_token_ids: torch.Tensor
     choices: torch.Tensor
 
     @property
     def is_greedy(self) -> bool:
-        """Whether it was given at temperature 0, as far as one can see."""
+        """Whether the answer was probably sampled at temperature 0."""
         return float((self.choices == self.next_token_ids).float().mean()) >= _GREEDY_SHARE
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """
+    """The acceptance of a draft.
+
     Attributes:
-        greedy: over answers that the target gave at temperature 0.
-        sampled: over the others, where the draft has to hit what chance made of it.
-        greedy_tree, sampled_tree: the same with trees, for drafts whose guesses make one.
+        greedy: on answers that the target gave at temperature 0.
+        sampled: on the other answers, where the draft has to match random draws.
+        greedy_tree, sampled_tree: the same with trees, for drafts that can form trees.
     """
 
     greedy: Acceptance
@@ -80,19 +82,20 @@ class Evaluation:
     sampled_tree: TreeAcceptance | None = None
 
     def of(self, answer: Answer) -> Acceptance:
-        """Where the chains of this answer count."""
+        """The counts to which this answer's chains belong."""
         return self.greedy if answer.is_greedy else self.sampled
 
 
 def share(part: float, whole: float) -> float:
-    """0 of nothing."""
+    """``part / whole``; 0 when ``whole`` is 0."""
     return part / whole if whole else 0.0
 
 
 @torch.no_grad()
 def evaluate(head: EagleHead, batches: Iterable[RowBatch], num_draft_tokens: int) -> Evaluation:
-    """Lets the head draft greedily behind every answer token, from true features, with its own tokens and its own
-    hidden states from the second draft token on; compares with what the target said.
+    """Drafts greedily after every answer token and compares the drafts with the answer.
+
+    The first draft token uses true features; later ones use the head's own tokens and hidden states.
     """
     found = Evaluation(Acceptance(), Acceptance())
     for batch in batches:
@@ -103,7 +106,7 @@ def evaluate(head: EagleHead, batches: Iterable[RowBatch], num_draft_tokens: int
 
 
 def _draft(head: EagleHead, batch: RowBatch, num_draft_tokens: int) -> torch.Tensor:
-    """The target's ids of what is drafted from each row, int64 ``[num_draft_tokens, num_rows]``."""
+    """The drafted tokens from each row as the target's ids, int64 ``[num_draft_tokens, num_rows]``."""
     tokens: list[torch.Tensor] = []
 
     def say(step: int, normed: torch.Tensor) -> torch.Tensor:
@@ -117,7 +120,7 @@ def _draft(head: EagleHead, batch: RowBatch, num_draft_tokens: int) -> torch.Ten
 
 
 def answers_of(batch: RowBatch) -> Iterator[Answer]:
-    """Of each sample."""
+    """Yields the answer of each sample of a batch."""
     counts = list(batch.counts)
     for next_ids, choices in zip(
         batch.next_token_ids.split_with_sizes(counts), batch.choices.split_with_sizes(counts), strict=True
@@ -126,10 +129,10 @@ def answers_of(batch: RowBatch) -> Iterator[Answer]:
 
 
 def accepted(drafts: torch.Tensor, said: torch.Tensor) -> Acceptance:
-    """Of the chains ``[num_draft_tokens, num_rows]`` that were drafted from each row.
+    """The acceptance of the chains drafted from each row, ``[num_draft_tokens, num_rows]``.
 
     Args:
-        said: what the target said behind each row's token, ``[num_rows]``.
+        said: the answer's token after each row's token, ``[num_rows]``.
     """
     found = Acceptance()
     alive = torch.ones(len(said), dtype=torch.bool, device=said.device)

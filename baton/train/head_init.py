@@ -1,10 +1,10 @@
-"""A new EAGLE-3.1 head that starts as a linear model of its target; see :mod:`baton.train.linear_start`.
+"""Creates an EAGLE-3.1 head that starts as a linear model of its target; see :mod:`baton.train.linear_start`.
 
 * One query head of each key head attends to its own row: it and its key project the row's embedding in the same way.
-  Its values and its part of the output projection are what was fitted. The other query heads are left to find
-  something in the context.
-* The feed-forward reads with the weights of the target's last layer, and adds nothing yet.
-* The lm_head is the target's, a little flatter: a guess is less certain than what the target computes.
+  Its values and its part of the output projection come from the fit. The other query heads are free to learn from the
+  context.
+* The input weights of the feed-forward are those of the target's last layer; its output is 0 at first.
+* The lm_head is the target's, scaled down a little, because a guess is less certain than the target.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from baton.train.settings import Eagle3Settings
 from baton.train.target import SampleStates
 from baton.train.vocabulary import offsets_of
 
-# Their feed-forward is the head's, and their norm multiplies by its weight alone.
+# Architectures whose feed-forward is like the head's, and whose norm only multiplies by its weight.
 _LAYERS_TO_COPY = ("llama", "mistral", "qwen2", "qwen3")
 _INITIAL_STD = 0.02
-# Of a row with itself, before the softmax; other rows are around 0.
+# Attention score of a row with itself, before the softmax; scores of other rows are around 0.
 _SELF_SCORE = 12.0
 _LEAST_NORM = 0.05
 
 
 def head_settings(target: PreTrainedModel, settings: Eagle3Settings, num_draft_tokens: int) -> EagleSettings:
-    """An EAGLE-3.1 head of one layer as wide as the target.
+    """The settings of an EAGLE-3.1 head with one layer, as wide as the target.
 
     Args:
         num_draft_tokens: size of the draft vocabulary.
 
     Raises:
-        ConfigError: ``num_kv_heads`` cannot be shared evenly.
-        UnsupportedModelError: the target is too shallow, and ``feature_layers`` are not given.
+        ConfigError: ``num_kv_heads`` does not divide the number of heads.
+        UnsupportedModelError: the target is too shallow and ``feature_layers`` are not given.
     """
     shape = TargetShape.of(target)
     return EagleSettings(
@@ -69,12 +69,12 @@ def initial_head(
     states: Sequence[SampleStates],
     seed: int,
 ) -> EagleHead:
-    """A float32 head on the CPU.
+    """Creates a float32 head on the CPU.
 
     Args:
         target_ids: the draft vocabulary, int64 ``[draft_vocab_size]``.
-        samples: to fit on; some ten thousand tokens are enough.
-        states: of these samples.
+        samples: samples for the fit; some ten thousand tokens are enough.
+        states: the target's states of these samples.
     """
     generator = torch.Generator().manual_seed(seed)
     head = EagleHead(settings, target).float()
@@ -139,7 +139,7 @@ def _fit_layer(
     scale: float,
     generator: torch.Generator,
 ) -> None:
-    """Attention that adds what turns the state of a token into that of the next one."""
+    """Fits the attention to add the difference between a token's state and the next one's."""
     layer: Any = head.layers[0]
     embeddings: Any = target.get_input_embeddings()
     size = head.settings.layers.hidden_size
@@ -153,14 +153,14 @@ def _fit_layer(
         inputs, hidden = _layer_inputs(head, embeddings.weight, sample, state)
         level += float((hidden + inputs @ found.values.T @ found.outputs.T).square().mean()) * len(hidden)
     _attend_to_self(head, layer.self_attn, found, generator)
-    # The final norm brings the guess, which is drawn to the mean, to the level of the truth.
+    # The final norm rescales the guess, which shrinks towards the mean, to the level of true states.
     head.lm_head.weight.mul_(min(1.0, (level / max(1, fitted.num_rows)) ** 0.5 / scale))
 
 
 def _layer_inputs(
     head: EagleHead, embeddings: torch.Tensor, sample: Sample, state: SampleStates
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the layer attends from in the first step, and its residual stream."""
+    """The input of the layer's attention in the first step, and its residual stream."""
     layer: Any = head.layers[0]
     hidden = head.fuse(_predicting(state.features, sample).float().cpu())
     first = max(1, sample.num_prompt_tokens)
@@ -171,13 +171,13 @@ def _layer_inputs(
 
 
 def _predicting(features: torch.Tensor, sample: Sample) -> torch.Tensor:
-    """Of the rows that predict; see :mod:`baton.train.batches`."""
+    """The features of the predicting rows; see :mod:`baton.train.batches`."""
     first = max(0, sample.num_prompt_tokens - 1)
     return features[first : first + num_rows_of(sample)]
 
 
 def _self_heads(head: EagleHead) -> list[tuple[int, int]]:
-    """Query heads that attend to their own row, each with its key head."""
+    """The query heads that attend to their own row, each with its key head."""
     layers = head.settings.layers
     num_groups = layers.num_heads // layers.num_kv_heads
     if num_groups > 1:
@@ -210,7 +210,7 @@ def _attend_to_self(head: EagleHead, attention: Any, found: LowRankMap, generato
 
 
 def _copy_feed_forward(head: EagleHead, target: PreTrainedModel, scale: float) -> None:
-    """Up to where it adds to the residual stream."""
+    """Copies the input weights of the target's last feed-forward."""
     source: Any = find_decoder_layers(target)[-1]
     decoder: Any = target.get_decoder()
     layer: Any = head.layers[0]

@@ -1,11 +1,11 @@
-"""Linear least squares for a head's first weights: minutes of gradient descent in a second.
+"""Linear least squares for a head's initial weights, which replaces minutes of gradient descent by a second.
 
-The head works in the space of the target's final hidden state ``n`` (behind the final norm), which is what the lm_head
-reads. The two maps that are fitted, over some answers of the target:
+The head works in the space of the target's final hidden state ``n`` (after the final norm), the input of the lm_head.
+Two maps are fitted to some answers of the target:
 
 * ``features of token i -> n of token i``, which is ``fc``;
-* ``(embedding of token i + 1, n of token i) -> n of token i + 1, less that of token i``, of the rank that attention
-  has room for: values are its right factor, the output projection its left one, where each row attends to itself.
+* ``(embedding of token i + 1, n of token i) -> n of token i + 1, minus n of token i``, of the rank that the attention
+  allows: with each row attending to itself, the values are its right factor and the output projection its left one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _RIDGE = 1e-2
 
 
 class Regression:
-    """Least squares over rows that come in parts, with a little ridge."""
+    """Least squares with a small ridge term, over rows that are added in parts."""
 
     def __init__(self, num_inputs: int, num_outputs: int) -> None:
         self.gram = torch.zeros(num_inputs, num_inputs)
@@ -27,13 +27,13 @@ class Regression:
         self._cross = torch.zeros(num_inputs, num_outputs)
 
     def add(self, inputs: torch.Tensor, outputs: torch.Tensor) -> None:
-        """Takes ``[num_rows, num_inputs]`` and ``[num_rows, num_outputs]``, float32."""
+        """Adds rows: inputs ``[num_rows, num_inputs]`` and outputs ``[num_rows, num_outputs]``, float32."""
         self.gram += inputs.T @ inputs
         self._cross += inputs.T @ outputs
         self.num_rows += len(inputs)
 
     def solve(self) -> torch.Tensor:
-        """The map ``[num_inputs, num_outputs]``."""
+        """The fitted map, ``[num_inputs, num_outputs]``."""
         damped = self.gram.clone()
         damped.diagonal().add_(_RIDGE * damped.diagonal().mean() + torch.finfo(torch.float32).tiny)
         solution: torch.Tensor = torch.linalg.solve(damped, self._cross)
@@ -42,10 +42,10 @@ class Regression:
 
 @dataclass(frozen=True, slots=True)
 class LowRankMap:
-    """``outputs @ values`` maps inputs to outputs.
+    """The factors of ``outputs @ values``, which maps inputs to outputs.
 
     Attributes:
-        values: ``[rank, num_inputs]``, which give numbers of about 1.
+        values: ``[rank, num_inputs]``, scaled to yield numbers of about 1.
         outputs: ``[num_outputs, rank]``
     """
 
@@ -54,7 +54,7 @@ class LowRankMap:
 
 
 def low_rank(fitted: Regression, rank: int, lm_head: torch.Tensor) -> LowRankMap:
-    """The best map of this rank, where an error counts as it moves the logits (reduced rank regression)."""
+    """The map of this rank with the least error in the logits (reduced rank regression)."""
     solution = fitted.solve()
     metric = lm_head.T @ lm_head
     metric.diagonal().add_(1e-3 * metric.diagonal().mean())
@@ -68,7 +68,7 @@ def low_rank(fitted: Regression, rank: int, lm_head: torch.Tensor) -> LowRankMap
 
 
 def mean_square(parts: Iterable[torch.Tensor]) -> float:
-    """Over all numbers of all parts."""
+    """The mean square of all numbers of all parts."""
     total, count = 0.0, 0
     for part in parts:
         total += float(part.float().square().sum())

@@ -1,7 +1,7 @@
-"""Trains Medusa heads for a target that stays as it is, from its answers (Medusa-1, arXiv 2401.10774).
+"""Trains Medusa heads for a frozen target on the target's answers (Medusa-1, arXiv 2401.10774).
 
-All heads share one lm_head, which starts as the target's own; so does each head, whose blocks add nothing at first.
-The target's whole distribution at the place that a head guesses is what it learns from.
+All heads share one lm_head, which starts as the target's own. The blocks of each head add nothing at first. A head
+learns from the target's whole distribution at the position that it guesses.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class MedusaMethod:
 
 @torch.no_grad()
 def initial_heads(settings: MedusaSettings, target: LoadedModel, vocabulary: torch.Tensor) -> MedusaHeads:
-    """Float32 heads on the target's device, each of which says what the target's own lm_head says."""
+    """Creates float32 heads on the target's device, which initially all compute the target's own lm_head."""
     output: Any = target.model.get_output_embeddings()
     shape = medusa_layout.MedusaSettings(
         hidden_size=output.weight.shape[1],
@@ -115,7 +115,7 @@ def initial_heads(settings: MedusaSettings, target: LoadedModel, vocabulary: tor
 
 @torch.no_grad()
 def evaluate(heads: MedusaHeads, batches: Iterable[RowBatch], num_tree_tokens: int) -> Evaluation:
-    """Guesses behind every answer token, as chains of each head's first guess and as trees."""
+    """Guesses after every answer token, as chains of each head's first guess and as trees."""
     chains = {True: Acceptance(), False: Acceptance()}
     ranks = {is_greedy: RankCounts(heads.num_heads, MAX_RANKS) for is_greedy in chains}
     for batch in batches:
@@ -154,14 +154,14 @@ class _Objective:
 
 
 def _guesses(heads: MedusaHeads, hidden: torch.Tensor) -> torch.Tensor:
-    """The target's ids of each head's likeliest tokens, int64 ``[num_heads, num_rows, num_ranks]``."""
+    """Each head's likeliest tokens as the target's ids, int64 ``[num_heads, num_rows, num_ranks]``."""
     num_ranks = min(MAX_RANKS, heads.draft_vocab_size)
     parts = [heads(part.to(heads.dtype)).topk(num_ranks, dim=-1).indices for part in torch.split(hidden, _ROWS_AT_ONCE)]
     return heads.to_target_ids(torch.cat(parts, dim=1))
 
 
 def _right_ranks(guesses: torch.Tensor, said: torch.Tensor) -> list[list[int]]:
-    """For each position that is followed by enough of the answer, which guess of each head was right."""
+    """For each position that is followed by enough of the answer, the rank of each head's right guess."""
     num_heads, num_rows, _ = guesses.shape
     if (num_whole := num_rows - num_heads + 1) < 1:
         return []

@@ -1,4 +1,4 @@
-"""What a trainer minimises: the loss of a draft's guesses, step by step, against what the target thinks there."""
+"""What a trainer minimises: the loss of a draft's guesses, step by step, against the target's distributions."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _ROWS_AT_ONCE = 512
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Of one batch.
+    """The losses of one batch.
 
     Attributes:
-        loss: over all steps.
+        loss: the loss over all steps.
         hits: by step, how often the draft's first choice was the target's.
-        rows: by step, out of how many.
-        num_rows: answer tokens in the batch.
+        rows: by step, the number of guesses.
+        num_rows: number of answer tokens in the batch.
     """
 
     loss: torch.Tensor
@@ -37,11 +37,11 @@ class Losses:
 
 
 class Objective(Protocol):
-    """A network that learns to draft, and how wrong it is.
+    """A network that learns to draft, and its loss.
 
     Attributes:
-        network: parameters that do not require gradients stay as they are.
-        num_steps: draft positions that losses are computed at.
+        network: the network; parameters that do not require gradients stay fixed.
+        num_steps: number of draft positions with a loss.
     """
 
     @property
@@ -51,17 +51,17 @@ class Objective(Protocol):
     def num_steps(self) -> int: ...
 
     def losses(self, indices: Sequence[int]) -> Losses:
-        """Over the samples at these indices."""
+        """The losses of the samples at these indices."""
         ...
 
 
 class StepLoss:
-    """Cross entropy of guesses against the target's own distribution; later steps count less.
+    """The cross entropy of guesses against the target's own distribution; later steps have less weight.
 
     Args:
-        vocabulary: the target's ids of the draft vocabulary; None takes all of them.
-        num_steps: guesses that follow each other.
-        decay: the loss of step ``s`` counts ``decay ** s``.
+        vocabulary: the target's ids of the draft vocabulary; ``None`` means all ids.
+        num_steps: number of consecutive guesses.
+        decay: the loss of step ``s`` has the weight ``decay ** s``.
     """
 
     def __init__(
@@ -85,10 +85,11 @@ class StepLoss:
         self._tv_weight = settings.tv_weight
 
     def __call__(self, steps: Iterable[torch.Tensor], batch: RowBatch, lm_head: torch.Tensor) -> Losses:
-        """
+        """The losses of a batch.
+
         Args:
-            steps: what the lm_head reads at each step, ``[num_rows, hidden_size]``.
-            lm_head: of the draft, ``[draft_vocab_size, hidden_size]``.
+            steps: the input of the lm_head at each step, ``[num_rows, hidden_size]``.
+            lm_head: the draft's weights, ``[draft_vocab_size, hidden_size]``.
         """
         wanted = batch.choices if self._draft_ids is None else self._draft_ids[batch.choices]
         can_say = wanted >= 0
@@ -117,7 +118,7 @@ class StepLoss:
 
 
 def compute_dtype(settings: TrainingSettings, target: PreTrainedModel) -> torch.dtype:
-    """What the draft computes in."""
+    """The dtype in which the draft computes."""
     if settings.dtype != "auto":
         return TORCH_DTYPES[settings.dtype]
     return torch.bfloat16 if target.dtype == torch.bfloat16 else torch.float32

@@ -1,4 +1,4 @@
-"""AdamW over float32 copies of the weights, so that a head can compute in bfloat16 and still learn small steps."""
+"""AdamW over float32 copies of the weights, so that a head that computes in bfloat16 can make small updates."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _BETAS = (0.9, 0.95)
 
 
 class MasterAdamW:
-    """Optimises those parameters of a network of any dtype that require gradients.
+    """Optimises the parameters of a network, of any dtype, that require gradients.
 
     Args:
-        initial: float32 weights by parameter name; the network's own are replaced by them.
-        max_grad_norm: gradients are scaled down to this.
+        initial: float32 weights by parameter name, which replace the network's own.
+        max_grad_norm: the norm to which gradients are clipped.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class MasterAdamW:
             for name, parameter in self._network.items()
         }
         self._max_grad_norm = max_grad_norm
-        # Norms and the fitted fc have a level of their own, which decay would pull away from.
+        # Weight decay would shift the scale of norms.
         decayed = [weight for weight in self._masters.values() if weight.ndim > 1]
         others = [weight for weight in self._masters.values() if weight.ndim <= 1]
         groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -36,10 +36,10 @@ class MasterAdamW:
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> float:
-        """Moves the weights along the network's gradients, which are gone afterwards.
+        """Updates the weights by the network's gradients and clears these.
 
         Returns:
-            The norm of all gradients before they were scaled down.
+            The norm of all gradients before clipping.
         """
         for name, parameter in self._network.items():
             gradient = parameter.grad
@@ -57,12 +57,12 @@ class MasterAdamW:
         return {name: weight.detach() for name, weight in self._masters.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """All that :meth:`load_state_dict` needs."""
+        """The state for :meth:`load_state_dict`."""
         return {"weights": self.weights(), "adamw": self._adamw.state_dict()}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where the other optimizer was."""
+        """Restores the state of another optimizer."""
         for name, weight in self._masters.items():
             weight.copy_(state["weights"][name])
         self._adamw.load_state_dict(state["adamw"])
@@ -75,9 +75,9 @@ class MasterAdamW:
 
 
 def learning_rate_at(progress: float, step: int, highest: float, warmup_steps: int) -> float:
-    """Rises over the first steps, then falls in a straight line.
+    """The learning rate: rises over the first steps, then falls linearly to 0.
 
     Args:
-        progress: from 0 to 1, where it is 0.
+        progress: progress of the training, from 0 to 1.
     """
     return highest * min(1.0, (step + 1) / warmup_steps) * max(0.0, 1.0 - progress)

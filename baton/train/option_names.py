@@ -1,4 +1,4 @@
-"""Settings of a training run in the words of ``baton train``, for messages."""
+"""Names the settings of a training run by the options of ``baton train``, for messages."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _OPTIONS = {
     **{field: option_name(kind, field) for kind in KINDS.values() for field in kind.model_fields},
 }
 _DIGESTS = ("target", "prompts", "max_prompt_tokens")
-"""Values that say nothing to anybody: hashes, and what follows from others."""
+"""Settings whose values are not shown: hashes, and values that follow from other settings."""
 _DATASET = "dataset"
 
 
 def what_differs(stored: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-    """Names the options whose values are others than before, with both values where these say something."""
+    """Names the options whose values have changed, with both values where they are meaningful to users."""
     found: dict[str, str] = {}
     for name in sorted(stored.keys() | given.keys()):
         before, now = stored.get(name), given.get(name)

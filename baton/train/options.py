@@ -1,4 +1,4 @@
-"""What ``baton train`` can be asked for: the command line derives its options, and their help, from these models."""
+"""The options of ``baton train``. The command line derives its options and their help from these models."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ DraftVocabulary = Annotated[
 
 
 class TrainOptions(Section):
-    """Options of every kind of draft. None leaves the choice to the kind, the model or the cache folder.
+    """Options of every kind of draft. ``None`` leaves the choice to the kind, the model or the cache folder.
 
-    The names of the other fields of a kind are those of its :class:`baton.train.settings.TrainingSettings`.
+    The names of a kind's other fields are those of its :class:`baton.train.settings.TrainingSettings`.
     """
 
     model: Annotated[str, Field(description="The target: its name, a hub id, a folder or a .gguf file.")] = (
@@ -38,7 +38,7 @@ class TrainOptions(Section):
     tokens: Annotated[
         int, Field(ge=1, description="Answer tokens to collect. More data is worth more than more epochs.")
     ] = 1_000_000
-    # Shorter answers teach nothing, see baton/train/collect.py.
+    # Shorter answers are useless; see baton/train/collect.py.
     max_answer_tokens: Annotated[int, Field(ge=8, description="Of one answer.")] = 320
     temperatures: Annotated[str, Field(description="Of the answers, taken in turn; 0 is greedy.")] = "0,0.8"
     self_prompts: Annotated[
@@ -96,7 +96,7 @@ class TrainOptions(Section):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Of the kind's :class:`baton.train.settings.TrainingSettings`, where something was asked for."""
+        """The given values for the kind's :class:`baton.train.settings.TrainingSettings`."""
         common = {
             "num_epochs": self.num_epochs,
             "budget_s": None if self.minutes is None else self.minutes * 60,

@@ -1,4 +1,4 @@
-"""What may be replaced by a checkpoint: an earlier one of the same kind that training wrote, and nothing else."""
+"""Checks the output folder: a checkpoint may replace only one that training wrote, of the same kind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.engine.draft.eagle.eagle_layout import EagleFormat, canonical_names, 
 from baton.engine.draft.references import kind_of
 from baton.train.card import LOG_NAME
 
-# Kinds of `baton train` → the speculation method that such a draft is for.
+# The speculation method of each kind of `baton train`.
 _METHODS = {"eagle3": "eagle3", "medusa": "medusa", "draft": "draft_model"}
 _WHAT = {
     "eagle": "an EAGLE-1/2 head",
@@ -20,18 +20,18 @@ _WHAT = {
     "medusa": "Medusa heads",
     "draft_model": "a language model",
 }
-# A setting that only this kind of draft has.
+# A setting that only one kind of draft has, for each kind.
 _MARKS = {"eagle3": "num_ttt_steps", "medusa": "num_blocks", "draft": "num_layers"}
 
 
 def check_output(folder: Path, kind: str) -> None:
-    """Refuses a folder with files that are not those of an earlier training of this kind.
+    """Refuses a folder with files that do not come from an earlier training of this kind.
 
     Args:
-        kind: of draft, as ``baton train`` calls it.
+        kind: kind of draft, as ``baton train`` names it.
 
     Raises:
-        ConfigError: the message names what is there.
+        ConfigError: the folder is refused; the message says what is in it.
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--out: {folder} is a file. Name a folder.")
@@ -54,7 +54,7 @@ def check_output(folder: Path, kind: str) -> None:
 
 
 def _trained_kind(folder: Path) -> str | None:
-    """Of the training whose log is there."""
+    """The kind of the training whose log is in the folder, or ``None``."""
     try:
         log: Any = json.loads((folder / LOG_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -66,7 +66,7 @@ def _trained_kind(folder: Path) -> str | None:
 
 
 def _stored_method(folder: Path) -> str | None:
-    """What the checkpoint in the folder is for; None for none, or one that was cut off for example."""
+    """The speculation method of the checkpoint in the folder; ``None`` without a readable checkpoint."""
     try:
         kind: str = kind_of(folder)
         if kind != "eagle":

@@ -1,7 +1,7 @@
-"""Where training prompts come from: files of prompts, and the target itself.
+"""The sources of training prompts: files of prompts, and the target itself.
 
-A chat model has learned what users say as well: given its template up to the user's turn, it writes one
-(Xu et al., "Magpie", arXiv 2406.08464).
+A chat model can also write user turns: given its template up to the user's turn, it generates one (Xu et al.,
+"Magpie", arXiv 2406.08464).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _MIN_LETTERS = 0.6
 
 
 def read_prompts(paths: Iterable[Path]) -> list[str]:
-    """Prompts of JSON-lines files, one object with a ``prompt`` per line, in the order of the files.
+    """Reads prompts from JSON-lines files, one object with a ``prompt`` per line, in the order of the files.
 
     Raises:
-        ConfigError: a file cannot be read, or a line is something else; the message names the line.
+        ConfigError: a file cannot be read, or a line is malformed; the message names the line.
     """
     prompts = []
     for path in paths:
@@ -50,10 +50,10 @@ def _prompt_of(line: str, where: str) -> str:
 
 
 class PromptFormat(Protocol):
-    """How a prompt becomes what the target reads.
+    """Converts prompts into the target's input.
 
     Attributes:
-        before_user: token ids up to where a user's turn begins; None where the target cannot write one.
+        before_user: token ids up to the beginning of a user's turn; ``None`` if the target cannot write turns.
     """
 
     @property
@@ -63,13 +63,13 @@ class PromptFormat(Protocol):
     def before_user(self) -> tuple[int, ...] | None: ...
 
     def prompt(self, user_turn: str) -> tuple[int, ...]:
-        """Everything up to where the answer begins."""
+        """The token ids up to the beginning of the answer."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PlainFormat:
-    """Prompts as they are, for models that only continue texts. Implements :class:`PromptFormat`."""
+    """Unchanged prompts, for models that only continue texts. Implements :class:`PromptFormat`."""
 
     tokenizer: Tokenizer
     before_user: None = None
@@ -87,7 +87,7 @@ class ChatFormat:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> ChatFormat:
-        """Raises :class:`ConfigError` when the template changes or moves what the user says."""
+        """The format of a tokenizer. Raises :class:`ConfigError` when its template does not contain the user's text."""
         text = tokenizer.render_chat([{"role": "user", "content": _MARK}])
         before, found, _ = text.partition(_MARK)
         if not found:
@@ -100,7 +100,7 @@ class ChatFormat:
 
 
 def is_usable_turn(text: str) -> bool:
-    """Whether a sampled user turn looks like something that somebody would say."""
+    """Whether a sampled user turn looks plausible."""
     text = text.strip()
     if not _MIN_TURN_CHARS <= len(text) <= _MAX_TURN_CHARS or "\ufffd" in text:
         return False

@@ -1,4 +1,4 @@
-"""A training run from answers to checkpoint, the same for every kind of draft."""
+"""A training run from answers to checkpoint, for every kind of draft."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ Report = Callable[[Progress], None]
 
 @dataclass(frozen=True, slots=True)
 class TrainingData:
-    """Answers of a target, and what it thought while it gave them.
+    """Answers of a target, and the target's states over them.
 
     Attributes:
-        training: indices of samples to learn from.
-        held_out: indices of samples that only evaluation sees.
-        states: of all samples.
+        training: indices of the training samples.
+        held_out: indices of the samples that are only evaluated.
+        states: the states of all samples.
     """
 
     samples: Sequence[Sample]
@@ -54,7 +54,7 @@ class TrainingData:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Samples to evaluate on, in groups of about as many answer tokens as a step of training has."""
+    """Samples for the evaluation, in groups with about as many answer tokens as a training step."""
 
     data: TrainingData
     groups: Sequence[Sequence[int]]
@@ -62,14 +62,14 @@ class HeldOut:
     stop: Stop = never
 
     def __iter__(self) -> Iterator[tuple[list[Sample], list[SampleStates]]]:
-        """Raises :class:`baton.train.stopping.StoppedError` between two groups."""
+        """Yields the groups. May raise :class:`baton.train.stopping.StoppedError` between two groups."""
         for number, group in enumerate(self.groups):
             check(self.stop)
             self.report(Progress("evaluation", progress=number / len(self.groups)))
             yield [self.data.samples[index] for index in group], self.data.states.load(group)
 
     def batches(self) -> Iterator[RowBatch]:
-        """The groups' rows."""
+        """Yields the rows of each group."""
         for samples, states in self:
             yield make_rows(samples, states)
 
@@ -78,7 +78,7 @@ class Method(Protocol):
     """One kind of draft.
 
     Attributes:
-        feature_layers: the target's hidden states that it reads, besides the last one.
+        feature_layers: the target's hidden states that the draft reads, besides the last one.
     """
 
     @property
@@ -88,34 +88,35 @@ class Method(Protocol):
     def feature_layers(self) -> tuple[int, ...]: ...
 
     def objective(self, data: TrainingData) -> Objective:
-        """A new draft, in float32 on the target's device.
+        """Creates a new draft, in float32 on the target's device.
 
         Raises:
-            ConfigError, UnsupportedModelError: there can be no such draft for this target or from these answers.
+            ConfigError, UnsupportedModelError: such a draft is impossible for this target or these answers.
         """
         ...
 
     def write(self, network: nn.Module, folder: Path, target_name: str) -> None:
-        """Writes a checkpoint of the network that :meth:`objective` made, with the weights that it has learned."""
+        """Writes a checkpoint of the trained network of :meth:`objective`."""
         ...
 
     def evaluate(self, folder: Path, held_out: HeldOut) -> Evaluation:
-        """Lets the checkpoint draft, not what is in memory."""
+        """Evaluates the checkpoint as it was written, not the network in memory."""
         ...
 
     def describe(self, network: nn.Module) -> Description:
-        """What the card says of drafts of this kind, and of this one."""
+        """The card's description of this kind of draft, and of this draft."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """
+    """The result of a training run.
+
     Attributes:
-        folder: of the checkpoint, its card and its log.
-        num_steps: optimizer steps.
-        elapsed_s: over all parts of an interrupted run.
-        evaluation: of the checkpoint as it was written.
+        folder: folder with the checkpoint, its card and its log.
+        num_steps: number of optimizer steps.
+        elapsed_s: duration of all parts of an interrupted run together.
+        evaluation: evaluation of the written checkpoint.
     """
 
     folder: Path
@@ -136,24 +137,24 @@ def train(
     stop: Stop = never,
     cache_states: bool = True,
 ) -> TrainingResult:
-    """Trains, evaluates on answers that were held out, and writes a checkpoint with its card and its log.
+    """Trains, evaluates on held-out answers, and writes a checkpoint with its card and its log.
 
-    Interrupted, it goes on from the last state in ``work`` when it is called again with the same arguments.
+    After an interruption, a call with the same arguments continues from the last state in ``work``.
 
     Args:
-        target: must be the model that gave all the answers. Its attention is switched to the ordinary one.
-        output: folder of the checkpoint; files of an earlier one are replaced.
-        work: folder of what is needed until the end and not afterwards.
-        facts: what the card says beyond what is measured.
-        report: called now and then.
-        stop: asked now and then.
+        target: the model that gave all the answers. Its attention is switched to the ordinary implementation.
+        output: folder of the checkpoint; files of an earlier checkpoint are replaced.
+        work: folder of files that are not needed after the end.
+        facts: facts for the card that are not measured.
+        report: called regularly with the progress.
+        stop: checked regularly.
         cache_states: keep the target's hidden states on disk (``2 * hidden_size`` bytes per token in bfloat16 for each
-            layer that the draft reads and for the last one), so that it runs once instead of once an epoch.
+            layer that the draft reads and for the last one), so that the target runs once rather than every epoch.
 
     Raises:
-        ConfigError: the datasets are empty, or one is of another target; or ``work`` belongs to another run.
-        UnsupportedModelError: there can be no such draft for this target.
-        StoppedError: ``stop`` said so; what was done is in ``work``.
+        ConfigError: the datasets are empty, a dataset is of another target, or ``work`` belongs to another run.
+        UnsupportedModelError: such a draft is impossible for this target.
+        StoppedError: ``stop`` returned True; the state is in ``work``.
     """
     start = time.perf_counter()
     settings = method.settings
@@ -182,7 +183,7 @@ def train(
     network = trainer.trained_network()
     description = method.describe(network)
     output.mkdir(parents=True, exist_ok=True)
-    # First of all: by the log, the same command knows the folder as its own when the evaluation was interrupted.
+    # Written first, because the same command recognises its folder by the log if the evaluation is interrupted.
     write_log(output / LOG_NAME, settings, description, trainer.state.log, None)
     method.write(network, output, facts.target_name)
     groups = group_by_rows(held_out[: settings.num_evaluated_samples], samples, settings.rows_per_batch)
@@ -226,7 +227,7 @@ def _cached_states(
     report: Report,
     stop: Stop,
 ) -> States:
-    """A cache per dataset, so that datasets that grow keep what is there."""
+    """The cached states, with one cache per dataset, so that growing datasets keep their caches."""
     parts = [
         CachedStates(work / f"{_STATES_FOLDER}-{index}", frozen, target.fingerprint, samples)
         for index, samples in enumerate(answers)

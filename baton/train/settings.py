@@ -1,4 +1,4 @@
-"""What training depends on, by kind of draft."""
+"""The settings of training, by kind of draft."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Literal
 
 from baton.core.errors import ConfigError
 
-# A resumed run may have others.
+# Settings that may change when a run is resumed.
 FREE_SETTINGS = frozenset({"budget_s", "report_every_steps", "save_every_s", "num_evaluated_samples"})
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSettings:
-    """Choices of one training run. Runs that are resumed must have the same, :data:`FREE_SETTINGS` aside.
+    """The settings of one training run. A resumed run must have the same, except for :data:`FREE_SETTINGS`.
 
     Attributes:
-        tv_weight: part of the loss that is total variation instead of cross entropy, from 0 to 1.
-        num_epochs: passes over the data, unless the budget ends first.
-        budget_s: seconds for everything from reading the data to the last step; None sets no limit. The learning rate
-            falls with whichever is further gone, epochs or budget, so that it is 0 at the end in either case.
-        rows_per_batch: answer tokens of one optimizer step, about.
-        learning_rate: the highest one, after ``warmup_steps``.
-        held_out_share: part of the samples that only evaluation sees.
-        num_evaluated_samples: of these, as many as this are drafted for at the end.
-        num_draft_tokens: drafted in a row in the evaluation.
-        dtype: what the draft computes in; weights are optimised in float32 in either case.
+        tv_weight: share of the loss that is total variation instead of cross entropy, from 0 to 1.
+        num_epochs: number of passes over the data, unless the budget ends first.
+        budget_s: seconds from reading the data to the last step; ``None`` means no limit. The learning rate follows
+            the epochs or the budget, whichever has advanced further, so that it ends at 0 in either case.
+        rows_per_batch: approximate number of answer tokens of one optimizer step.
+        learning_rate: the maximum, reached after ``warmup_steps``.
+        held_out_share: share of the samples that are only evaluated.
+        num_evaluated_samples: maximum number of held-out samples in the final evaluation.
+        num_draft_tokens: length of the drafted chains in the evaluation.
+        dtype: dtype in which the draft computes; weights are always optimised in float32.
 
     Raises:
         ConfigError: a value is out of its range.
@@ -70,15 +70,16 @@ class TrainingSettings:
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Settings(TrainingSettings):
-    """
+    """The settings of an EAGLE-3.1 head.
+
     Attributes:
-        draft_vocab_size: tokens that the head can say; the target's own vocabulary at most.
-        feature_layers: as in ``EagleSettings``; None takes the usual early, middle and late.
-        num_kv_heads: of the head's attention; None takes the target's. Draft KV grows with it.
-        num_ttt_steps: tokens that the head drafts in a row while it is trained (training-time test).
-        step_decay: the loss of step ``s`` counts ``step_decay ** s``.
-        start_from: an EAGLE-3 checkpoint whose weights, shape and draft vocabulary are the first ones, a folder or a
-            hub id; None begins with a linear model of the target.
+        draft_vocab_size: size of the draft vocabulary, at most the target's.
+        feature_layers: as in ``EagleSettings``; ``None`` means the usual early, middle and late layer.
+        num_kv_heads: KV heads of the head's attention; ``None`` means the target's number. Draft KV grows with it.
+        num_ttt_steps: length of the chains that the head drafts in training (training-time test).
+        step_decay: the loss of step ``s`` has the weight ``step_decay ** s``.
+        start_from: an EAGLE-3 checkpoint, a folder or a hub id, whose weights, shape and draft vocabulary are the
+            initial ones; ``None`` means a linear model of the target.
     """
 
     draft_vocab_size: int = 8192
@@ -98,14 +99,15 @@ class Eagle3Settings(TrainingSettings):
 
 @dataclass(frozen=True, slots=True)
 class MedusaSettings(TrainingSettings):
-    """
+    """The settings of Medusa heads.
+
     Attributes:
-        draft_vocab_size: tokens that the heads can say; the target's own vocabulary at most.
-        num_heads: tokens that are guessed at once.
+        draft_vocab_size: size of the draft vocabulary, at most the target's.
+        num_heads: number of heads, each of which guesses one token.
         num_blocks: residual blocks of each head.
-        step_decay: the loss of head ``i`` counts ``step_decay ** i``.
-        train_lm_head: False keeps the lm_head, which all heads share, as the target has it.
-        num_tree_tokens: of the tree that the evaluation looks at besides chains.
+        step_decay: the loss of head ``i`` has the weight ``step_decay ** i``.
+        train_lm_head: False keeps the shared lm_head equal to the target's.
+        num_tree_tokens: size of the tree that is evaluated besides chains.
     """
 
     learning_rate: float = 1e-3
@@ -124,15 +126,17 @@ class MedusaSettings(TrainingSettings):
 
 @dataclass(frozen=True, slots=True)
 class DraftModelSettings(TrainingSettings):
-    """
+    """The settings of a draft model.
+
     Attributes:
-        num_layers: of the draft model.
-        hidden_size: None takes the target's, and with it the target's embedding and, where both are Llamas, layers.
-        num_heads: attention heads; None takes as many as the target's size of a head gives.
-        num_kv_heads: None takes the target's share of ``num_heads``.
-        intermediate_size: of the feed-forward; None takes the target's, in proportion to ``hidden_size``.
-        train_embedding: False keeps embedding and lm_head as the target has them; of no effect with a ``hidden_size``
-            of its own.
+        num_layers: number of layers.
+        hidden_size: ``None`` means the target's size; the draft then starts with the target's embedding and, if both
+            are Llamas, with some of its layers.
+        num_heads: attention heads; ``None`` means as many as the target's head size gives.
+        num_kv_heads: ``None`` means the target's share of ``num_heads``.
+        intermediate_size: size of the feed-forward; ``None`` means the target's in proportion to ``hidden_size``.
+        train_embedding: False keeps embedding and lm_head equal to the target's; has no effect with another
+            ``hidden_size``.
     """
 
     num_layers: int = 4

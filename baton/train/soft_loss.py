@@ -1,6 +1,6 @@
-"""Cross entropy of the draft's logits against the target's distribution, without ever holding all logits.
+"""Cross entropy of the draft's logits against the target's distribution, without storing all logits.
 
-Each chunk of rows goes through the lm_head, its loss and its gradients at once: memory stays in the processor's cache,
+Each chunk of rows passes through the lm_head, its loss and its gradients at once, so that it stays in the CPU's cache
 and the backward pass has nothing left to compute (the idea of Liger Kernel's fused linear cross entropy).
 """
 
@@ -16,12 +16,12 @@ _ROWS_AT_ONCE = 256
 
 @dataclass(frozen=True, slots=True)
 class SoftTargets:
-    """What rows should predict.
+    """The distributions that rows should predict.
 
     Attributes:
-        probs: the target's distribution over the draft vocabulary, ``[num_targets, draft_vocab_size]``.
-        indices: of the target of each row, int64 ``[num_rows]``.
-        weights: of each row's loss, float32 ``[num_rows]``.
+        probs: the target's distributions over the draft vocabulary, ``[num_targets, draft_vocab_size]``.
+        indices: index into ``probs`` for each row, int64 ``[num_rows]``.
+        weights: weight of each row's loss, float32 ``[num_rows]``.
     """
 
     probs: torch.Tensor
@@ -67,10 +67,10 @@ class _LinearSoftLoss(torch.autograd.Function):
 def soft_loss(
     hidden: torch.Tensor, lm_head: torch.Tensor, targets: SoftTargets, tv_weight: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weighted sum over rows of ``(1 - tv_weight) * cross entropy + tv_weight * total variation``.
+    """The weighted sum over rows of ``(1 - tv_weight) * cross entropy + tv_weight * total variation``.
 
-    Total variation is the chance that a sampled draft is rejected, hence what acceptance depends on directly
-    (LK losses); cross entropy has the better gradient far from the goal.
+    Total variation is the probability that a sampled draft is rejected, so it determines acceptance directly (LK
+    losses); cross entropy has better gradients far from the optimum.
 
     Args:
         hidden: ``[num_rows, hidden_size]``
@@ -86,7 +86,7 @@ def soft_loss(
 def _loss_and_gradient(
     logits: torch.Tensor, wanted: torch.Tensor, tv_weight: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each row, and of its logits. May overwrite both arguments."""
+    """The loss of each row, and its gradient with respect to the logits. May overwrite both arguments."""
     log_probs = logits.log_softmax(dim=-1)
     loss = -torch.linalg.vecdot(wanted, log_probs)
     probs = log_probs.exp_()

@@ -1,7 +1,7 @@
-"""Where the target's states of a sample come from: computed when asked for, or once and then from disk.
+"""Sources of the target's states over samples: computed on each use, or computed once and read from disk.
 
 folder/states-00000.safetensors  features [total, num_layers * hidden_size], final [total answers, hidden_size],
-                                 choices int32 [total answers]; of :data:`_SHARD_SAMPLES` samples, in their order
+                                 choices int32 [total answers]; of :data:`_SHARD_SAMPLES` samples, in order
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _SHARD_SAMPLES = 128
 
 
 class States(Protocol):
-    """Gives what the target computed over samples."""
+    """A source of the target's states."""
 
     def load(self, indices: Sequence[int]) -> list[SampleStates]:
-        """Of the samples at these indices."""
+        """The states of the samples at these indices."""
         ...
 
 
 class LiveStates:
-    """Runs the target each time."""
+    """Runs the target on each use."""
 
     def __init__(self, target: FrozenTarget, samples: Sequence[Sample]) -> None:
         self._target = target
@@ -44,7 +44,7 @@ class LiveStates:
 
 
 class JoinedStates:
-    """Several sources as one, whose samples follow each other."""
+    """Concatenates several sources."""
 
     def __init__(self, parts: Sequence[States], sizes: Sequence[int]) -> None:
         self._parts = parts
@@ -59,12 +59,12 @@ class JoinedStates:
 
 
 class CachedStates:
-    """Reads them from disk, where :meth:`fill` has put them.
+    """Reads states from disk, after :meth:`fill` has written them.
 
     Args:
-        folder: is created. Shards in it that belong to these samples, this target and these layers are used as they
-            are; others are replaced.
-        target_fingerprint: what tells this target from others.
+        folder: created if necessary. Its shards are reused if they belong to these samples, this target and these
+            layers; other shards are replaced.
+        target_fingerprint: identifies the target.
     """
 
     def __init__(self, folder: Path, target: FrozenTarget, target_fingerprint: str, samples: Sequence[Sample]) -> None:
@@ -77,11 +77,11 @@ class CachedStates:
         self._files: dict[int, Any] = {}
 
     def num_missing_tokens(self) -> int:
-        """Tokens that :meth:`fill` would run the target over."""
+        """The number of tokens over which :meth:`fill` would run the target."""
         return sum(self._num_tokens(index) for index in self._missing())
 
     def fill(self, report: Callable[[int], None] = lambda num_tokens: None) -> None:
-        """Computes what is missing, shard by shard, each of which appears whole or not at all.
+        """Computes the missing shards and writes each of them atomically.
 
         Args:
             report: called after each shard with the number of its tokens.
@@ -95,7 +95,7 @@ class CachedStates:
         return [self._load(index) for index in indices]
 
     def _missing(self) -> list[int]:
-        """Shards that are to be computed."""
+        """The shards that are still to be computed."""
         num_shards = -(-len(self._samples) // _SHARD_SAMPLES)
         return [index for index in range(num_shards) if not self._is_valid(index)]
 
@@ -159,5 +159,5 @@ def _starts(lengths: Iterable[int]) -> list[int]:
 
 
 def _span(starts: list[int], first: int, index: int) -> slice:
-    """Of a sample, in the shard that begins with sample ``first``."""
+    """The rows of a sample in the shard that begins with sample ``first``."""
     return slice(starts[index] - starts[first], starts[index + 1] - starts[first])

@@ -1,4 +1,4 @@
-"""Stops work on request, at moments when all of it is on disk."""
+"""Stops work on request, at points where all of it is on disk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from baton.core.errors import BatonError
 
 Stop = Callable[[], bool]
-"""Returns True when the work is to end."""
+"""Returns True when the work should stop."""
 
 
 class StoppedError(BatonError):
@@ -17,11 +17,11 @@ class StoppedError(BatonError):
 
 
 def never() -> bool:
-    """For work that runs to its end."""
+    """A :data:`Stop` that never stops."""
     return False
 
 
 def check(stop: Stop) -> None:
-    """Raises :class:`StoppedError` when the work is to end."""
+    """Raises :class:`StoppedError` when the work should stop."""
     if stop():
         raise StoppedError("stopped on request.")

@@ -1,4 +1,4 @@
-"""The frozen target: what it thinks of text that it has said."""
+"""The frozen target: its states over its own answers."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from transformers import PreTrainedModel
 
 from baton.train.dataset import Sample
 
-_TOKENS_PER_FORWARD = 1024  # larger ones leave the processor's cache
+_TOKENS_PER_FORWARD = 1024  # larger batches exceed the CPU's cache
 _CHOICES_AT_ONCE = 512
 
 
 @dataclass(frozen=True, slots=True)
 class SampleStates:
-    """What the target computed over one sample.
+    """The target's states over one sample.
 
     Attributes:
-        features: hidden states of the chosen layers side by side, ``[num_tokens, num_layers * hidden_size]``.
-        final: the hidden state behind the final norm, of answer positions and the last prompt position,
+        features: concatenated hidden states of the chosen layers, ``[num_tokens, num_layers * hidden_size]``.
+        final: the hidden states after the final norm, at the last prompt position and the answer's positions,
             ``[num_answer_tokens + 1, hidden_size]``.
-        choices: the likeliest next token behind each row of ``final``, int64 ``[num_answer_tokens + 1]``.
+        choices: the likeliest next token after each row of ``final``, int64 ``[num_answer_tokens + 1]``.
     """
 
     features: torch.Tensor
@@ -35,8 +35,8 @@ class FrozenTarget:
     """Runs the target over whole samples.
 
     Args:
-        model: any causal language model of transformers; left with its ordinary attention.
-        feature_layers: indices into transformers' ``hidden_states``; none when only the last state counts.
+        model: a causal language model of transformers; its attention is set to the ordinary implementation.
+        feature_layers: indices into transformers' ``hidden_states``; empty if only the last state is needed.
     """
 
     def __init__(self, model: PreTrainedModel, feature_layers: Sequence[int]) -> None:
@@ -48,7 +48,7 @@ class FrozenTarget:
 
     @torch.no_grad()
     def states_of(self, samples: Sequence[Sample]) -> list[SampleStates]:
-        """In the order of ``samples``. Long and short ones run apart, so that little is spent on padding."""
+        """The states of ``samples``, in order. Samples are batched by length, so that there is little padding."""
         found: dict[int, SampleStates] = {}
         for indices in batches_by_length([len(sample.token_ids) for sample in samples]):
             batch = [samples[index] for index in indices]
@@ -73,14 +73,14 @@ class FrozenTarget:
 
 
 def use_fast_attention(model: PreTrainedModel) -> None:
-    """Of transformers' own, for whole samples."""
-    # On CPUs, plain matrix products beat the fused kernel at the length of an answer.
+    """Selects the fastest of transformers' own attention implementations for whole samples."""
+    # On CPUs, plain matrix products are faster than the fused kernel at the length of an answer.
     is_fused = model.device.type != "cpu" and getattr(model, "_supports_sdpa", False)
     model.set_attn_implementation("sdpa" if is_fused else "eager")
 
 
 def padded(samples: Sequence[Sample]) -> torch.Tensor:
-    """Token ids ``[num_samples, longest]``. Padding lies behind the tokens, where causal attention never looks."""
+    """Token ids ``[num_samples, longest]``, padded at the end, to which causal attention does not attend."""
     token_ids = torch.zeros(len(samples), max(len(sample.token_ids) for sample in samples), dtype=torch.int64)
     for row, sample in enumerate(samples):
         token_ids[row, : len(sample.token_ids)] = torch.tensor(sample.token_ids)
@@ -88,7 +88,7 @@ def padded(samples: Sequence[Sample]) -> torch.Tensor:
 
 
 def batches_by_length(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Indices in groups of similar length, which fit into the processor's cache."""
+    """Groups indices by similar length into batches that fit into the CPU's cache."""
     order = sorted(range(len(lengths)), key=lambda index: (lengths[index], index))
     batch: list[int] = []
     for index in order:

@@ -1,4 +1,4 @@
-"""An engine that does nothing but answer training prompts."""
+"""An engine that answers training prompts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ _GPU_MEMORY_FOR_KV = 0.85
 
 @contextmanager
 def answering_engine(target: LoadedModel, settings: CollectSettings) -> Iterator[Engine]:
-    """Its cache holds as many conversations as run at once, or fewer where a GPU has no memory for that.
+    """An engine whose cache holds all concurrent conversations, or fewer if the GPU's memory is too small.
 
-    The memory is free again afterwards.
+    The memory is freed at the end of the context.
 
     Raises:
-        ConfigError: prompt and answer do not fit into the model's context, or the GPU's memory holds not even one.
+        ConfigError: prompt and answer do not fit into the model's context, or the GPU's memory is too small for one
+            conversation.
     """
     longest = settings.max_prompt_tokens + settings.max_answer_tokens
     if longest > target.max_model_len:

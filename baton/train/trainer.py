@@ -24,13 +24,13 @@ _SPEED_DECAY = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a run is at.
+    """The progress of a run.
 
     Attributes:
         stage: ``states`` runs the target over the data, ``training`` and ``held_out`` report losses, ``evaluation``
-            drafts behind held-out answers.
-        progress: of the stage, from 0 to 1.
-        loss: since the last report, or over held-out answers.
+            drafts on held-out answers.
+        progress: progress of the stage, from 0 to 1.
+        loss: mean loss since the last report, or on held-out answers.
         agreement: by draft position, how often the draft's first choice is the target's.
         tokens_per_s: tokens of the data in ``states``, answer tokens in ``training``.
         eta_s: seconds to the end of the stage.
@@ -49,7 +49,7 @@ class Progress:
 
 
 class _Sums:
-    """Losses and hits of several batches."""
+    """Sums of losses and hits over several batches."""
 
     def __init__(self, num_steps: int) -> None:
         self.loss = 0.0
@@ -73,16 +73,16 @@ class _Sums:
 
 
 class Trainer:
-    """One run.
+    """The training loop of one run.
 
     Args:
-        objective: with the first weights of its network in float32. The network computes in ``dtype`` from now on.
-        training: indices of samples to learn from.
-        held_out: indices of samples that only losses are computed on.
-        stop: asked between two steps.
+        objective: has the initial weights of its network in float32. The network is then cast to ``dtype``.
+        training: indices of the training samples.
+        held_out: indices of samples for which only losses are computed.
+        stop: checked between two steps.
 
     Attributes:
-        state: where the run stands.
+        state: the state of the run.
     """
 
     def __init__(
@@ -109,19 +109,19 @@ class Trainer:
         self._stop = stop
 
     def resume(self, state: TrainingState, optimizer: dict[str, Any]) -> None:
-        """Goes on where another trainer of the same settings was."""
+        """Restores the state of another trainer with the same settings."""
         self.state = state
         self.optimizer.load_state_dict(optimizer)
 
     def run(self, start: float, save: Callable[[], None]) -> None:
-        """Until the epochs or the budget are over.
+        """Trains until the end of the epochs or of the budget.
 
         Args:
-            start: when the work of this process began, by ``time.perf_counter()``.
-            save: is called every ``save_every_s``, and at the end.
+            start: when this process began to work, by ``time.perf_counter()``.
+            save: called every ``save_every_s`` seconds and at the end.
 
         Raises:
-            StoppedError: the run was to stop; it was saved.
+            StoppedError: ``stop`` returned True; the state has been saved.
         """
         settings, state = self._settings, self.state
         start -= state.elapsed_s
@@ -161,14 +161,14 @@ class Trainer:
         save()
 
     def trained_network(self) -> nn.Module:
-        """The network with the float32 weights that it has learned."""
+        """The network with its trained weights in float32."""
         network = _cast(self._network, torch.float32).eval().requires_grad_(False)
         network.load_state_dict(self.optimizer.weights(), strict=False)
         return network
 
     @torch.no_grad()
     def held_out_losses(self) -> _Sums:
-        """Over held-out answers, with the weights of now."""
+        """The losses on held-out answers with the current weights."""
         sums = _Sums(self._objective.num_steps)
         for group in group_by_rows(self._held_out, self._samples, self._settings.rows_per_batch):
             sums.add(self._objective.losses(group))
@@ -190,7 +190,7 @@ class Trainer:
         of_epochs = (state.epoch + state.next_batch / num_batches) / settings.num_epochs
         if settings.budget_s is None:
             return of_epochs
-        # Of the time that was left when the first step began: before that, the learning rate had nothing to fall from.
+        # Relative to the time that was left at the first step, so that the learning rate starts at its maximum.
         left = max(1e-9, settings.budget_s - state.started_s)
         return max(of_epochs, (state.elapsed_s - state.started_s) / left)
 
@@ -222,7 +222,7 @@ class Trainer:
 
 
 class _Speed:
-    """Rows per second, of late."""
+    """The recent speed in rows per second."""
 
     def __init__(self) -> None:
         self.rows_per_s = 0.0
@@ -236,7 +236,7 @@ class _Speed:
 
 
 def _cast(network: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Parameters alone: buffers of transformers' models have to stay in float32."""
+    """Casts the parameters only: buffers of transformers' models must stay in float32."""
     for parameter in network.parameters():
         parameter.data = parameter.data.to(dtype)
     return network

@@ -1,4 +1,4 @@
-"""Where a training run stands, on disk, so that it can be interrupted at any moment."""
+"""The state of a training run on disk, so that the run can be interrupted at any time."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ _ADVICE = "Delete it to start from the beginning."
 
 @dataclass(slots=True)
 class TrainingState:
-    """
+    """The state of a training run.
+
     Attributes:
-        epoch: of the next batch.
-        next_batch: its index in the epoch.
-        num_steps: optimizer steps so far.
-        elapsed_s: working time so far, over all parts of an interrupted run.
-        started_s: what ``elapsed_s`` was before the first step.
+        epoch: epoch of the next batch.
+        next_batch: index of the next batch in its epoch.
+        num_steps: number of optimizer steps so far.
+        elapsed_s: working time so far, of all parts of an interrupted run together.
+        started_s: value of ``elapsed_s`` before the first step.
         num_rows: answer tokens trained on so far, counted again in each epoch.
-        log: what was reported and evaluated so far.
+        log: reports and evaluations so far.
     """
 
     epoch: int = 0
@@ -39,11 +40,11 @@ class TrainingState:
 
 
 def save_state(path: Path, identity: dict[str, Any], state: TrainingState, weights: dict[str, Any]) -> None:
-    """Replaces the file in one move.
+    """Replaces the file atomically.
 
     Args:
-        identity: what the run depends on; another one cannot resume it.
-        weights: of the optimizer.
+        identity: everything that the run depends on; only a run with the same identity can resume it.
+        weights: the optimizer's state.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".partial")
@@ -52,10 +53,10 @@ def save_state(path: Path, identity: dict[str, Any], state: TrainingState, weigh
 
 
 def load_state(path: Path, identity: dict[str, Any]) -> tuple[TrainingState, dict[str, Any]] | None:
-    """What :func:`save_state` wrote last, or None when there is nothing.
+    """Loads what :func:`save_state` wrote last; ``None`` if there is no file.
 
     Raises:
-        ConfigError: it cannot be read, or belongs to another run; the message names what differs.
+        ConfigError: the file cannot be read, or belongs to another run; the message names what differs.
     """
     if not path.exists():
         return None
@@ -64,7 +65,7 @@ def load_state(path: Path, identity: dict[str, Any]) -> tuple[TrainingState, dic
         stored = content["identity"]
         state = TrainingState(**content["state"])
         optimizer: dict[str, Any] = content["optimizer"]
-    except pickle.UnpicklingError as error:  # whose message speaks to programmers
+    except pickle.UnpicklingError as error:  # its message is not meant for users
         raise ConfigError(f"training: {path} is no state of a training run. {_ADVICE}") from error
     except (OSError, RuntimeError, LookupError, TypeError, EOFError) as error:
         raise ConfigError(f"training: {path} cannot be read: {error}. {_ADVICE}") from error

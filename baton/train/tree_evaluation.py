@@ -1,4 +1,4 @@
-"""How long the accepted paths are when guesses that do not depend on each other are verified as a tree."""
+"""The length of accepted paths when independent guesses are verified as a tree."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TreeAcceptance:
-    """
+    """The acceptance of the best tree.
+
     Attributes:
-        accuracies: by head and rank: how often this guess was what the target said.
-        num_nodes: of the tree, which is the best one for these accuracies.
-        mean_accepted_length: tokens per target forward (τ), the target's own included; of the very guesses that
-            the tree was chosen by, which are many times more than it has nodes.
+        accuracies: by head and rank, how often this guess equalled the answer's token.
+        num_nodes: number of nodes of the best tree for these accuracies.
+        mean_accepted_length: tokens per forward pass of the target (τ), including the target's own token. Measured on
+            the same guesses by which the tree was chosen, which outnumber its nodes many times.
     """
 
     accuracies: tuple[tuple[float, ...], ...]
@@ -27,8 +28,8 @@ class RankCounts:
     """Counts which guess of each head was right.
 
     Args:
-        num_heads: of the draft.
-        num_ranks: guesses of each head that are looked at.
+        num_heads: number of the draft's heads.
+        num_ranks: number of each head's guesses that are counted.
     """
 
     def __init__(self, num_heads: int, num_ranks: int) -> None:
@@ -37,11 +38,11 @@ class RankCounts:
         self._paths: Counter[tuple[int, ...]] = Counter()
 
     def add(self, paths: Sequence[Sequence[int]]) -> None:
-        """Takes for each position the rank of the right guess of each head, ``num_ranks`` where there is none."""
+        """Adds, for each position, the rank of each head's right guess, or ``num_ranks`` if none was right."""
         self._paths.update(tuple(path) for path in paths)
 
     def acceptance(self, num_nodes: int) -> TreeAcceptance | None:
-        """None when nothing was counted."""
+        """The acceptance of the best tree with ``num_nodes`` nodes; ``None`` when nothing was counted."""
         total = self._paths.total()
         if not total:
             return None
@@ -61,10 +62,10 @@ class RankCounts:
 
 
 def _best_paths(accuracies: Sequence[Sequence[float]], num_nodes: int) -> frozenset[tuple[int, ...]]:
-    """Ranks along the paths of the tree with the most accepted tokens to expect (arXiv 2401.10774, section 2.3.3)."""
+    """The paths of ranks of the tree with the most expected accepted tokens (arXiv 2401.10774, section 2.3.3)."""
     waiting: list[tuple[float, tuple[int, ...]]] = [(-1.0, ())]
     found: list[tuple[int, ...]] = []
-    while waiting and len(found) <= num_nodes:  # the root is none of the nodes
+    while waiting and len(found) <= num_nodes:  # the root does not count as a node
         chance, path = heapq.heappop(waiting)
         found.append(path)
         if len(path) < len(accuracies):

@@ -1,6 +1,6 @@
-"""Training-time test: the head drafts several tokens in a row from every position at once (arXiv 2503.01840, 3.2).
+"""Training-time test: the head drafts several consecutive tokens from every position at once (arXiv 2503.01840, 3.2).
 
-keys that row 2 sees at step 2     true rows   0 1 2         as a prefix in the cache would be
+keys that row 2 sees at step 2     true rows   0 1 2         like a prefix in the cache
                                    own rows    2' 2''        of steps 1 and 2 at the same row: its own draft so far
 """
 
@@ -21,9 +21,9 @@ class UnrolledAttend:
     """Attention of successive steps over the same rows; an :class:`baton.engine.draft.layers.Attend`.
 
     Args:
-        context: keys and values of the rows that are only attended to, each ``[num_context, num_kv_heads, head_dim]``.
-        context_counts: how many of these each sample has.
-        counts: how many rows each sample has.
+        context: keys and values of the context rows, each ``[num_context, num_kv_heads, head_dim]``.
+        context_counts: number of context rows of each sample.
+        counts: number of predicting rows of each sample.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class UnrolledAttend:
         return torch.cat(outputs, dim=2).permute(2, 0, 1, 3).reshape(num_rows, num_heads, dim)
 
     def _begin(self, key: torch.Tensor, value: torch.Tensor) -> None:
-        """The rows of the first step are true ones, which later steps see as well."""
+        """Stores the keys and values of the first step's rows, which are true rows that later steps attend to."""
         self._prefix = [
             [
                 torch.cat(parts).transpose(0, 1)
@@ -91,11 +91,11 @@ class UnrolledAttend:
 def unroll(
     head: EagleHead, batch: RowBatch, num_steps: int, choose: ChooseTokens | None = None
 ) -> Iterator[torch.Tensor]:
-    """What the head's logits are made of, step by step, each ``[num_rows, hidden_size]``.
+    """Yields the inputs of the head's lm_head step by step, each ``[num_rows, hidden_size]``.
 
     Args:
-        choose: gets a step and the hidden states of the step before, and returns the token of each row; None takes
-            those that the target really said.
+        choose: maps a step and the previous step's hidden states to the token of each row; ``None`` uses the answer's
+            tokens.
     """
     features = torch.cat((batch.context_features, batch.features)).to(head.dtype)
     context_hidden, hidden = head.fuse(features).split_with_sizes([len(batch.context_features), batch.num_rows])

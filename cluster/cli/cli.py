@@ -1,7 +1,7 @@
-"""The ``baton`` command. Each command reads its options here and leaves the work to ``cluster/cli_*.py``; those of
-``baton train``, which are many, are read in ``cluster/cli/cli_train.py``.
+"""The ``baton`` command. Each command reads its options here and delegates to ``cluster/cli/cli_*.py``. The many
+options of ``baton train`` are read in ``cluster/cli/cli_train.py``.
 
-ray, torch, transformers and openai are imported by the commands that need them, so that ``--help`` is quick.
+ray, torch, transformers and openai are imported only by the commands that need them, so that ``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ app.add_typer(train_app, name="train")
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command and gives its exit status. Errors that users can cause become one message, never a traceback."""
+    """Runs one command and returns its exit status. User errors are shown as one message without a traceback."""
     return run_app(app, arguments, "baton")
 
 

@@ -1,4 +1,4 @@
-"""``baton bench serve``, ``sweep`` and ``compare``: reads options. The load tool is imported when a command runs, since
+"""The options of ``baton bench serve``, ``sweep`` and ``compare``. The load tool is imported when a command runs, since
 its libraries come with the extra ``bench``."""
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def bench_compare(
 
 
 def load_benchmark(path: str) -> Callable[..., Any]:
-    """The function that ``module:name`` names.
+    """Imports the function ``module:name``.
 
     Raises:
         ConfigError: a library of the extra ``bench`` is not installed.

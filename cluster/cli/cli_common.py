@@ -1,4 +1,4 @@
-"""What several commands share: options of those that ask a router, how they ask it, and how they show a duration."""
+"""Shared parts of the commands: the options for the router, the client, and the format of durations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton.client.router_client import RouterClient
 T = TypeVar("T")
 
 ERROR_PREFIX = "error: "
-"""Before the message that a command ends with."""
+"""Prefix of the message of a failed command."""
 
 EndpointOption = Annotated[
     str | None,
@@ -24,10 +24,13 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print the router's ans
 
 
 def with_client(endpoint: str | None, act: Callable[[RouterClient], Awaitable[T]]) -> T:
-    """What ``act`` says of a client of the router that :func:`baton.client.local_cluster.find_endpoint` finds.
+    """Calls ``act`` with a client of the router and returns its result.
+
+    Args:
+        endpoint: see :func:`baton.client.local_cluster.find_endpoint`.
 
     Raises:
-        BatonError: there is no such router, or it answers with an error.
+        BatonError: there is no router, or it answers with an error.
     """
 
     async def connect_and_act() -> T:
@@ -38,7 +41,7 @@ def with_client(endpoint: str | None, act: Callable[[RouterClient], Awaitable[T]
 
 
 def duration(milliseconds: float) -> str:
-    """As it was measured: ``4.2 ms``, ``128 ms``, ``10.5 s``."""
+    """A duration with its unit: ``4.2 ms``, ``128 ms``, ``10.5 s``."""
     if milliseconds >= 10_000:
         return f"{milliseconds / 1e3:.1f} s"
     return f"{milliseconds:.0f} ms" if milliseconds >= 100 else f"{milliseconds:.1f} ms"

@@ -1,4 +1,4 @@
-"""``baton explain``: a request's time as a waterfall, and what to blame for it."""
+"""``baton explain``: a request's stages as a waterfall, and the causes of its slow parts."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from cluster.cli.cli_slo import slo_sentence
 Which = Literal["newest", "slowest"]
 
 _MIN_BAR = 8
-# Columns of the table; a space follows each.
+# Widths of the table's columns; a space follows each column.
 _MAX_NAME, _DURATION, _SHARE, _COUNT = 20, 7, 4, 5
 _WORK = frozenset({"tokenize", "prefill", "decode", "detokenize", "parse"})
 _LOST = frozenset({"retry", "recompute"})
 
 
 async def fetch_timeline(client: RouterClient, request_id: str | None, which: Which) -> dict[str, Any]:
-    """The timeline of the request named, else of the newest or the slowest one.
+    """The timeline of a request, by default the newest or the slowest one.
 
     Raises:
-        NotFoundError: there is no such request, or none at all.
+        NotFoundError: there is no such request, or no request at all.
     """
     if request_id is None:
         listed = await client.requests(which, 1)
@@ -39,7 +39,7 @@ async def fetch_timeline(client: RouterClient, request_id: str | None, which: Wh
 
 
 def render_timeline(timeline: Mapping[str, Any], width: int) -> RenderableType:
-    """The answer of ``GET /v1/requests/{id}/timeline``, in ``width`` columns."""
+    """Renders the answer of ``GET /v1/requests/{id}/timeline`` in ``width`` columns."""
     sequences: Sequence[Mapping[str, Any]] = timeline.get("sequences") or [timeline]
     parts: list[RenderableType] = []
     for sequence in sequences:
@@ -87,7 +87,7 @@ def _heading(timeline: Mapping[str, Any]) -> Text:
 
 
 def _drafts(attributes: Mapping[str, Any], by_method: Mapping[str, Mapping[str, int]]) -> str:
-    """Older routers and workers name no method."""
+    """The share of accepted drafts. ``by_method`` is empty for older routers and workers."""
     text = f"{attributes.get('accepted_tokens', 0)} of {attributes['drafted_tokens']} drafts accepted"
     if len(by_method) == 1:
         return f"{text} (by {next(iter(by_method))})"
@@ -116,7 +116,7 @@ def _waterfall(timeline: Mapping[str, Any], width: int) -> Table:
 
 
 def _beside(timeline: Mapping[str, Any], width: int) -> Table | None:
-    """What overlaps with the stages: the KV's way, and how decoding went."""
+    """The spans that overlap with the stages: waiting for KV room, and the KV transfer."""
     total_ms = max(float(timeline.get("total_ms", 0.0)), 1e-6)
     table = _table()
     for span in timeline.get("spans", ()):
@@ -129,7 +129,7 @@ def _beside(timeline: Mapping[str, Any], width: int) -> Table | None:
 
 def _table() -> Table:
     table = Table.grid(padding=(0, 1, 0, 0))
-    # In a narrow terminal the bars give way, never the names and numbers.
+    # A narrow terminal crops the bars, never the names and numbers.
     for width in (_MAX_NAME, _DURATION, _SHARE):
         table.add_column(justify="left" if width == _MAX_NAME else "right", no_wrap=True, min_width=width)
     table.add_column(justify="right", no_wrap=True)
@@ -147,7 +147,7 @@ def _bar_width(width: int) -> int:
 
 
 def _bar(start_ms: float, duration_ms: float, total_ms: float, width: int) -> str:
-    """At least one mark, at its place."""
+    """A bar at the position of its start, at least one character long."""
     start = min(width - 1, int(start_ms / total_ms * width))
     length = max(1, min(width - start, round(duration_ms / total_ms * width)))
     return " " * start + "━" * length

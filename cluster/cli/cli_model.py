@@ -1,4 +1,4 @@
-"""``baton model pull``: have a model on this machine before a cluster needs it."""
+"""``baton model pull``: fetches or converts a model before a cluster needs it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from baton.engine.models.model_source import is_hub_id, resolve_model
 
 _FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 _OTHER_FORMATS = ("*/*", "consolidated*")
-"""Copies of the same weights that transformers does not read: subfolders such as original/ and onnx/."""
+"""Copies of the same weights that transformers does not read, in subfolders such as original/ and onnx/."""
 
 
 def pull(name: str, report: Report, *, verify: bool = False) -> Path:
-    """Fetches the default model or a hub model, or converts a GGUF file, unless that was done before.
+    """Fetches the default model or a hub model, or converts a GGUF file, unless that has been done before.
 
     Args:
         verify: compare every file of the default model with its recorded SHA-256.
 
     Returns:
-        the folder that has the model.
+        The folder of the model.
 
     Raises:
-        ConfigError: there is no such model, or ``verify`` was asked for where no hashes were recorded.
-        ModelUnavailableError: it cannot be fetched or converted.
+        ConfigError: there is no such model, or ``verify`` is set and the model has no recorded hashes.
+        ModelUnavailableError: the model cannot be fetched or converted.
     """
     if is_default_model(name):
         return ensure_default_model(report=report, verify=verify)

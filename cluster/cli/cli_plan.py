@@ -1,4 +1,4 @@
-"""``baton plan``, ``advise`` and ``move``: what the autoscaler thinks, and a worker that changes its pool by hand."""
+"""``baton plan``, ``advise`` and ``move``: the autoscaler's plan and advice, and manual role changes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def change_role(
 
 
 def render_plan(answer: Mapping[str, Any]) -> RenderableType:
-    """The answer of GET /admin/plan: a table of pools, and the reasons in sentences."""
+    """Renders the answer of GET /admin/plan: a table of pools, and the reasons as sentences."""
     table = _table("pool", "now", "next", "wanted", "used", "predicted")
     for name, pool in answer["pools"].items():
         attainment = min(pool["attainment"].values(), default=None)
@@ -64,7 +64,7 @@ def render_plan(answer: Mapping[str, Any]) -> RenderableType:
 
 
 def render_advice(answer: Mapping[str, Any]) -> RenderableType:
-    """The answer of GET /admin/advise: what each use of the workers carries, and the advice in sentences."""
+    """Renders the answer of GET /admin/advise: the capacity of each arrangement of the workers, and the advice."""
     bullets = _bullets(answer["texts"])
     if answer["missing"]:
         return Group(*bullets)

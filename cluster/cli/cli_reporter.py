@@ -1,4 +1,4 @@
-"""What commands print: progress and errors on stderr, wide tables on stdout."""
+"""Output of the commands: progress and errors on stderr, wide tables on stdout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REPORT_COLUMNS = 140
 
 
 def run_app(app: typer.Typer, arguments: Sequence[str], prog_name: str) -> int:
-    """Runs one command and returns its exit status. A :class:`BatonError` becomes one message, without a traceback."""
+    """Runs one command and returns its exit status. A :class:`BatonError` is shown as a message without traceback."""
     try:
         app(args=list(arguments), prog_name=prog_name)
     except BatonError as error:
@@ -27,17 +27,17 @@ def run_app(app: typer.Typer, arguments: Sequence[str], prog_name: str) -> int:
 
 
 def print_report(shown: RenderableType) -> None:
-    """Prints tables of figures, at least 140 columns wide: a narrower terminal breaks their lines but cuts nothing."""
+    """Prints tables at least 140 columns wide; a narrower terminal wraps their lines but cuts nothing off."""
     Console(width=max(Console().width, _REPORT_COLUMNS)).print(shown)
 
 
 def error_console() -> Console:
-    """Made anew for each use: stderr may be another one by then."""
+    """A console on stderr, created for each use, because ``sys.stderr`` may have been replaced."""
     return Console(stderr=True)
 
 
 class Reporter:
-    """Progress on stderr: one line that changes on a terminal, one line after another elsewhere."""
+    """Progress on stderr: a line that is updated on a terminal, otherwise a sequence of lines."""
 
     def __init__(self) -> None:
         self._console = error_console()
@@ -57,7 +57,7 @@ class Reporter:
             self._status.start()
 
     def note(self, line: str) -> None:
-        """A line that stays, above the one that changes."""
+        """Prints a permanent line, above the line of progress."""
         self._console.print(Text(line), soft_wrap=True)
 
     def close(self) -> None:

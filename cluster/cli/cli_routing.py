@@ -1,4 +1,4 @@
-"""The routing part of ``baton explain``: routes that were weighed, what was expected of them, and what happened."""
+"""The routing part of ``baton explain``: the scored routes, their predictions, and the actual times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cluster.cli.cli_common import duration
 
 
 def render_routing(timeline: Mapping[str, Any]) -> list[RenderableType]:
-    """Empty for a timeline whose router said nothing of it."""
+    """Renders a timeline's routing record; empty when there is none."""
     record = timeline.get("routing") or {}
     candidates: Sequence[Mapping[str, Any]] = record.get("candidates") or ()
     if not candidates:

@@ -1,4 +1,4 @@
-"""``baton scale``: change how many workers each pool has, while it serves."""
+"""``baton scale``: changes the number of workers of each pool while the cluster serves."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _AUTO = "auto"
 
 
 def parse_targets(assignments: Sequence[str]) -> dict[str, int | str]:
-    """``["prefill=2", "decode=auto"]`` → ``{"prefill": 2, "decode": "auto"}``.
+    """Parses ``["prefill=2", "decode=auto"]`` into ``{"prefill": 2, "decode": "auto"}``.
 
     Raises:
-        ConfigError: not of that form, an unknown pool, a pool named twice, or a number below 1.
+        ConfigError: an assignment is malformed, a pool is unknown or named twice, or a number is below 1.
     """
     targets: dict[str, int | str] = {}
     for assignment in assignments:
@@ -49,17 +49,18 @@ async def scale(
     report: Callable[[str], None],
     note: Callable[[str], None],
 ) -> dict[str, int]:
-    """Sets the targets and, unless ``wait_s`` is None, waits until so many workers are ready and the others gone.
+    """Sets the targets and waits until the wanted workers are ready and the others have left.
 
     Args:
-        report: gets progress, of which only the last line matters.
-        note: gets what the user should know of the pools from now on.
+        wait_s: how long to wait; ``None`` means not at all.
+        report: called with lines of progress, of which only the last matters.
+        note: called with lines that the user should keep.
 
     Returns:
-        every pool's target.
+        Every pool's target.
 
     Raises:
-        DeadlineError: the pools did not get there within ``wait_s`` seconds; the targets stay set.
+        DeadlineError: the pools did not reach their targets within ``wait_s`` seconds; the targets stay set.
     """
     answer = await client.scale(targets)
     for name, pool in answer["pools"].items():
@@ -74,7 +75,7 @@ async def scale(
 
 
 async def _foretell(pools: Sequence[str], client: RouterClient, note: Callable[[str], None]) -> None:
-    """What the autoscaler does next with pools that are handed back to it: it may well shrink them at once."""
+    """Notes the autoscaler's next step for pools that are handed back to it, which it may shrink at once."""
     try:
         plans: Mapping[str, Any] = (await client.plan())["pools"]
     except BatonError as error:
@@ -90,7 +91,7 @@ async def _foretell(pools: Sequence[str], client: RouterClient, note: Callable[[
 async def _wait(client: RouterClient, targets: Mapping[str, int], wait_s: float, report: Callable[[str], None]) -> None:
     deadline_s = time.monotonic() + wait_s
     pools = (await client.status())["pools"]
-    # Those died for reasons that say nothing about this change.
+    # Workers that died before this change; their reasons are unrelated to it.
     dead = {worker["id"] for name in targets for worker in pools[name]["workers"] if _is_dead(worker)}
     reported = ""
     told: set[str] = set()
@@ -115,13 +116,13 @@ async def _wait(client: RouterClient, targets: Mapping[str, int], wait_s: float,
 
 
 def _reasons(pools: Sequence[Mapping[str, Any]], dead: Collection[str]) -> dict[str, str]:
-    """Why workers are not ready or died → one of them of which that is true. The ``dead`` do not count."""
+    """The reasons why workers are not ready or died, each with one such worker. Excludes the ``dead``."""
     workers = [worker for pool in pools for worker in pool["workers"] if worker["id"] not in dead]
     return {worker["reason"]: worker["id"] for worker in reversed(workers) if worker["reason"]}
 
 
 def _states(pool: Mapping[str, Any]) -> dict[str, int]:
-    """How many workers are in each state; dead ones are gone."""
+    """The number of workers in each state, without dead ones."""
     counts: dict[str, int] = {}
     for worker in pool["workers"]:
         if not _is_dead(worker):

@@ -1,4 +1,4 @@
-"""What the command line shows of SLO classes: their attainment, and how one request fared."""
+"""SLO classes on the command line: their attainment, and the result of one request."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _WHY_IT_MISSED = {"rejected": "it was turned away", "failed": "it failed"}
 
 
 def slo_table(classes: Mapping[str, Mapping[str, Any]], *, is_narrow: bool = False) -> Table:
-    """Targets, attainment and goodput by class and window; ``slo`` in the answer of GET /admin/status.
+    """Renders ``slo`` of the answer of GET /admin/status: targets, attainment and goodput by class and window.
 
     Args:
-        is_narrow: 80 columns must do: percent signs only in the headings, and long names are broken.
+        is_narrow: fit into 80 columns, with percent signs only in the headings, and long names broken.
     """
     windows = list(next(iter(classes.values()))["windows"]) if classes else []
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0 if is_narrow else (0, 1, 0, 0), pad_edge=False)
@@ -42,7 +42,7 @@ def slo_table(classes: Mapping[str, Mapping[str, Any]], *, is_narrow: bool = Fal
 
 
 def queue_sentence(admission: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Who waits for room; None when nobody does. ``admission`` in the answer of GET /admin/status."""
+    """The numbers of queued requests in ``admission`` of GET /admin/status; ``None`` when none are queued."""
     waiting = [f"{entry['queued']} {name}" for name, entry in admission.items() if entry["queued"]]
     return f"Waiting for room in the router: {', '.join(waiting)}." if waiting else None
 
@@ -58,7 +58,7 @@ def _attained(attainment: float | None, goal: float, percent: Callable[[float], 
 
 
 def _rate(figures: Mapping[str, Any]) -> Text:
-    """Six characters at most, for up to a million a second."""
+    """Goodput in at most six characters, up to a million per second."""
     if not figures["requests"]:
         return Text(_NOTHING, style="dim")
     rate = float(figures["goodput_per_s"])
@@ -66,7 +66,7 @@ def _rate(figures: Mapping[str, Any]) -> Text:
 
 
 def slo_sentence(attributes: Mapping[str, Any]) -> str | None:
-    """Whether a sequence kept its targets, and by how much; None for a timeline that names no class."""
+    """Whether a sequence met its targets, and by how much; ``None`` for a timeline without a class."""
     name = attributes.get("slo_class")
     if name is None:
         return None
@@ -103,12 +103,12 @@ def _percent(share: float) -> str:
 
 
 def _bare_percent(share: float) -> str:
-    """Five characters at most."""
+    """A percentage without its sign, in at most five characters."""
     return f"{round(share * 100, 2):.4g}"
 
 
 def _ms(value: float) -> str:
-    """A duration with three digits: ``42 ms``, ``1.25 s``; in whole seconds from 1000 s on."""
+    """A duration with three digits: ``42 ms``, ``1.25 s``; from 1000 s on in whole seconds."""
     if value >= 1e6:
         return f"{value / 1e3:.0f} s"
     return f"{value / 1e3:.3g} s" if value >= 1000 else f"{value:.3g} ms"

@@ -1,4 +1,4 @@
-"""``baton submit``: one prompt to the screen, or a file of prompts to a file of answers."""
+"""``baton submit``: answers one prompt on the screen, or a file of prompts in a file of answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from baton.core.errors import BatonError, ConfigError, InvalidRequestError, Over
 DEFAULT_CONCURRENCY = 8
 _MAX_ATTEMPTS_WHEN_OVERLOADED = 60
 _LENGTH_LIMITS = ("max_tokens", "max_completion_tokens")
-"""The API's two names of one limit; a request may have one of them."""
+"""The API's two names of one limit; a request may use one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def request_for(prompt: object, *, chat: bool) -> tuple[str, dict[str, Any]]:
     """Path and body of the request for one prompt.
 
     Raises:
-        InvalidRequestError: a chat needs text, and this prompt is something else.
+        InvalidRequestError: ``chat`` is set and the prompt is not text.
     """
     if not chat:
         return COMPLETION_PATH, {"prompt": prompt}
@@ -60,7 +60,7 @@ async def submit_one(
     stream: bool,
     show: Callable[[str], None],
 ) -> Answer:
-    """Sends one prompt and hands its text to ``show``: piece by piece when streamed, else in one piece.
+    """Sends one prompt and passes the answer's text to ``show``: in pieces when streamed, else as a whole.
 
     Args:
         options: sampling parameters in the API's names.
@@ -86,7 +86,7 @@ async def submit_one(
 
 
 def choice_text(choice: Mapping[str, Any]) -> str:
-    """The text in a choice, whether of a chat, a completion, or a chunk of either."""
+    """The text of a choice of a chat, a completion, or a chunk of either."""
     holder = choice.get("delta") or choice.get("message") or {}
     return str(holder.get("content") or choice.get("text") or "")
 
@@ -106,17 +106,17 @@ async def submit_file(
     concurrency: int,
     on_progress: Callable[[int, int], None],
 ) -> BatchResult:
-    """Answers every line of a JSONL file, in order, into another one.
+    """Answers every line of a JSONL file and writes the answers, in order, into another file.
 
-    A line has ``prompt`` or ``messages``, and may have ``id`` and sampling parameters, which win over ``options``. An
+    A line has ``prompt`` or ``messages``, and may have ``id`` and sampling parameters, which override ``options``. An
     answer has the line's ``id``, ``text``, ``finish_reason`` and ``usage``; a failure has ``id`` and ``error``.
 
     Args:
-        on_progress: called with (lines done, lines in all).
+        on_progress: called with the number of finished lines and of all lines.
 
     Raises:
         ConfigError: a file cannot be read or written.
-        BatonError: the router does not answer at all.
+        BatonError: the router cannot be reached.
     """
     lines = _read_lines(source, target)
     model = await client.model()
@@ -129,7 +129,7 @@ async def submit_file(
 
 
 def check_source(source: Path) -> None:
-    """Raises :class:`ConfigError` for what cannot be read, without opening it: a pipe can be opened only once."""
+    """Raises :class:`ConfigError` for an unreadable file, without opening it: a pipe can be opened only once."""
     if not source.exists():
         raise ConfigError(f"Cannot read {source}: there is no such file.")
     if source.is_dir():
@@ -139,7 +139,7 @@ def check_source(source: Path) -> None:
 
 
 class _Batch:
-    """The state of one file on its way: which lines are done, and which of them are written."""
+    """The progress of one file: the finished lines, and how many of them are written."""
 
     def __init__(
         self,
@@ -175,12 +175,12 @@ class _Batch:
                 for _ in range(min(concurrency, len(lines))):
                     tasks.create_task(work())
         except ExceptionGroup as failures:
-            # What one of them failed on, such as a full disk, the others would fail on, too.
+            # One error is enough: a cause such as a full disk affects all tasks.
             raise failures.exceptions[0] from failures
         return BatchResult(self._num_written - self._num_failed, self._num_failed)
 
     def _finish(self, index: int, result: dict[str, Any]) -> None:
-        """Writes every result whose predecessors are written."""
+        """Stores a result, and writes all results whose predecessors are written."""
         self._done[index] = result
         self._num_done += 1
         self._num_failed += "error" in result
@@ -215,7 +215,7 @@ class _Batch:
         return path, {"model": self._model, **body, **options, **values}
 
     async def _generate(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """A whole file may well be more than the router takes at once: wait as long as it says and try again."""
+        """Sends a request. While the router is overloaded, waits as long as it says and tries again."""
         for _ in range(_MAX_ATTEMPTS_WHEN_OVERLOADED - 1):
             try:
                 return await self._client.generate(path, body)
@@ -226,7 +226,7 @@ class _Batch:
 
 def _to_json(result: Mapping[str, Any]) -> str:
     text = json.dumps(result, ensure_ascii=False)
-    # An id with half a character in it cannot be written as UTF-8, but as an escape it can.
+    # A lone surrogate in an id cannot be encoded as UTF-8, but it can be escaped.
     return text if text.isascii() or text.encode(errors="replace").decode() == text else json.dumps(result)
 
 
@@ -240,7 +240,7 @@ def _result_of(response: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_lines(source: Path, target: Path) -> list[tuple[int, str]]:
-    """Line numbers, from 1, and the lines that are not blank. Refuses to read what will be overwritten."""
+    """The non-blank lines with their numbers, from 1. Refuses a source that is also the target."""
     try:
         if target.exists() and target.samefile(source):
             raise ConfigError(f"{target} is the input file; name another output.")

@@ -1,4 +1,4 @@
-"""``baton train``: starts the trainers, which are named by string, as roles are.
+"""``baton train``: starts the trainers, which are named by strings, as roles are.
 
 They load models into this process, as the benchmarks do.
 """
@@ -24,7 +24,7 @@ from cluster.cli.settings_command import settings_command
 _RUN = "baton.train.command:run"
 _STOPPED = "stopped"
 _STOPPED_STATUS = 130
-"""What shells expect of a command that Ctrl-C ended."""
+"""The exit status that shells expect of a command that Ctrl-C ended."""
 
 app = typer.Typer(
     help="Train drafts for speculative decoding. Interrupted, the same command goes on where it was.",
@@ -56,7 +56,7 @@ for _kind, _options in KINDS.items():
 
 
 def _command_line(context: typer.Context) -> str:
-    """The options that were given, in the order in which help lists them."""
+    """The command line with the given options, in the order in which help lists them."""
     words = ["baton", "train", context.info_name or ""]
     for parameter in context.command.params:
         name = parameter.name or ""

@@ -1,4 +1,4 @@
-"""``baton up`` and ``baton down``: run a cluster in this process or in one of its own, and stop it."""
+"""``baton up`` and ``baton down``: runs a cluster in this process or in a detached one, and stops it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cluster.cli.cli_model import pull
 from cluster.config.config import BatonConfig
 
 LOG_FILE_VARIABLE = "BATON_RUN_LOG"
-"""Set for the process that runs a detached cluster: where its output goes."""
+"""Set for the process of a detached cluster: the file with its output."""
 _PROFILES = "cluster.simulation.profile"
 _POLL_S = 0.2
 _LOG_LINES_SHOWN = 15
@@ -35,7 +35,7 @@ Report = Callable[[str], None]
 
 
 class RunningCluster(Protocol):
-    """What ``cluster.controller.launch.Cluster`` gives once it is started."""
+    """The interface of a started ``cluster.controller.launch.Cluster``."""
 
     @property
     def endpoint(self) -> str: ...
@@ -51,17 +51,17 @@ Starter = Callable[[BatonConfig, Report], RunningCluster]
 
 
 class StartError(BatonError):
-    """A detached cluster ended before it was ready; the message has the last lines of its log."""
+    """A detached cluster ended before it was ready; the message includes the last lines of its log."""
 
     code = "start_failed"
 
 
 def start_cluster(config: BatonConfig, report: Report) -> RunningCluster:
-    """The real starter. On this machine alone it first does, in sight of the user, what would fail or take long later.
+    """Starts a real cluster. A local one first does the steps that may fail or take long, where the user sees them.
 
     Raises:
-        BatonError: the port is taken, the model cannot be had, max_model_len or the draft does not fit it, or
-            something cannot start.
+        BatonError: the port is taken, the model is unavailable, max_model_len or the draft does not fit it, or a part
+            of the cluster cannot start.
     """
     if config.ray.is_local:
         _check_profile(config)
@@ -70,16 +70,16 @@ def start_cluster(config: BatonConfig, report: Report) -> RunningCluster:
         if config.simulation.profile is None:  # simulated workers load neither model nor draft
             _check_context_length(config, folder)
             _check_draft(config, folder, report)
-    from cluster.controller.launch import Cluster  # ray takes a second to import, and most commands need none of it
+    from cluster.controller.launch import Cluster  # importing ray takes a second, and most commands do not need it
 
     return Cluster.start(config, report)
 
 
 def check_configuration(config: BatonConfig) -> None:
-    """Refuses what can be seen to be wrong without fetching, converting or starting anything, even beside a cluster.
+    """Checks what can be checked without fetching, converting or starting anything, even while a cluster runs.
 
     Raises:
-        BatonError: there is no such model, profile or draft, or max_model_len, the draft or the method does not fit.
+        BatonError: the model, profile or draft does not exist, or max_model_len, the draft or the method does not fit.
     """
     if config.ray.address is not None:
         return
@@ -88,7 +88,7 @@ def check_configuration(config: BatonConfig) -> None:
         resolve_model(config.model)
     if config.simulation.profile is not None:
         return
-    # Perhaps it is not there yet: it is checked again when it is.
+    # The model may not be there yet; it is checked again when it is.
     folder = default_model_folder() if is_default_model(config.model) else Path(config.model).expanduser()
     _check_context_length(config, folder)
     draft = config.speculation.draft
@@ -120,7 +120,7 @@ def _check_draft(config: BatonConfig, model_folder: Path, report: Report) -> Non
 def run_in_foreground(
     config: BatonConfig, report: Report, on_ready: Callable[[str], None], starter: Starter = start_cluster
 ) -> None:
-    """Starts a cluster, serves until SIGINT or SIGTERM, and shuts it down.
+    """Starts a cluster, serves until SIGINT or SIGTERM, and shuts the cluster down.
 
     Args:
         on_ready: called with the endpoint once requests can be sent.
@@ -151,11 +151,11 @@ def run_in_foreground(
 
 
 def run_detached(arguments: Sequence[str], report: Report) -> RunState:
-    """Runs ``baton up`` with these arguments in a session of its own and waits until it is ready.
+    """Runs ``baton up`` with these arguments in its own session and waits until the cluster is ready.
 
     Raises:
         ConfigError: a cluster of this user already runs.
-        StartError: the new process ended first.
+        StartError: the new process ended before it was ready.
     """
     refuse_second_cluster()
     log_file = run_folder() / "baton.log"
@@ -180,20 +180,20 @@ def run_detached(arguments: Sequence[str], report: Report) -> RunState:
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], log_file: Path, report: Report) -> RunState:
-    # What may be why the cluster ends is not reported while it may be: the error below says it.
+    # Error lines and what follows are held back, because StartError shows them if the process ends.
     last_words: list[str] = []
     with log_file.open(encoding="utf-8", errors="replace") as log:
         has_ended = False
         while not has_ended:
-            has_ended = process.poll() is not None  # asked first, so that nothing of its log is missed
+            has_ended = process.poll() is not None  # before reading, so that no output is missed
             news = log.read()
             state = read_state()
             ready = state if state is not None and state.pid == process.pid and state.endpoint is not None else None
             if ready is not None:
-                news += log.read()  # all that was reported before it was ready
+                news += log.read()  # completes the output from before it was ready
             for line in filter(None, map(str.strip, news.splitlines())):
                 if ready is not None and line == ready.endpoint:
-                    break  # from there on, the process itself says that it is ready
+                    break  # the caller prints the endpoint itself
                 if last_words or line.startswith(ERROR_PREFIX):
                     last_words.append(line)
                 else:
@@ -213,7 +213,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], log_file: Path, report: 
 
 
 def refuse_second_cluster() -> None:
-    """Raises ConfigError while a recorded cluster lives."""
+    """Raises ConfigError while a recorded cluster runs."""
     state = read_state()
     if state is not None and state.is_running():
         where = f"at {state.endpoint}" if state.endpoint else "and is still starting"
@@ -221,10 +221,10 @@ def refuse_second_cluster() -> None:
 
 
 def stop_cluster(timeout_s: float, report: Report) -> str:
-    """Ends the recorded cluster and waits for it; gives what happened, in words.
+    """Stops the recorded cluster, waits for its end, and returns the outcome as a sentence.
 
     Raises:
-        DeadlineError: it did not end in time; it goes on shutting down.
+        DeadlineError: the cluster did not end in time; it continues to shut down.
         ConfigError: the process belongs to another user.
     """
     state = read_state()

@@ -1,4 +1,4 @@
-"""What the command line shows of a cluster, as rich renderables."""
+"""The state of a cluster as rich renderables."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from cluster.cli.cli_slo import queue_sentence, slo_table
 
 _STATE_STYLES = {"ready": "green", "starting": "yellow", "draining": "yellow", "dead": "red"}
 _DEVICE = "device"
-"""The only column that wraps: names of GPUs are long."""
+"""The only column that wraps, because names of GPUs are long."""
 _WIDE = 100
-"""From so many columns on there is room for everything."""
+"""The number of terminal columns that fits all columns of the table."""
 
 
 def render_status(status: Mapping[str, Any], endpoint: str, width: int) -> RenderableType:
-    """The answer of GET /admin/status as a few lines, a table of workers and one of SLO classes; 80 columns will do.
+    """Renders the answer of GET /admin/status: a few lines, a table of workers and one of SLO classes.
 
     Args:
-        width: of the screen, in columns; a wide one also shows age, node and process of each worker.
+        width: columns of the terminal, at least 80; from 100 on, each worker's age, node and process are shown too.
     """
     requests = status["requests"]
     heading = Text.assemble(
@@ -65,7 +65,7 @@ def render_status(status: Mapping[str, Any], endpoint: str, width: int) -> Rende
 
 
 def _predictions(summary: Mapping[str, Mapping[str, Any]]) -> str:
-    """How far predictions were off, in one line; empty before the first finished request."""
+    """The errors of predictions in one line; empty before the first finished request."""
     told = [
         f"{kind.upper()} ±{errors['p50']:.0%} (p95 {errors['p95']:.0%})"
         for kind, errors in summary.items()
@@ -114,7 +114,7 @@ def _shown(value: object) -> Text:
 
 
 def in_words(seconds: float) -> str:
-    """A duration for people: ``8 s``, ``3 min 20 s``, ``2 h 5 min``, ``1 d 4 h``."""
+    """A human-readable duration: ``8 s``, ``3 min 20 s``, ``2 h 5 min``, ``1 d 4 h``."""
     whole = int(seconds)
     for name, size, smaller, smaller_size in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
         if whole >= size:

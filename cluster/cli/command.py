@@ -7,9 +7,9 @@ import sys
 
 
 def main() -> None:
-    """Runs ``baton``. Ctrl-C while its modules are imported, which takes a second, ends it without a traceback."""
+    """Runs ``baton``. Ctrl-C during the imports, which take a second, ends the process without a traceback."""
     handler = signal.getsignal(signal.SIGINT)
-    if handler is signal.default_int_handler:  # a shell may have told a background job to ignore it
+    if handler is signal.default_int_handler:  # shells make background jobs ignore the signal
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from cluster.cli.cli import run
 

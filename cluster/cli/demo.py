@@ -1,4 +1,4 @@
-"""``make demo``: start a cluster, stream one answer, send a small batch, show what each request cost, shut down."""
+"""``make demo``: starts a cluster, streams one answer, sends a small batch, shows each request's costs, shuts down."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _EXPLANATION = (
     "transfer: from asking for room until the KV is there; most of it runs beside prefill."
 )
 _INTERRUPTED = 130
-"""Exit status by the shells' convention: 128 and the number of SIGINT."""
+"""Exit status by the shells' convention: 128 plus the number of SIGINT."""
 _TIMELINE_ATTEMPTS = 20
 _TIMELINE_RETRY_S = 0.05
 
@@ -73,7 +73,7 @@ def demo(
 
 
 def _run(config: Path | None, console: Console) -> int:
-    """The whole demo; gives the number of failed requests."""
+    """Runs the whole demo and returns the number of failed requests."""
 
     def report(line: str) -> None:
         _say(console, line)
@@ -91,9 +91,9 @@ def _run(config: Path | None, console: Console) -> int:
 
 
 def _settings(config: Path | None) -> BatonConfig:
-    """Every prompt is handed over, unless the file says otherwise.
+    """The configuration, with every prompt handed over unless the file sets ``routing.local_prefill``.
 
-    An idle cluster computes short prompts on the decode worker, and there would be no hand-off to see.
+    Otherwise an idle cluster would compute short prompts on the decode worker, without a hand-off to show.
     """
     settings = load_config(config, {"router.port": 0})
     if "local_prefill" in settings.routing.model_fields_set:
@@ -102,7 +102,7 @@ def _settings(config: Path | None) -> BatonConfig:
 
 
 async def _show_requests(cluster: RunningCluster, console: Console) -> int:
-    """Sends everything and prints the table; gives the number of failed requests."""
+    """Sends all requests, prints the table, and returns the number of failed requests."""
     async with RouterClient(cluster.endpoint) as client:
         model = await client.model()
         console.print(Text.assemble("\n", ("you: ", "bold"), _STREAMED_PROMPT, "\n", (f"{model}: ", "bold")), end="")
@@ -125,7 +125,7 @@ async def _show_requests(cluster: RunningCluster, console: Console) -> int:
 
 
 async def _send_batch(client: RouterClient, model: str, console: Console) -> list[Measurement | BatonError]:
-    """Sends the batch, a few requests at once, while a terminal shows how many are answered."""
+    """Sends the batch, a few requests at a time, and shows the number of answers on a terminal."""
     names = [f"batch {number}" for number in range(1, len(_BATCH_PROMPTS) + 1)]
     _say(console, f"{len(names)} requests, {_BATCH_CONCURRENCY} at a time")
     turn = asyncio.Semaphore(_BATCH_CONCURRENCY)
@@ -139,7 +139,7 @@ async def _send_batch(client: RouterClient, model: str, console: Console) -> lis
         progress.update(f"{num_done} of {len(names)} done")
         return outcome
 
-    with console.status(f"0 of {len(names)} done") as progress:  # nothing where there is no terminal
+    with console.status(f"0 of {len(names)} done") as progress:  # prints nothing without a terminal
         return await asyncio.gather(*map(in_turn, names, _BATCH_PROMPTS))
 
 
@@ -155,7 +155,7 @@ async def _outcome(client: RouterClient, model: str, name: str, prompt: str, sho
 
 
 async def _measure(client: RouterClient, model: str, name: str, prompt: str, show: bool) -> Measurement:
-    """One streamed chat, timed at the client."""
+    """Sends one streamed chat and measures it at the client."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": prompt}],
@@ -197,7 +197,7 @@ async def _measure(client: RouterClient, model: str, name: str, prompt: str, sho
 
 
 async def _finished_timeline(client: RouterClient, request_id: str) -> dict[str, Any]:
-    """The router closes a timeline just after it sent the last chunk, so the client may ask a moment too early."""
+    """A request's finished timeline. The router closes it just after the last chunk, so this may have to retry."""
     for _ in range(_TIMELINE_ATTEMPTS):
         timeline = await client.timeline(request_id)
         if any(span["name"] == "total" for span in timeline["spans"]):

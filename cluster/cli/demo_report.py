@@ -1,4 +1,4 @@
-"""What the demo measures, and the table that shows it."""
+"""The demo's measurements and their table."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from rich.table import Table
 
 _MIB = 2**20
 _WIDE = 100
-"""From so many columns on there is room between the table's columns."""
+"""The number of terminal columns from which the table's columns are separated by spaces."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one request cost. Times in milliseconds; ttft, tpot and total as the client saw them.
+    """The costs of one request. TTFT, TPOT and the total time are measured at the client.
 
     Attributes:
-        drafted_tokens: output tokens that speculation had guessed.
-        tpot_ms: mean time per output token after the first; None when there was no second.
-        kv_bytes, transfer_ms, prefill_ms: from the router's timeline; None where it does not say.
+        drafted_tokens: output tokens that were accepted drafts.
+        tpot_ms: mean time per output token after the first; ``None`` with a single token.
+        kv_bytes, transfer_ms, prefill_ms: values of the router's timeline; ``None`` if it lacks them.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """One figure: its two lines of heading, and whether its values add up, beside having a mean."""
+    """One column: its heading of two lines, its value, and whether a sum is shown besides the mean."""
 
     heading: str
     value: Callable[[Measurement], float | None]
@@ -68,10 +68,10 @@ _COLUMNS = (
 
 
 def cost_table(measurements: Sequence[Measurement], width: int) -> Table:
-    """A row for each request, then sums and means. Fits into 80 columns.
+    """A table with a row for each request, then sums and means. It fits into 80 columns.
 
     Args:
-        width: of the screen, in columns.
+        width: columns of the terminal.
     """
     table = Table(
         title="What each request cost",
@@ -107,7 +107,7 @@ def _mean(column: _Column, measurements: Sequence[Measurement]) -> float | None:
 
 
 def _shown(value: float | None) -> str:
-    """Three digits or more: 0.31, 5.9, 38.3, 1222. Counts are whole."""
+    """A number with one decimal place below 99.95, else none. Counts are whole."""
     if value is None:
         return "-"
     if isinstance(value, int) or value >= 99.95:

@@ -1,4 +1,4 @@
-"""Commands whose options are the fields of a settings model: types, defaults, ranges and help come from them."""
+"""Commands whose options are the fields of a settings model, which define types, defaults, ranges and help."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ SettingsT = TypeVar("SettingsT", bound=BaseModel)
 
 
 def settings_command(settings: type[SettingsT], run: Callable[[typer.Context, SettingsT], None]) -> Callable[..., None]:
-    """The function to register with typer; it calls ``run`` with what was given. Help is the model's docstring.
+    """Creates a function to register with typer, which calls ``run`` with the settings. Its help is their docstring.
 
-    Raises:
-        ConfigError: when the command runs, if the model refuses a value; the message names the option.
+    The function raises :class:`ConfigError` when the model refuses a value; the message names the option.
     """
 
     def command(context: typer.Context, **values: Any) -> None:
@@ -37,7 +36,7 @@ def settings_command(settings: type[SettingsT], run: Callable[[typer.Context, Se
 
 
 def read_settings(settings: type[SettingsT], values: dict[str, Any]) -> SettingsT:
-    """An instance of the model.
+    """Builds the settings from the values of the options.
 
     Raises:
         ConfigError: the model refuses a value; the message names the option.
@@ -72,6 +71,6 @@ def _annotation(settings: type[BaseModel], name: str, field: FieldInfo) -> Any:
 
 
 def _bound(field: FieldInfo, kind: str) -> float | None:
-    """The field's constraint of that name, such as 1 for ``ge`` of ``Field(ge=1)``."""
+    """The field's constraint of this name, such as 1 for ``ge`` of ``Field(ge=1)``."""
     bound: float | None = next((getattr(one, kind) for one in field.metadata if hasattr(one, kind)), None)
     return bound

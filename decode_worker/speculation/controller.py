@@ -50,7 +50,7 @@ class RegisteredMethod:
 
 @dataclass(slots=True)
 class MethodCounts:
-    """Since the worker started: drafts that were verified, the tokens in them, and those that were accepted."""
+    """Counts since the worker started: verified drafts, the tokens in them, and the accepted tokens."""
 
     num_drafts: int = 0
     num_drafted: int = 0
@@ -98,9 +98,9 @@ class SpeculationController:
         self._drafters: dict[str, list[str]] = {}
         self._faults = DraftFaults()
         self.num_failures = 0
-        """How often a method broke."""
+        """The number of times that a method failed."""
         self.counts: dict[str, MethodCounts] = {}
-        """By method, what was verified."""
+        """Counts of verified drafts by method."""
         self.num_drafted = 0
         """Tokens that methods drafted, including those that were not worth their verification."""
 

@@ -28,9 +28,9 @@ def _prior(num_tokens: float) -> float:
 class _Size:
     """
     Attributes:
-        ms: of a step.
-        count: steps of this size.
-        newest: number of the last one.
+        ms: duration of a step of this size.
+        count: number of measured steps of this size.
+        newest: number of the latest one.
     """
 
     ms: float
