@@ -34,7 +34,7 @@ class Draft:
             last ones are dropped when not all can be verified.
         probs: ``[len(token_ids), vocab_size]``, the processed distribution that each node was drawn from, together
             with its siblings and without replacement; ``None`` for guesses that were not drawn.
-        method: name of the speculation method, for statistics; empty where there is only one.
+        method: name of the speculation method, for statistics; empty if not set.
     """
 
     token_ids: tuple[int, ...] = ()

@@ -109,7 +109,6 @@ class DraftCounts:
     num_accepted: int = 0
 
     def to_dict(self) -> dict[str, int]:
-        """Returns a JSON-ready dict."""
         return {"drafted_tokens": self.num_drafted, "accepted_tokens": self.num_accepted}
 
 

@@ -77,7 +77,6 @@ class TritonPaged:
         batch: AttentionBatch,
         variant: AttentionVariant,
     ) -> torch.Tensor:
-        """Implements :meth:`baton.engine.attention.base.AttentionBackend.forward`."""
         self._cache.write(layer, batch.slots, key, value)
         if query.stride(-1) != 1:
             query = query.contiguous()

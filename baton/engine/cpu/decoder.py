@@ -51,7 +51,6 @@ class FusedDecoder:
         self._forward = FusedForward(decoder, cache.keys[:count], cache.values[:count], cache.spec.block_size, columns)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Implements :meth:`baton.engine.runner.forward_pass.ForwardPass.forward`."""
         spans = [span for group in batch.groups for span in group.spans]
         logits, states = self._forward.run(batch.token_ids, batch.positions, batch.slots, spans, batch.logit_rows)
         if self.features is not None:
@@ -60,11 +59,11 @@ class FusedDecoder:
 
     @property
     def has_tiles(self) -> bool:
-        """Implements :attr:`baton.engine.runner.model_runner.ModelRunner.has_tiles`."""
+        """Whether a matrix unit computes the products."""
         return self._forward.has_tiles
 
     def watch_stages(self) -> StageClock:
-        """Implements :meth:`baton.engine.runner.model_runner.ModelRunner.watch_stages`."""
+        """Makes all later forwards record when their stages end."""
         return self._forward.watch()
 
     def close(self) -> None:
@@ -88,7 +87,6 @@ class FusedFeatures(HiddenStates):
         self._states = states
 
     def take(self) -> torch.Tensor:
-        """Implements :meth:`baton.engine.batch.hidden_states.HiddenStates.take`."""
         states, self._states = self._states, None
         if states is None:
             raise RuntimeError("there was no forward to take features from")

@@ -209,7 +209,6 @@ class GraphedForward:
         return memory.logits.index_select(0, batch.logit_rows)
 
     def close(self) -> None:
-        """Implements :meth:`baton.engine.runner.forward_pass.ForwardPass.close`."""
         with suppress(RuntimeError):  # a lost device has nothing left to free
             self._drop_graphs()
         self._inner.close()
@@ -286,7 +285,6 @@ class _GraphFeatures:
         self.of_graph: torch.Tensor | None = None
 
     def take(self) -> torch.Tensor:
-        """Implements :meth:`baton.engine.batch.hidden_states.HiddenStates.take`."""
         taken, self.of_graph = self.of_graph, None
         return self._tap.take() if taken is None else taken
 

@@ -63,30 +63,24 @@ class CudaMemory:
         self._device = device
 
     def total_and_free(self) -> tuple[int, int]:
-        """Implements :meth:`DeviceMemory.total_and_free`."""
         free, total = torch.cuda.mem_get_info(self._device)
         return total, free
 
     def allocated(self) -> int:
-        """Implements :meth:`DeviceMemory.allocated`."""
         return torch.cuda.memory_allocated(self._device)
 
     def reset_peak(self) -> None:
-        """Implements :meth:`DeviceMemory.reset_peak`."""
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def peak(self) -> int:
-        """Implements :meth:`DeviceMemory.peak`."""
         torch.cuda.synchronize(self._device)
         return torch.cuda.max_memory_allocated(self._device)
 
     def release(self) -> None:
-        """Implements :meth:`DeviceMemory.release`."""
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
 
     def limit(self, num_bytes: int) -> None:
-        """Implements :meth:`DeviceMemory.limit`."""
         total, _ = self.total_and_free()
         torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / total), self._device)
 

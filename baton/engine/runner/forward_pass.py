@@ -56,7 +56,6 @@ class TransformersForward:
         self._selects_rows = accepts_logits_to_keep(loaded.model)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Implements :meth:`ForwardPass.forward`."""
         return self.compute(batch.token_ids, batch.positions, batch.logit_rows, batch)
 
     def compute(

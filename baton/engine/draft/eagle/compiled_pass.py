@@ -67,7 +67,6 @@ class FusedHeadPass:
     def run(
         self, spans: Sequence[Span], token_ids: Sequence[int], hidden: torch.Tensor, *, only_last: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Implements :meth:`baton.engine.draft.eagle.head_pass.HeadPass.run`."""
         positions: list[int] = []
         slots: list[int] = []
         last: list[int] = []

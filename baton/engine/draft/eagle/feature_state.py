@@ -122,7 +122,7 @@ class _RestedStep:
 
 
 class FeatureState:
-    """The rows of all requests on a worker. Use only in the engine's thread.
+    """Implements :class:`baton.engine.draft.network.DraftState`: the rows of all requests on a worker.
 
     Args:
         head: the head that reads them.

@@ -58,7 +58,6 @@ class ModuleHeadPass:
     def run(
         self, spans: Sequence[Span], token_ids: Sequence[int], hidden: torch.Tensor, *, only_last: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Implements :meth:`HeadPass.run`."""
         rows = self.rows(spans)
         tokens = upload_ints(token_ids, hidden.device)
         attend = PagedAttend(self._backend, rows, self._first_layer)

@@ -49,7 +49,7 @@ class _Block(nn.Module):
 
 
 class MedusaHeads(nn.Module):
-    """All heads of one target.
+    """All heads of one target. Implements :class:`baton.engine.contracts.DraftNetwork`.
 
     Args:
         target: its lm_head is used when the heads have none.
@@ -82,7 +82,6 @@ class MedusaHeads(nn.Module):
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """Implements :attr:`baton.engine.contracts.DraftNetwork.feature_layers`."""
         return (FINAL_HIDDEN,)
 
     @property

@@ -48,7 +48,7 @@ class _Record:
 
 
 class TokenState:
-    """The draft KV of all requests on a worker. Use only in the engine's thread.
+    """Implements :class:`baton.engine.draft.network.DraftState`: the draft KV of all requests on a worker.
 
     Args:
         draft: the draft model.
@@ -156,7 +156,6 @@ class TokenState:
         return b""
 
     def adopt(self, request: Request, state: bytes | None, first_new: int = 0) -> None:
-        """Implements :meth:`baton.engine.draft.network.DraftState.adopt`."""
         if state:
             raise ValueError(f"a draft state of {len(state)} bytes came, but a draft model has none besides its KV")
         arrived = slots_of(request.block_ids, first_new, request.num_computed_tokens, self._block_size)
