@@ -1,1 +1,1 @@
-"""Workers without weights: their time comes from a profile, their blocks and prefix caches are real ones. No torch."""
+"""Simulated workers: step times come from a profile, KV blocks and prefix caches are real. No torch."""

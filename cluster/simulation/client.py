@@ -1,5 +1,4 @@
-"""The router's connection to a simulated worker of its own process: ``WorkerClient``'s
-methods, without a wire."""
+"""The router's connection to a simulated worker in its own process: a ``WorkerClient`` without a network."""
 
 from __future__ import annotations
 
@@ -14,10 +13,10 @@ from cluster.simulation.worker import SimulatedWorker
 
 
 class InProcessClient(WorkerClient):
-    """Both ends share one loop and one clock, so that nothing has to be measured or shifted.
+    """Calls a worker in the same event loop and with the same clock, so no clock offset is measured.
 
     Args:
-        worker: None: nobody is there.
+        worker: the worker at ``address``; ``None`` means that there is none.
     """
 
     def __init__(self, address: str, worker: SimulatedWorker | None) -> None:
@@ -25,24 +24,19 @@ class InProcessClient(WorkerClient):
         self._simulated = worker
 
     def prefill(self, request: worker_pb2.PrefillRequest, timeout_s: float) -> AsyncGenerator[worker_pb2.PrefillEvent]:
-        """See the base class."""
         return self._present().prefill(request, timeout_s)
 
     def generate(self, request: worker_pb2.GenerateRequest, timeout_s: float) -> AsyncGenerator[worker_pb2.TokenBatch]:
-        """See the base class."""
         return self._present().generate(request, timeout_s)
 
     async def abandon(self, transfer_id: str) -> None:
-        """See the base class."""
         if self._simulated is not None:
             self._simulated.sink.abandon(transfer_id)
 
     def watch_cache(self) -> AsyncGenerator[worker_pb2.CacheEvents]:
-        """See the base class."""
         return self._present().watch_cache()
 
     async def stats(self, timeout_s: float = 2.0, samples_after: int | None = None) -> worker_pb2.WorkerStats:
-        """See the base class."""
         return self._present().stats(samples_after)
 
     @property
@@ -50,18 +44,16 @@ class InProcessClient(WorkerClient):
         return False
 
     async def sync_clock(self) -> None:
-        """There is one clock."""
+        """Does nothing, since both ends share a clock."""
 
     def record(self, timeline: Timeline, events: Mapping[Event, float]) -> None:
-        """See the base class."""
         for event, at_s in events.items():
             timeline.replace(event, at_s)
 
     def record_steps(self, log: StepLog, batch: worker_pb2.TokenBatch, first_token: int) -> None:
-        """Nobody looks at the steps of a replay."""
+        """Does nothing, since a replay does not use steps."""
 
     def record_parts(self, timeline: Timeline, parts: Iterable[worker_pb2.TransferPart]) -> None:
-        """See the base class."""
         timeline.parts = [
             TransferPart(part.num_bytes, part.num_parts, part.started_s, part.sent_s, part.acknowledged_s)
             for part in parts
@@ -71,7 +63,7 @@ class InProcessClient(WorkerClient):
         return self._simulated is not None
 
     async def close(self) -> None:
-        """Ends every call that is open; its reader gets :class:`WorkerLostError`."""
+        """Ends every open call. Its reader gets a :class:`WorkerLostError`."""
         worker, self._simulated = self._simulated, None
         if worker is not None:
             worker.stop(WorkerLostError(f"the worker at {self.address} has left the cluster"))

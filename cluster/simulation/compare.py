@@ -1,4 +1,4 @@
-"""A simulation against the real run that it is to tell: how far its figures are from what was measured."""
+"""Compares a simulation with the real run that it predicts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from cluster.simulation.workload import MeasuredRequest
 
 
 def read_stage(file: Path, label: str | None = None) -> dict[str, Any]:
-    """A stage of a report of ``baton bench serve --json``; the only one, or the one of that label.
+    """Reads a stage of a report of ``baton bench serve --json``: the one with ``label``, or the only one.
 
     Raises:
-        ConfigError: the file is no such report, or has no such stage.
+        ConfigError: the file is not such a report, or has no such stage.
     """
     document = read_serve_document(file)
     stages = {str(stage["label"]): stage for stage in document["stages"]}
@@ -32,12 +32,12 @@ def read_stage(file: Path, label: str | None = None) -> dict[str, Any]:
 
 
 def measured_requests(stage: Mapping[str, Any]) -> tuple[list[MeasuredRequest], int]:
-    """The requests of a real run, as they were, and how many are left out because nobody knows their length.
+    """The requests of a real run, and the number of requests left out because their length is unknown.
 
-    One that failed loaded the servers, too: it counts with the lengths that were asked for.
+    Failed requests loaded the servers too, so they count with the lengths that were requested.
 
     Raises:
-        ConfigError: the report has no samples.
+        ConfigError: the report has no samples of single requests.
     """
     samples = stage.get("samples", ())
     found = [request for request in map(_measured, samples) if request is not None]

@@ -22,14 +22,14 @@ T = TypeVar("T")
 
 _SAMPLES_EVERY_S = 1.0
 _LEARNING_S = 10.0
-"""From the start on samples are fetched every second, as a real router does it; then less often, to save time."""
+"""Time in which samples are fetched every second, as by a real router. Later they are fetched less often."""
 
 
 class VirtualControlPlane:
-    """:class:`ControlPlane` on the clock of the event loop, with workers and pools of its own.
+    """A :class:`ControlPlane` on the clock of the event loop, with simulated workers and pools.
 
     Args:
-        poll_s: how often step samples are fetched.
+        poll_s: interval at which step samples are fetched.
     """
 
     def __init__(self, config: BatonConfig, profile: TimingProfile, poll_s: float) -> None:
@@ -42,7 +42,7 @@ class VirtualControlPlane:
         self._plane = ControlPlane(config, self.registry, self._pools, clock=self._clock, offload=_in_place)
         self._tasks = BackgroundTasks()
         self._running: list[asyncio.Task[None]] = []
-        card = ModelCard("simulated", 2**31, 2**31, 0)  # the router asks the workers for what bounds a request
+        card = ModelCard("simulated", 2**31, 2**31, 0)  # the router takes the limits of requests from the workers
         self.router = self._plane.create_router(card, TimelineStore(0))
 
     @property
@@ -54,21 +54,21 @@ class VirtualControlPlane:
         return self._plane.metrics
 
     async def start(self) -> None:
-        """Brings the pools to their sizes."""
+        """Starts the configured workers, the polling and the autoscaler."""
         await self._pools.fill({pool: self._config.pool(pool).workers for pool in POOLS})
         self._running.append(self._tasks.spawn(self._poll()))
         if self._config.autoscaler.enabled:
             self._running.append(self._tasks.spawn(self._plane.autoscaler.run()))
 
     async def _add_worker(self, pool: str) -> str:
-        """Its id; requests may go to it at once."""
+        """Adds a worker that takes requests at once. Returns its id."""
         worker = self.cluster.add(pool)
         self._plane.prefixes.add(worker)
         await self._plane.samples.add(worker)
         return worker.info.worker_id
 
     async def _remove_worker(self, worker_id: str) -> None:
-        """When nothing runs on it any more."""
+        """Drains a worker and removes it."""
         worker = self.registry.drain(worker_id)
         if worker is not None:
             await worker.idle.wait()
@@ -93,5 +93,5 @@ class VirtualControlPlane:
 
 
 async def _in_place(work: Callable[[], T], /) -> T:
-    """When a thread is done would be chance, and a replay is not to depend on it."""
+    """Runs the work at once, since the timing of a thread would make replays nondeterministic."""
     return work()

@@ -1,11 +1,11 @@
-"""The engine of a simulated worker: schedules as the real one does, and lets time pass instead of computing.
+"""The engine of a simulated worker: it schedules like the real one and lets time pass instead of computing.
 
     wake ─▶ admit ─▶ plan a step or a leap ─▶ (time passes) ─▶ book it: chunks, tokens, ends ─▶ admit …
                                                    ▲
-                                 who arrives meanwhile cuts the leap behind the step under way
+                                 a new request cuts the leap after the step in progress
 
-Blocks and prefix cache are the real ones. A batch that only decodes makes all of its steps up to the next message or
-end in one leap; nothing about it changes on the way but the contexts, so that its length has a closed form.
+Blocks and prefix cache are the real ones. A batch that only decodes takes all steps up to the next message or end in
+one leap. Only the contexts change on the way, so its duration has a closed form.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from cluster.simulation.timing import Leap, Noise, StepWork, sample_leap
 from cluster.simulation.tokens import FakeTokens
 
 _LATE_S = 0.1
-"""In real time a timer comes late; steps follow each other without that delay unless it gets longer than this."""
+"""Timers fire late in real time. A step starts at the previous one's end, unless the delay exceeds this."""
 _SAMPLE_EVERY_S = 0.2
-"""Leaps that only decode are sampled that often: the latency model learns no more from all of them."""
+"""Interval of samples of decode-only leaps, which are enough for the latency model."""
 
 
 class SimulatedEngine:
-    """One worker's. Belongs to its event loop, whose clock is its time.
+    """The engine of one worker. It belongs to an event loop, whose clock is its time.
 
     Args:
-        costs: of its steps.
-        tokens_per_message: the most that one output has; a sequence's outputs grow from one token to so many.
-        longest_leap: steps.
-        on_free: called whenever blocks have become free.
+        costs: costs of its steps.
+        tokens_per_message: largest number of tokens in one output. The outputs of a sequence grow from one token to it.
+        longest_leap: largest number of steps in a leap.
+        on_free: called whenever blocks are freed.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class SimulatedEngine:
         self._noise = Noise(profile.noise, seed)
         self._on_free = on_free
         self._waiting: list[SimulatedSequence] = []
-        self._running: dict[SimulatedSequence, None] = {}  # in the order in which they were admitted
+        self._running: dict[SimulatedSequence, None] = {}  # in order of admission
         self._computing: dict[SimulatedSequence, None] = {}
         self._num_decoding = 0
         self._progress = 0
         self._context_base = 0
-        """Thousandths: contexts of all that decode are this and ``progress`` for each of them."""
+        """In thousandths. The contexts of all decoding sequences sum up to this plus ``progress`` for each of them."""
         self._due: list[tuple[int, int, SimulatedSequence]] = []
         self._order = count()
         self._leap: Leap | None = None
@@ -99,7 +99,7 @@ class SimulatedEngine:
         return len(self._waiting)
 
     def add(self, sequence: SimulatedSequence) -> None:
-        """Queues a request that fits; one whose KV was imported comes with its blocks."""
+        """Queues a request that fits. If its KV was imported, it has its blocks already."""
         request = sequence.request
         sequence.stop = self._tokens.stop_length(request.params, request.num_prompt_tokens)
         self._waiting.append(sequence)
@@ -109,7 +109,7 @@ class SimulatedEngine:
             self._cut()
 
     def abort(self, sequence: SimulatedSequence) -> None:
-        """Forgets a request; harmless when it is over."""
+        """Aborts a request. Does nothing if it has finished."""
         if sequence.request.is_finished:
             return
         sequence.on_computed = None
@@ -120,14 +120,14 @@ class SimulatedEngine:
             self._leave(sequence, FinishReason.ABORT)
 
     def wake(self) -> None:
-        """Blocks have become free that no request of this engine held."""
+        """Resumes scheduling after blocks were freed outside of this engine."""
         if self._leap is None:
             self._begin(self._loop.time())
         elif self._waiting:
             self._cut()
 
     def stop(self, error: BatonError) -> None:
-        """No further step; whoever waits for an output gets ``error``."""
+        """Stops the engine. Readers that wait for an output get ``error``."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -135,14 +135,14 @@ class SimulatedEngine:
             sequence.outputs.put_nowait(error)
 
     def holders(self) -> list[Request]:
-        """Every request that may hold blocks."""
+        """All requests that may hold blocks."""
         return [sequence.request for sequence in (*self._running, *self._waiting)]
 
     @property
     def _num_seats(self) -> int:
         return min(self.limits.max_num_seqs, self.limits.chunk_tokens)
 
-    # A step or a leap begins.
+    # Start of a step or leap.
 
     def _begin(self, now_s: float) -> None:
         self._seat_imports(now_s)
@@ -176,7 +176,7 @@ class SimulatedEngine:
         )
 
     def _allowance(self) -> PromptAllowance:
-        """What prompts may take of the next step. The engine knows its costs; a real one learns them."""
+        """The allowance of prompts in the next step. The simulated engine knows its costs, a real one learns them."""
         batch = self._num_decoding
         targets = (s.request.tpot_target_s for s in self._running if s.is_decoding and s.request.tpot_target_s)
         context = (self._context_base + batch * self._progress) / UNIT
@@ -188,7 +188,7 @@ class SimulatedEngine:
         return min(self.longest_leap, max(1, -(-missing // self._rate[0])))
 
     def _cut(self) -> None:
-        """Lets the leap end with the step under way."""
+        """Ends the leap after the step in progress."""
         leap = self._leap
         if leap is None or leap.num_steps == 1:
             return
@@ -199,7 +199,7 @@ class SimulatedEngine:
                 self._timer.cancel()
             self._timer = self._loop.call_at(leap.end_s(), self._leap_is_over)
 
-    # It is over.
+    # End of a step or leap.
 
     def _leap_is_over(self) -> None:
         leap = self._leap
@@ -211,7 +211,7 @@ class SimulatedEngine:
         self._sample(leap, end_s)
         self._progress += self._rate[0] * leap.num_steps
         for sequence, num_tokens in self._chunks:
-            if sequence in self._computing:  # or else one before it has taken its blocks
+            if sequence in self._computing:  # unless an earlier one has preempted it
                 self._book_chunk(sequence, num_tokens, end_s)
         while self._due and self._due[0][0] <= self._progress:
             due, _, sequence = heapq.heappop(self._due)
@@ -238,7 +238,7 @@ class SimulatedEngine:
                 self._start_decoding(sequence)
 
     def _deliver(self, sequence: SimulatedSequence, end_s: float) -> None:
-        """A message of a sequence that decodes is due."""
+        """Sends the due message of a decoding sequence."""
         request = sequence.request
         num_output = sequence.output_at(self._progress)
         self._emit(sequence, num_output, end_s)
@@ -249,7 +249,7 @@ class SimulatedEngine:
         self._plan_message(sequence)
 
     def _emit(self, sequence: SimulatedSequence, num_output: int, end_s: float) -> None:
-        """Sends the tokens up to ``num_output``, and ends the sequence where they end."""
+        """Sends the tokens up to ``num_output``, and ends the sequence if they are its last ones."""
         request = sequence.request
         known = len(request.output_token_ids)
         tokens = self._tokens.between(request.params, known, num_output, sequence.stop)
@@ -278,16 +278,16 @@ class SimulatedEngine:
             self._sample_due_s = end_s + _SAMPLE_EVERY_S
         self.samples.add(sample_leap(leap, self._work, self._num_decoding, self._rate[0] / UNIT))
 
-    # Who runs.
+    # Running sequences.
 
     def _seat_imports(self, now_s: float) -> None:
-        """Those whose KV came with them decode from the next step on, whoever waits for blocks."""
+        """Starts sequences with imported KV, regardless of others that wait for blocks."""
         imported = [s for s in self._waiting if s.request.block_ids and s.remaining == 1]
         for sequence in sorted(imported, key=lambda s: self._ordering.key(s.request, now_s)):
             self._start(sequence, now_s)
 
     def _start(self, sequence: SimulatedSequence, now_s: float) -> bool:
-        """See ``Scheduler._start``. False: no seat, or too few blocks."""
+        """Starts a waiting sequence, like ``Scheduler._start``. Returns False without a seat or enough blocks."""
         request = sequence.request
         if len(self._running) >= self._num_seats:
             return False
@@ -323,7 +323,7 @@ class SimulatedEngine:
             self._context_base -= known * UNIT - sequence.base_progress
 
     def _plan_message(self, sequence: SimulatedSequence) -> None:
-        """When the next message is due; makes room for its tokens, and preempts where there is none."""
+        """Plans the next message and allocates blocks for its tokens, by preemption if necessary."""
         request = sequence.request
         known = len(request.output_token_ids)
         sequence.due_tokens = min(sequence.length, known + sequence.message_tokens)
@@ -338,7 +338,7 @@ class SimulatedEngine:
         heapq.heappush(self._due, (sequence.progress_at(sequence.due_tokens), next(self._order), sequence))
 
     def _least_urgent(self) -> SimulatedSequence:
-        """Of those that run; of equals the one that started last."""
+        """The least urgent running sequence; among equals, the one that started last."""
         now_s, key = self._loop.time(), self._ordering.key
         return max(((key(s.request, now_s), number, s) for number, s in enumerate(self._running)))[2]
 
@@ -359,7 +359,7 @@ class SimulatedEngine:
         self._on_free()
 
     def _reclaim_import(self, now_s: float) -> bool:
-        """Nothing can run: the last one that waits with imported KV gives it up. False: there is none."""
+        """Frees imported KV of the last waiting sequence that has any, if nothing can run. Returns whether it did."""
         waiting = sorted(self._waiting, key=lambda s: self._ordering.key(s.request, now_s))
         holders = [sequence for sequence in waiting[1:] if sequence.request.block_ids]
         if not holders:
@@ -370,7 +370,7 @@ class SimulatedEngine:
         return True
 
     def _leave(self, sequence: SimulatedSequence, reason: FinishReason) -> None:
-        """The one way out."""
+        """Ends a sequence and frees its blocks. Every sequence ends here."""
         request = sequence.request
         self._stop_decoding(sequence)
         if sequence in self._running:
@@ -384,6 +384,6 @@ class SimulatedEngine:
         self._on_free()
 
     def fail(self, sequence: SimulatedSequence, error: BatonError) -> None:
-        """Ends a request with an error that its reader gets."""
+        """Aborts a request and sends the error to its reader."""
         self.abort(sequence)
         sequence.outputs.put_nowait(error)

@@ -1,4 +1,4 @@
-"""``baton simulate``: from its options to a replay, and what to show of it."""
+"""``baton simulate``: from its options to a replay and its report."""
 
 from __future__ import annotations
 
@@ -29,20 +29,21 @@ ROUTERS: Mapping[str, Mapping[str, Any]] = {
     "baton": {},
     "round_robin": {"routing.picker": "round_robin", "routing.local_prefill": "never", "admission.mode": "off"},
 }
-"""What ``--router`` sets in the configuration."""
+"""Configuration overrides by value of ``--router``."""
 _OF_TRACES = (
     "rate_scale", "input_scale", "output_scale", "requests",
     "trace_format", "trace_start_s", "trace_seconds", "warmup_s",
 )  # fmt: skip
-"""Options that change requests of a trace alone."""
+"""Options that only apply to requests of a trace."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Requests:
-    """
+    """The requests to replay.
+
     Attributes:
-        warmup_s: for which they are a warm-up.
-        num_left_out: of a real run: those that cannot be sent again.
+        warmup_s: seconds from the start in which requests do not count.
+        num_left_out: requests of a real run that cannot be repeated.
     """
 
     arrivals: list[Arrival]
@@ -54,7 +55,7 @@ class _Requests:
         return sum(arrival.is_cut for arrival in self.arrivals)
 
     def notes(self) -> Iterator[str]:
-        """What was done to them that nobody asked for."""
+        """Notes on left out and shortened requests."""
         if self.num_left_out:
             yield f"{self.num_left_out} requests of the real run are left out: nobody knows how long they were"
         if self.num_cut:
@@ -62,10 +63,10 @@ class _Requests:
 
 
 def simulate(options: SimulateOptions, report: Callable[[str], None]) -> RenderableType:
-    """Replays a trace, or a real run, in virtual time; what to show of it.
+    """Replays a trace or a real run in virtual time. Returns the report to show.
 
     Raises:
-        BatonError: something that was asked for is not known or cannot be simulated.
+        BatonError: an option is invalid or cannot be simulated.
     """
     if options.trace_seconds is not None:
         check_over_zero("--trace-seconds", options.trace_seconds)
@@ -103,10 +104,10 @@ def simulate(options: SimulateOptions, report: Callable[[str], None]) -> Rendera
 
 
 def fit_profile(options: SimulateOptions, file: Path) -> str:
-    """Writes a profile with the step costs of this machine's real workers; says what is in it.
+    """Writes a profile with the step costs of this machine's real workers. Returns a description.
 
     Raises:
-        ConfigError: nothing is known of them, the file cannot be written, or an option is for a replay.
+        ConfigError: there are no measured costs, the file cannot be written, or an option is for a replay.
     """
     if given := options.given_for_a_replay():
         raise ConfigError(f"--fit writes a profile and replays nothing, so leave out {', '.join(given)}.")
@@ -118,7 +119,7 @@ def fit_profile(options: SimulateOptions, file: Path) -> str:
 
 
 def _config_of(options: SimulateOptions) -> tuple[BatonConfig, TimingProfile, str | None]:
-    """Configuration, profile and what names it; None: nothing does."""
+    """Returns configuration, profile and the profile's name, which is ``None`` if no option names one."""
     router = known_name("--router", options.router, ROUTERS)
     config = load_config(options.config, {**ROUTERS[router], **options.overrides})
     name = options.profile or config.simulation.profile
@@ -156,7 +157,7 @@ def _requests_of(
 
 
 def _check_repeatable(options: SimulateOptions, shares: Mapping[str, float]) -> None:
-    """Refuses what would do nothing: a real run's requests are sent as they were."""
+    """Refuses options without effect, since the requests of a real run are repeated unchanged."""
     given = options.given(_OF_TRACES)
     if len(shares) > 1:
         given.append("--class with shares")
@@ -168,7 +169,7 @@ def _check_repeatable(options: SimulateOptions, shares: Mapping[str, float]) -> 
 
 
 def _shares(text: str, config: BatonConfig) -> dict[str, float]:
-    """``"interactive=1,batch=3"``, or the name of one class; empty: the default class."""
+    """Parses ``"interactive=1,batch=3"`` or the name of one class. An empty text means the default class."""
     known = [slo.name for slo in config.slo.to_classes().all]
     if not text:
         return {config.slo.default: 1.0}

@@ -1,4 +1,4 @@
-"""Profiles from real runs: routers keep what they learn of every kind of worker, and a profile can be made of it."""
+"""Profiles from real runs, made of the fits that routers store for every kind of worker."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from cluster.latency.store import FitStore
 from cluster.simulation.profile import StepTimes, TimingProfile
 
 _POOL = 1
-"""Where a worker's kind names its pool; see :func:`cluster.latency.feed.traits_of`."""
+"""Index of the pool in a worker's kind; see :func:`cluster.latency.feed.traits_of`."""
 
 
 def newest_fits(folder: Path | None = None) -> dict[str, tuple[float, ...]]:
-    """Step coefficients by pool: those of the kind of worker that was learned about last.
+    """Step coefficients by pool, of the kind of worker with the newest fit.
 
     Args:
-        folder: of :class:`cluster.latency.store.FitStore`; None: the usual one.
+        folder: folder of :class:`cluster.latency.store.FitStore`; ``None`` means the default one.
     """
     folder = folder or cache_dir() / "latency"
     store, fits = FitStore(folder), {}
@@ -41,7 +41,7 @@ def fitted_profile(base: TimingProfile, fits: Mapping[str, tuple[float, ...]]) -
     """``base`` with the step costs of real workers.
 
     Raises:
-        ConfigError: there are none of a pool.
+        ConfigError: a pool has no fit.
     """
     for pool in (PREFILL, DECODE):
         if pool not in fits:
@@ -53,7 +53,7 @@ def fitted_profile(base: TimingProfile, fits: Mapping[str, tuple[float, ...]]) -
 
 
 def profile_text(profile: TimingProfile) -> str:
-    """YAML that :func:`cluster.simulation.profile.load_profile` reads."""
+    """The profile as YAML for :func:`cluster.simulation.profile.load_profile`."""
     return yaml.safe_dump(profile.model_dump(mode="json"), sort_keys=False)
 
 

@@ -1,4 +1,4 @@
-"""The sending end of a hand-off without payload: it takes as long as its bytes would."""
+"""The sending end of a hand-off without payload, which takes as long as a transfer of its bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_PARTS = 16
 
 
 class Uplink:
-    """What a worker sends leaves one behind the other, at the link's rate."""
+    """The uplink of a worker, which sends one transfer after the other at the link's rate."""
 
     def __init__(self, costs: TransferCosts) -> None:
         self._costs = costs
@@ -28,7 +28,7 @@ class Uplink:
         return self._costs.fixed_ms / 1e3
 
     def send(self, num_bytes: int, now_s: float) -> float:
-        """When the last of these bytes has left."""
+        """Sends bytes. Returns the time at which the last of them has left."""
         self.num_bytes_sent += num_bytes
         self._free_s = max(self._free_s, now_s) + num_bytes / self._costs.bytes_per_second
         return self._free_s
@@ -36,7 +36,7 @@ class Uplink:
 
 @dataclass(frozen=True, slots=True)
 class HandoffSummary:
-    """How a hand-off went."""
+    """The result of a hand-off."""
 
     num_bytes: int
     num_tokens: int
@@ -46,11 +46,12 @@ class HandoffSummary:
 
 
 class SimulatedHandoff:
-    """One prompt's way to a decode worker. It asks for room when the first chunk is scheduled; what is computed leaves
-    chunk by chunk, while the next ones are computed.
+    """Hands one prompt over to a decode worker.
+
+    It reserves room when the first chunk is scheduled, and sends each chunk while the next ones are computed.
 
     Args:
-        events: gets the hand-off's lifecycle events.
+        events: receives the lifecycle events of the hand-off.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class SimulatedHandoff:
         self._task: asyncio.Task[HandoffSummary] | None = None
 
     def computed(self, num_tokens: int, now_s: float) -> None:
-        """So many tokens of the prompt have their KV. The first call, with those that are cached, asks for room."""
+        """Reports that ``num_tokens`` of the prompt have KV. The first call, with the cached tokens, reserves room."""
         if self._task is None:
             self._started_s = now_s
             self._task = self._loop.create_task(self._run())
@@ -93,13 +94,13 @@ class SimulatedHandoff:
             self._computed.set()
 
     async def result(self) -> HandoffSummary:
-        """Raises ``BatonError`` when it failed."""
+        """Waits for the end of the hand-off. Raises ``BatonError`` if it failed."""
         if self._task is None:
             raise RuntimeError("a hand-off was awaited that never began")
         return await self._task
 
     async def close(self) -> None:
-        """Gives it up, unless it is over."""
+        """Aborts the hand-off, unless it has ended."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

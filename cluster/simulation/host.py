@@ -1,4 +1,4 @@
-"""Ray actors of simulated workers: many workers to a process, each with a gRPC server of its own."""
+"""Ray actors of simulated workers: several workers per process, each with its own gRPC server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SimulatedWorkerHost:
     """One simulated worker, with the methods that a pool calls on :class:`cluster.worker.worker_host.WorkerHost`.
 
     Args:
-        bind_host: address that the gRPC server listens on and that others reach; None: that of this node.
+        bind_host: address on which the gRPC server listens, reachable for others; ``None`` means that of this node.
     """
 
     def __init__(self, worker_id: str, pool: str, config: BatonConfig, bind_host: str | None) -> None:
@@ -43,7 +43,7 @@ class SimulatedWorkerHost:
         self._stopped = asyncio.Event()
 
     async def start(self, model: ServedModel) -> dict[str, Any]:
-        """Serves. Returns a :class:`cluster.registry.workers.WorkerInfo` as a dictionary.
+        """Starts to serve. Returns a :class:`cluster.registry.workers.WorkerInfo` as a dictionary.
 
         Raises:
             ConfigError: the profile is unknown or wrong.
@@ -86,7 +86,7 @@ class SimulatedWorkerHost:
 
 
 class ServedModel:
-    """What the tokens of simulated workers are shown with.
+    """The name and vocabulary of the model whose tokenizer shows the tokens of simulated workers.
 
     Raises:
         ConfigError: the model has no usable tokenizer.
@@ -104,7 +104,7 @@ class ServedModel:
 
 
 class SimulatedWorkerProcess:
-    """A Ray actor with room for several workers. Its methods take the id of the worker that is meant."""
+    """A Ray actor that hosts several workers. Its methods take the id of a worker."""
 
     def __init__(self, config: dict[str, Any], name: str) -> None:
         do_without_torch()
@@ -114,18 +114,16 @@ class SimulatedWorkerProcess:
         configure_logging(self._config.log, name)
 
     async def start(self, worker_id: str, pool: str, bind_host: str | None) -> dict[str, Any]:
-        """See :meth:`SimulatedWorkerHost.start`."""
         if self._model is None:
             self._model = asyncio.create_task(asyncio.to_thread(ServedModel, self._config.model))
         host = self._hosts[worker_id] = SimulatedWorkerHost(worker_id, pool, self._config, bind_host)
         return await host.start(await asyncio.shield(self._model))
 
     async def wait(self, worker_id: str) -> None:
-        """See :meth:`SimulatedWorkerHost.wait`."""
         await self._host(worker_id).wait()
 
     async def stop(self, worker_id: str) -> None:
-        """See :meth:`SimulatedWorkerHost.stop`; a worker that is not there is fine."""
+        """Stops a worker. Unknown workers are ignored."""
         host = self._hosts.pop(worker_id, None)
         if host is not None:
             await host.stop()

@@ -1,4 +1,4 @@
-"""The receiving end of hand-offs without payload: blocks are reserved, committed and claimed as on a decode worker."""
+"""The receiving end of hand-offs without payload. Blocks are reserved, committed and claimed as on a real worker."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class SimulatedKVSink:
 
     @property
     def num_active(self) -> int:
-        """Transfers that hold blocks or wait for some, claimed ones not counted."""
+        """Transfers that hold blocks or wait for some, without claimed ones."""
         return sum(1 for entry in self._imports.all if entry.holder is not None)
 
     def holders(self) -> list[Request]:
-        """Every prompt that holds blocks and is no request's yet."""
+        """Every prompt that holds blocks and has not been handed to a request."""
         return [entry.holder for entry in self._imports.all if entry.holder is not None]
 
     async def reserve(self, offer: TransferOffer) -> Reservation:
-        """See :class:`KVSink`. Waits for room until the offer's deadline."""
+        """Reserves blocks for a prompt. Waits for room until the offer's deadline."""
         holder = Request(offer.transfer_id, list(offer.token_ids), _HOLDER_PARAMS)
         if self._blocks.num_blocks_for(holder.num_tokens) > self._blocks.pool.num_blocks:
             raise ContextLengthError(
@@ -73,20 +73,20 @@ class SimulatedKVSink:
                 f"The decode worker had no room for {holder.num_tokens} tokens within {deadline_s:g} s."
             ) from None
         finally:
-            self.retry_soon()  # who gave up may have stood in front of others
+            self.retry_soon()  # one that gave up may have blocked others
 
     def _try_reserve(self, holder: Request) -> int | None:
-        """Leading tokens that are cached; None when the others do not fit."""
+        """Returns the number of cached leading tokens, or ``None`` if the others do not fit."""
         return self._blocks.take_for_import(holder, self._engine.num_running)
 
     def _stop_waiting(self, given_up: Request, transfer_id: str) -> None:
-        """Nobody would give back what it got now."""
+        """Fails a waiting reservation of an aborted transfer, whose blocks would never be freed."""
         for holder, room in self._waiting:
             if holder is given_up and not room.done():
                 room.set_exception(TransferError(f"transfer {transfer_id} was given up while it waited for room."))
 
     def retry_soon(self) -> None:
-        """Blocks have become free: whoever waits for room is asked again, when what frees them has done its work."""
+        """Retries waiting reservations in the next turn of the event loop, after blocks were freed."""
         if self._waiting and not self._retry_is_due:
             self._retry_is_due = True
             self._loop.call_soon(self._retry)
@@ -103,14 +103,13 @@ class SimulatedKVSink:
             self._waiting.popleft()
 
     async def write(self, transfer_id: str, header: PartHeader, payload: memoryview, checksum: int) -> None:
-        """See :class:`KVSink`. Real KV has no business here."""
+        """Raises :class:`TransferError`, since simulated workers take no real KV."""
         raise TransferError("a simulated worker takes no KV; all workers of a cluster must be simulated, or none.")
 
     def place(self, transfer_id: str, header: PartHeader, num_bytes: int) -> None:
-        """See :class:`KVSink`."""
+        """Does nothing, since there is no payload."""
 
     async def commit(self, transfer_id: str, draft_state: bytes | None = None) -> int:
-        """See :class:`KVSink`."""
         entry = self._imports.get(transfer_id)
         if entry is None or entry.holder is None or entry.committed.done():
             raise TransferError(f"transfer {transfer_id} is not open.")
@@ -119,21 +118,20 @@ class SimulatedKVSink:
         return 0
 
     def abort(self, transfer_id: str, reason: str) -> None:
-        """See :class:`KVSink`. A request that waits for the transfer hears the reason."""
+        """Aborts a transfer. A request that waits for it gets the reason."""
         entry = self._imports.get(transfer_id)
         if entry is not None:
             self._imports.fail(entry, reason)
 
     async def claim(self, transfer_id: str) -> PendingImport:
-        """See :meth:`PendingImports.claim`; what is not handed over must be given to :meth:`release`."""
+        """Waits for a committed transfer. The caller must hand it over or :meth:`release` it."""
         return await self._imports.claim(transfer_id)
 
     def abandon(self, transfer_id: str) -> None:
-        """See :meth:`PendingImports.abandon`."""
         self._imports.abandon(transfer_id)
 
     def release(self, entry: PendingImport) -> None:
-        """Gives back what no request has taken over."""
+        """Frees the blocks that no request has taken over."""
         holder, entry.holder = entry.holder, None
         if holder is not None:
             self._blocks.free(holder)
@@ -142,7 +140,7 @@ class SimulatedKVSink:
             self.retry_soon()
 
     def hand_over(self, entry: PendingImport, request: Request) -> None:
-        """The blocks now belong to ``request``, which starts where its KV ends."""
+        """Transfers the blocks to ``request``, which starts after its KV."""
         holder, entry.holder = entry.holder, None
         if holder is None:
             raise RuntimeError(f"transfer {entry.transfer_id} holds no blocks")

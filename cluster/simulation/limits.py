@@ -1,4 +1,4 @@
-"""What an engine may do in a step."""
+"""Limits of an engine's steps."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """As ``baton.engine.scheduling.scheduler.SchedulerLimits``, without torch.
+    """Like ``baton.engine.scheduling.scheduler.SchedulerLimits``, without torch.
 
     Attributes:
         chunk_tokens: token budget of one step, shared by all its sequences.
-        max_num_seqs: sequences that may run at once.
-        max_model_len: prompt and output tokens of one request.
+        max_num_seqs: largest number of running sequences.
+        max_model_len: largest number of prompt and output tokens of one request.
     """
 
     chunk_tokens: int

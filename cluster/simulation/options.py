@@ -1,4 +1,4 @@
-"""What ``baton simulate`` can be asked for: the command line derives its options, and their help, from this model."""
+"""The options of ``baton simulate``. The command line derives its options and their help from this model."""
 
 from __future__ import annotations
 
@@ -81,19 +81,19 @@ class SimulateOptions(Section):
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """Dotted key → value, of ``--set``."""
+        """The values of ``--set`` by dotted key."""
         return dict(parse_override(text) for text in self.assignments or ())
 
     def given(self, names: Collection[str]) -> list[str]:
-        """The options of these fields whose values are not the defaults."""
+        """The names of the options among these fields whose values are not the defaults."""
         fields = type(self).model_fields
         return [option_name(type(self), name) for name in names if getattr(self, name) != fields[name].default]
 
     def given_for_a_replay(self) -> list[str]:
-        """Those that ``--fit`` has no use for."""
+        """The names of the given options that ``--fit`` does not use."""
         return self.given([name for name in type(self).model_fields if name not in _NOT_OF_A_REPLAY])
 
     def to_dict(self) -> dict[str, Any]:
-        """What a replay depends on beside configuration and profile; JSON-ready."""
+        """The options that a replay depends on, without configuration and profile; JSON-ready."""
         values = self.model_dump(mode="json", exclude=_NOT_OF_A_REPLAY | {"with_samples", "json_file"})
         return {**values, "class": values.pop("slo_class")}

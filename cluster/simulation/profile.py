@@ -1,4 +1,4 @@
-"""What a worker would take: one file for a GPU and a model, written by hand or fitted to a real run."""
+"""Timing profiles of workers: one file per GPU and model, written by hand or fitted to a real run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from cluster.config.config_reading import explain, read_yaml
 _FOLDER = "profiles"
 _SUFFIX = ".yaml"
 DEFAULT_PROFILE = "h100-8b"
-"""Where nothing names another one, and workers are not really there."""
+"""Profile of simulations that name none."""
 NonNegative = Annotated[float, Field(ge=0, lt=inf)]
 
 
 class StepTimes(Section):
-    """Milliseconds of an engine step, as :mod:`cluster.latency.latency_model` counts them."""
+    """Milliseconds of an engine step, by the terms of :mod:`cluster.latency.latency_model`."""
 
     fixed: NonNegative
     per_prompt_token: NonNegative
@@ -41,20 +41,20 @@ class StepTimes(Section):
 
 
 class TransferCosts(Section):
-    """A hand-off."""
+    """Costs of a hand-off."""
 
     fixed_ms: NonNegative
     bytes_per_second: Annotated[float, Field(gt=0)]
-    """That a prefill worker sends, over all of its hand-offs."""
+    """Bandwidth of a prefill worker, shared by all of its hand-offs."""
 
 
 class SpeculationRate(Section):
-    """What sequences get from a step of at least so many sequences."""
+    """Speculation in steps of at least ``batch`` sequences."""
 
     batch: PositiveInt
     tokens_per_round: Annotated[float, Field(ge=1, le=64)]
     drafted: Annotated[float, Field(ge=0, le=64)]
-    """Tokens drafted for each of them."""
+    """Tokens drafted per sequence."""
 
     @model_validator(mode="after")
     def _accepts_what_was_drafted(self) -> SpeculationRate:
@@ -68,10 +68,10 @@ class TimingProfile(Section):
     """One kind of worker.
 
     Attributes:
-        step: of both pools, unless ``decode_step`` is given for the decode pool.
-        delivery_ms: of a request's way to a worker and its first token's way back.
-        start_s: that a new worker takes to serve, and ``switch_s`` a drained one to change its role; in virtual time.
-        kv_tokens: that its KV cache holds, unless the pool's ``kv_blocks`` says otherwise.
+        step: step times of both pools, unless ``decode_step`` is given for the decode pool.
+        delivery_ms: delivery of a request to a worker plus that of the first token back.
+        start_s, switch_s: virtual seconds to start a worker, and to change the role of a drained one.
+        kv_tokens: tokens that its KV cache holds, unless the pool sets ``kv_blocks``.
         noise: standard deviation of a step's duration, relative to it; log-normal.
         output_tokens: median length of answers that may end by themselves.
     """
@@ -89,7 +89,7 @@ class TimingProfile(Section):
     max_model_len: Annotated[int, Field(ge=2)] = 131_072
     noise: Annotated[float, Field(ge=0, le=1)] = 0.03
     speculation: list[SpeculationRate] = Field(default_factory=list)
-    """By batch size, ascending; empty: one token per step."""
+    """Rates by ascending batch size; empty means one token per step."""
     output_tokens: PositiveInt = 128
 
     @model_validator(mode="after")
@@ -100,7 +100,7 @@ class TimingProfile(Section):
         return self
 
     def rates(self, batch: int) -> tuple[float, float]:
-        """(tokens, drafted tokens) of each sequence in a step of ``batch`` sequences."""
+        """Returns (tokens, drafted tokens) per sequence in a step of ``batch`` sequences."""
         best = (1.0, 0.0)
         for rate in self.speculation:
             if rate.batch <= batch:
@@ -108,24 +108,25 @@ class TimingProfile(Section):
         return best
 
     def costs(self, pool: str) -> StepCosts:
-        """Of a step on a worker of a pool."""
+        """Costs of a step on a worker of a pool."""
         step = self.decode_step if pool == DECODE and self.decode_step is not None else self.step
         return StepCosts(**step.model_dump())
 
 
 def profile_names() -> list[str]:
-    """Those that come with baton."""
+    """Names of the profiles that come with baton."""
     folder = resources.files("cluster.simulation") / _FOLDER
     return sorted(item.name.removesuffix(_SUFFIX) for item in folder.iterdir() if item.name.endswith(_SUFFIX))
 
 
 def load_profile(reference: str) -> TimingProfile:
-    """
+    """Loads a profile.
+
     Args:
         reference: name of a profile that comes with baton, or a YAML or JSON file.
 
     Raises:
-        ConfigError: it is neither, or something in it is wrong.
+        ConfigError: it is neither, or its content is invalid.
     """
     names = profile_names()
     if reference in names:

@@ -1,4 +1,4 @@
-"""Which prompts are in a step, and how much of each: the rules of ``Scheduler``, without torch."""
+"""Chooses the prompt chunks of a step by the rules of ``Scheduler``, without torch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from baton.engine.scheduling.ordering import OrderingPolicy
 from cluster.simulation.sequences import SimulatedSequence
 
 ELDEST_SHARE = 8
-"""As in ``scheduler``: the prompt that began first keeps one part in so many of what prompts may take."""
+"""The prompt that began first keeps 1/8 of the allowance of prompts, as in ``Scheduler``."""
 
 
 @dataclass(slots=True)
 class PromptPlan:
-    """
+    """The prompt chunks of a step.
+
     Attributes:
-        chunks: prompts in the step, and how many tokens of each.
-        tokens, attention_pairs: of all of them.
+        chunks: prompts in the step, with their numbers of tokens.
+        tokens, attention_pairs: totals of all chunks.
     """
 
     chunks: list[tuple[SimulatedSequence, int]] = field(default_factory=list)
@@ -40,14 +41,14 @@ def plan_prompts(
     now_s: float,
     start: Callable[[SimulatedSequence], bool],
 ) -> PromptPlan:
-    """Prompts that have begun and prompts that wait, the most urgent first.
+    """Plans chunks of begun and waiting prompts, the most urgent first.
 
-    One that has begun gives way to a more urgent one, but for the share of the first of them. Strictly in order: when
-    one finds no room, none behind it starts.
+    A begun prompt gives way to a more urgent one, except for the share of the first begun one. Waiting prompts start
+    strictly in order: if one finds no room, no later one starts.
 
     Args:
-        computing: in the order in which they began.
-        start: makes a waiting one run; False when it cannot.
+        computing: begun prompts, in the order in which they began.
+        start: starts a waiting prompt; returns False if it cannot start.
     """
     plan, running = PromptPlan(), list(computing)
     eldest = running[0] if running else None

@@ -21,17 +21,18 @@ from cluster.simulation.virtual_loop import run_virtually
 from cluster.simulation.workload import Arrival
 
 _SETTLE_S = 60.0
-"""Behind the last request, before blocks are counted: what nobody claimed has expired by then."""
+"""Time after the last request before blocks are counted, in which unclaimed KV expires."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaySettings:
-    """
+    """Settings of a replay.
+
     Attributes:
-        warmup_s: requests that arrive before are served and left out of all figures.
-        poll_s: how often step samples are fetched; a real router does so every second.
-        most_missed: counted requests that may miss their targets; with the next one the replay breaks off, and its
-            figures are of what was over by then. None: it goes on to its end.
+        warmup_s: requests that arrive earlier are served but left out of all figures.
+        poll_s: interval at which step samples are fetched; a real router fetches them every second.
+        most_missed: number of counted requests that may miss their targets. The next miss ends the replay, and its
+            figures cover the requests that had ended by then. ``None`` runs the replay to its end.
     """
 
     warmup_s: float = 0.0
@@ -41,10 +42,11 @@ class ReplaySettings:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """
+    """The result of a replay.
+
     Attributes:
         document: the report, JSON-ready.
-        requests: those that are counted.
+        requests: the counted requests.
     """
 
     document: dict[str, Any]
@@ -54,10 +56,10 @@ class ReplayResult:
 def replay(
     config: BatonConfig, profile: TimingProfile, arrivals: Sequence[Arrival], settings: ReplaySettings
 ) -> ReplayResult:
-    """Takes real time only for computing.
+    """Replays the arrivals in virtual time.
 
     Raises:
-        InternalError: blocks have leaked, or everybody waits for ever.
+        InternalError: blocks have leaked, a request failed unexpectedly, or all tasks wait with no timer set.
     """
     started_s = time.monotonic()
 
@@ -121,7 +123,7 @@ class _Replay:
         }
 
     async def _until_over(self, running: set[asyncio.Task[None]]) -> None:
-        """Waits for requests under way, and ends them when too many have missed their targets."""
+        """Waits for the requests in progress, and cancels them if too many have missed their targets."""
         if not running:
             return
         over = asyncio.ensure_future(asyncio.wait(set(running)))

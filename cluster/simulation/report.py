@@ -1,4 +1,4 @@
-"""What a replay measured, by class and over all: as a document and as a table."""
+"""Figures of a replay, by class and overall, as a document and as a table."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ _PERCENTILES = (50, 90, 95, 99)
 
 @dataclass(frozen=True, slots=True)
 class ReplayedRequest:
-    """
+    """A request of a replay.
+
     Attributes:
-        arrived_s: on the replay's clock.
-        ttft_ms, tpot_ms: None where there was none.
-        heard_ms: from its arrival to its end; for one that was refused, to the refusal.
-        is_met: whether it kept its class's targets; None: it does not count.
+        arrived_s: arrival on the replay's clock.
+        ttft_ms, tpot_ms: ``None`` if it had no such time.
+        heard_ms: time from its arrival to its end or refusal.
+        is_met: whether it met the targets of its class; ``None`` if it does not count.
         is_local: a decode worker computed its prompt.
     """
 
@@ -46,7 +47,7 @@ class ReplayedRequest:
     def of(
         cls, timeline: Timeline, slo: SloClass, outcome: str, prompt_tokens: int, output_tokens: int, now_s: float
     ) -> ReplayedRequest:
-        """Reads it from the timeline of a request that is over."""
+        """Reads the figures from the timeline of an ended request."""
         verdict = judge(slo, timeline, outcome, output_tokens)
         attributes = timeline.attributes
         return cls(
@@ -65,7 +66,7 @@ class ReplayedRequest:
 
 
 def summarize(requests: Sequence[ReplayedRequest], seconds: float) -> dict[str, Any]:
-    """JSON-ready figures of some requests that arrived within ``seconds``."""
+    """Figures of requests that arrived within ``seconds``; JSON-ready."""
     finished = [request for request in requests if request.outcome in FINISHED]
     counted = [request for request in requests if request.is_met is not None]
     met = sum(request.is_met is True for request in counted)
@@ -97,14 +98,14 @@ def by_class(requests: Sequence[ReplayedRequest], seconds: float) -> dict[str, d
 
 
 def table(document: Mapping[str, Any]) -> Table:
-    """A row for each class."""
+    """The table, with a row for each class."""
     shown = Table(title=_title(document))
     for column in ("class", "requests", "met", "goodput/s", "rejected", "failed", "TTFT p50/p90/p99 ms",
                    "TPOT p50/p90/p99 ms", "local", "cached"):  # fmt: skip
         shown.add_column(column, justify="left" if column == "class" else "right")
     for name, row in document["classes"].items():
         if name == ALL and len(document["classes"]) == 2:
-            continue  # the only class says the same
+            continue  # equal to the only class
         shown.add_row(
             name,
             str(row["requests"]),
@@ -130,7 +131,7 @@ def _title(document: Mapping[str, Any]) -> str:
 
 
 def percentiles(values: Sequence[float | None]) -> dict[str, float] | None:
-    """Of those that are there, interpolated as in reports of the load tool; None: there are none."""
+    """Percentiles and mean of the present values, interpolated as in the load tool; ``None`` without values."""
     present = [value for value in values if value is not None]
     if not present:
         return None
@@ -144,7 +145,7 @@ def _rounded(value: float) -> float:
 
 
 def percent(share: float | None) -> str:
-    """For tables."""
+    """A share as a percentage for tables."""
     return "-" if share is None else f"{100 * share:.1f} %"
 
 

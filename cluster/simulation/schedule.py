@@ -1,4 +1,4 @@
-"""A factor that changes at given moments: how loads swing."""
+"""A factor that changes over time, for varying loads."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from baton.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """
+    """A piecewise constant factor.
+
     Attributes:
-        steps: (from which second on, factor), ascending; the first one is at 0.
+        steps: (start in seconds, factor) in ascending order; the first one starts at 0.
     """
 
     steps: tuple[tuple[float, float], ...]
@@ -32,10 +33,10 @@ class Schedule:
 
 
 def parse_schedule(option: str, text: str) -> Schedule:
-    """``"2"``, or ``"0=1,600=4"``: 1 at first, and 4 from the second 600 on.
+    """Parses ``"2"`` or ``"0=1,600=4"``, which is 1 at first and 4 from second 600 on.
 
     Raises:
-        ConfigError: it is neither, a number is not finite, or a factor is not above 0; names ``option``.
+        ConfigError: it is neither, a number is not finite, or a factor is not above 0. The text names ``option``.
     """
     steps: tuple[tuple[float, float], ...] = ()
     with suppress(ValueError):

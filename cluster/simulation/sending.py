@@ -17,11 +17,11 @@ from cluster.requests.generation import GenerationRequest
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a client got.
+    """The outcome of a request for its client.
 
     Attributes:
-        outcome: why it ended: a finish reason, or the code of ``error``.
-        error: None: it was finished.
+        outcome: a finish reason, or the code of ``error``.
+        error: ``None`` if the request finished.
     """
 
     timeline: Timeline
@@ -33,7 +33,7 @@ class Answer:
 async def send(
     router: Router, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams, slo: SloClass
 ) -> Answer:
-    """Returns when the answer is complete, or the router has said no."""
+    """Sends a request. Returns when the answer is complete, or the request was refused or failed."""
     timeline = Timeline(request_id, clock=asyncio.get_running_loop().time)
     timeline.record(Event.RECEIVED)
     timeline.record(Event.TOKENIZED)

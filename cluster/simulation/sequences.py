@@ -1,4 +1,4 @@
-"""A request on a simulated engine, and what it is told."""
+"""Sequences of a simulated engine, and their outputs."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from baton.core.errors import BatonError
 from baton.core.request import FinishReason, Request
 
 UNIT = 1000
-"""Progress is counted in thousandths of a token: speculation gives fractions, and sums of floats would drift."""
+"""Progress is counted in thousandths of a token, since speculation yields fractions and floats would drift."""
 
 
 class StepsTaken(NamedTuple):
-    """The steps that made an output.
+    """The steps of an output.
 
     Attributes:
-        last_index: number of the last one.
-        sequences, prompt_tokens: of the last one.
+        last_index: number of the last step.
+        sequences, prompt_tokens: sequences and prompt tokens in the last step.
     """
 
     last_index: int
@@ -32,9 +32,10 @@ class StepsTaken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SimulatedOutput:
-    """
+    """New tokens of a sequence.
+
     Attributes:
-        at_s: when the step that made the last token ended.
+        at_s: end of the step that produced the last token.
     """
 
     token_ids: list[int]
@@ -47,15 +48,17 @@ class SimulatedOutput:
 
 @dataclass(slots=True, eq=False)
 class SimulatedSequence:
-    """
+    """A request on a simulated engine.
+
     Attributes:
-        outputs: an error is the last thing that comes.
-        on_computed: called after every step that computed some of the prompt, with how much of it has its KV, and when.
-        stop: number of tokens after which the answer ends by itself.
-        base_tokens: known when it began to decode; the engine's progress was ``base_progress`` then.
-        message_tokens: of the next message.
+        outputs: its outputs; an error is always the last item.
+        on_computed: called after every step that computed a part of the prompt, with the number of tokens that have KV
+            and the time.
+        stop: number of tokens after which the answer ends by itself; ``None`` if it ends by length.
+        base_output, base_progress: output tokens and the engine's progress when it began to decode.
+        message_tokens: tokens of the next message.
         due_tokens: output tokens at which the next message is due.
-        last_step: before the first one of its next message; it ended at ``last_s``.
+        last_step, last_s: the last step before its next message, and the end of that step.
     """
 
     request: Request
@@ -72,18 +75,18 @@ class SimulatedSequence:
 
     @property
     def length(self) -> int:
-        """Output tokens at which it ends at the latest."""
+        """Output tokens at which it ends."""
         return self.request.params.max_tokens if self.stop is None else self.stop
 
     @property
     def remaining(self) -> int:
-        """Known tokens without KV."""
+        """Number of known tokens without KV."""
         return self.request.num_tokens - self.request.num_computed_tokens
 
     def output_at(self, progress: int) -> int:
-        """How many output tokens it has when the engine is so far."""
+        """Output tokens of the sequence at a progress of the engine."""
         return min(self.length, self.base_output + (progress - self.base_progress) // UNIT)
 
     def progress_at(self, output_tokens: int) -> int:
-        """How far the engine is when it has so many output tokens."""
+        """Progress of the engine at which the sequence has ``output_tokens``."""
         return self.base_progress + (output_tokens - self.base_output) * UNIT

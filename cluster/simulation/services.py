@@ -1,4 +1,4 @@
-"""The gRPC face of a simulated worker: the services of both roles, and the one that every worker has."""
+"""The gRPC services of a simulated worker: those of both roles, and the one that every worker has."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 class SimulatedServices(
     worker_pb2_grpc.PrefillServicer, worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.WorkerServicer
 ):
-    """See ``proto/worker.proto``. Cancelling a call aborts its request."""
+    """Implements ``proto/worker.proto``. Cancelling a call aborts its request."""
 
     def __init__(self, worker: SimulatedWorker) -> None:
         self._worker = worker

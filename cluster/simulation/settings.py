@@ -1,4 +1,4 @@
-"""A simulated worker's settings, from the cluster's configuration and a profile."""
+"""Settings of a simulated worker, from the cluster's configuration and a profile."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ def worker_settings(
     eos_token_ids: tuple[int, ...] = (2,),
     model_name: str = "",
 ) -> WorkerSettings:
-    """
+    """Builds the settings of a worker.
+
     Args:
-        vocab_size, eos_token_ids: of the tokenizer that shows the tokens as text.
+        with_steps: whether messages describe their steps.
+        vocab_size, eos_token_ids: those of the tokenizer that shows the tokens as text.
 
     Raises:
         ConfigError: ``max_model_len`` is more than the worker's KV cache holds.
@@ -63,7 +65,7 @@ def worker_settings(
 
 
 def longest_request(config: BatonConfig, profile: TimingProfile) -> int:
-    """Tokens of prompt and answer that workers of either pool take.
+    """The largest number of prompt and answer tokens that workers of both pools take.
 
     Raises:
         ConfigError: as :func:`worker_settings`.

@@ -26,10 +26,10 @@ _HOST = "127.0.0.1"
 
 
 class StandaloneWorkers:
-    """As many of each pool as the configuration says, listening on this machine alone.
+    """The configured workers of both pools, which listen on this machine only.
 
     Args:
-        config: has a ``simulation.profile``.
+        config: must have a ``simulation.profile``.
     """
 
     def __init__(self, config: BatonConfig) -> None:
@@ -37,10 +37,10 @@ class StandaloneWorkers:
         self._hosts: list[SimulatedWorkerHost] = []
 
     async def start(self) -> list[dict[str, Any]]:
-        """What each worker says of itself.
+        """Starts the workers. Returns the description of each.
 
         Raises:
-            ConfigError: the profile or the model is unknown or wrong.
+            ConfigError: the profile or the model is unknown or invalid.
         """
         model = ServedModel(self._config.model)
         infos = []
@@ -56,7 +56,7 @@ class StandaloneWorkers:
 
 
 async def serve_until_eof(config: BatonConfig) -> None:
-    """Raises what :meth:`StandaloneWorkers.start` raises."""
+    """Serves until the standard input ends. Raises the errors of :meth:`StandaloneWorkers.start`."""
     workers = StandaloneWorkers(config)
     try:
         sys.stdout.write(json.dumps(await workers.start()) + "\n")

@@ -1,4 +1,4 @@
-"""Durations of steps. While a batch only decodes, many of its steps are one leap, whose length has a closed form."""
+"""Durations of steps. Many steps of a decode-only batch form one leap, whose duration has a closed form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.core.step_samples import StepSample
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What a step computes; the names are those of :class:`baton.core.step_samples.StepSample`."""
+    """The work of a step, with the names of :class:`baton.core.step_samples.StepSample`."""
 
     prompt_tokens: int = 0
     attention_pairs: int = 0
@@ -32,11 +32,11 @@ class StepWork:
 
 
 def sample_leap(leap: Leap, work: StepWork, batch: int, tokens_per_round: float) -> StepSample:
-    """One sample for all steps of a leap: the step in its middle.
+    """One sample for all steps of a leap, which describes its middle step.
 
     Args:
-        work: of its first step.
-        batch: sequences in it that decode.
+        work: work of its first step.
+        batch: number of decoding sequences.
     """
     context = work.context_tokens + (leap.num_steps - 1) / 2 * batch * tokens_per_round
     drafted = round(work.drafted_tokens)
@@ -54,12 +54,12 @@ def sample_leap(leap: Leap, work: StepWork, batch: int, tokens_per_round: float)
 
 @dataclass(slots=True)
 class Leap:
-    """``num_steps`` steps of one batch, each longer than the one before by the same amount, since contexts grow.
+    """``num_steps`` steps of one batch, whose durations grow linearly with the contexts.
 
         duration of the first k steps = k·first + growth·k·(k - 1)/2
 
     Attributes:
-        first_ms, growth_ms: noise included.
+        first_ms, growth_ms: duration of the first step, and growth per step; both include noise.
     """
 
     started_s: float
@@ -68,12 +68,12 @@ class Leap:
     growth_ms: float
 
     def end_s(self, num_steps: int | None = None) -> float:
-        """When the first ``num_steps`` of it are over; None: all."""
+        """End of the first ``num_steps`` steps; ``None`` means all steps."""
         k = self.num_steps if num_steps is None else num_steps
         return self.started_s + (k * self.first_ms + self.growth_ms * k * (k - 1) / 2) / 1e3
 
     def steps_begun(self, now_s: float) -> int:
-        """How many steps have begun by then: at least one, and never more than the leap has."""
+        """Number of steps begun by ``now_s``, from 1 to ``num_steps``."""
         elapsed_ms = max(0.0, (now_s - self.started_s) * 1e3)
         half = self.growth_ms / 2
         if half > 0:
@@ -88,7 +88,7 @@ class Noise:
     """Log-normal factors with a mean of 1.
 
     Args:
-        sd: of a single step.
+        sd: standard deviation for a single step.
     """
 
     def __init__(self, sd: float, seed: str) -> None:
@@ -96,7 +96,7 @@ class Noise:
         self._random = Random(seed)
 
     def factor(self, num_steps: int) -> float:
-        """Of the mean of so many steps."""
+        """A factor for the mean of ``num_steps`` steps."""
         if not self._sd:
             return 1.0
         sd = self._sd / sqrt(num_steps)

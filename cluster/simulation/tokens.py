@@ -1,4 +1,4 @@
-"""Tokens that nobody computed: the same for the same request, and cheap by the thousand."""
+"""Fake tokens: cheap, and equal for equal requests."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from baton.core.request import SamplingParams
 
 _TABLE_TOKENS = 4096
 _FIRST_WORD = 512
-"""Vocabularies begin with special tokens and single bytes."""
+"""First id in use, since vocabularies begin with special tokens and single bytes."""
 _LAST_WORD = 20_000
 _LENGTH_SD = 0.7
 
 
 class FakeTokens:
-    """What simulated workers generate. A sequence that resumes elsewhere goes on as it would have done.
+    """The output of simulated workers. A sequence that resumes on another worker continues unchanged.
 
     Args:
-        vocab_size: ids stay below it.
-        end_token: that ends an answer by itself; None: answers only end by length.
-        median_tokens: of answers that may end by themselves.
+        vocab_size: upper bound of the ids.
+        end_token: id that ends an answer by itself; ``None`` means that answers only end by length.
+        median_tokens: median length of answers that may end by themselves.
     """
 
     def __init__(self, vocab_size: int, end_token: int | None, median_tokens: int) -> None:
@@ -33,7 +33,7 @@ class FakeTokens:
         self._median_tokens = median_tokens
 
     def stop_length(self, params: SamplingParams, num_prompt_tokens: int) -> int | None:
-        """After how many tokens an answer ends by itself; None: not before ``max_tokens``."""
+        """Number of tokens after which an answer ends by itself; ``None`` if it ends at ``max_tokens``."""
         if params.ignore_eos or self._end_token is None:
             return None
         length = self._median_tokens * exp(Random(f"{params.seed}:{num_prompt_tokens}").gauss(0.0, _LENGTH_SD))
@@ -41,7 +41,7 @@ class FakeTokens:
         return stop if stop <= params.max_tokens else None
 
     def between(self, params: SamplingParams, start: int, end: int, stop: int | None) -> list[int]:
-        """Tokens at the output positions ``[start, end)``; the last of all is the end token where the answer stops."""
+        """Tokens at the output positions ``[start, end)``. The token at position ``stop - 1`` is the end token."""
         table = self._table
         offset = (crc32(params.seed.to_bytes(8, "little")) + start) % len(table)
         count = end - start

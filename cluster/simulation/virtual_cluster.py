@@ -1,4 +1,4 @@
-"""Simulated workers of one process, behind the real registry, and how the real control plane hears of them."""
+"""Simulated workers of one process, registered in the real worker table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NODE = "simulated"
 
 
 class VirtualCluster:
-    """Workers come and go; the hours of those that are paid for are counted."""
+    """Adds and removes workers, and counts the hours of paid workers."""
 
     def __init__(self, config: BatonConfig, profile: TimingProfile) -> None:
         self._loop = asyncio.get_running_loop()
@@ -31,7 +31,7 @@ class VirtualCluster:
         self._workers: dict[str, SimulatedWorker] = {}
         self._hours = {pool: _Meter() for pool in POOLS}
         self.sizes: list[tuple[float, str, int]] = []
-        """When a pool came to have how many workers that are paid for."""
+        """(time, pool, number of paid workers) after each change."""
         self._numbers = {pool: count(1) for pool in POOLS}
         self.registry = WorkerRegistry(self.connect, clock=self._loop.time)
 
@@ -44,11 +44,11 @@ class VirtualCluster:
         return self._loop.time
 
     def connect(self, address: str) -> InProcessClient:
-        """For the registry."""
+        """Creates the client of a worker, for the registry."""
         return InProcessClient(address, self._workers.get(address))
 
     def add(self, pool: str) -> Worker:
-        """One more worker, ready at once."""
+        """Adds a worker, which is ready at once."""
         worker_id = f"{pool}-{next(self._numbers[pool])}"
         settings = worker_settings(self._config, self._profile, worker_id, pool, with_steps=False)
         worker = SimulatedWorker(settings, self._transport)
@@ -57,28 +57,28 @@ class VirtualCluster:
         return self.registry.add(settings.info(worker_id, _NODE, 0))
 
     async def remove(self, worker_id: str) -> None:
-        """Whatever still runs on it fails."""
+        """Removes a worker. Requests on it fail."""
         self._sinks.pop(worker_id, None)
         self._workers.pop(worker_id, None)
         await self.registry.remove(worker_id)
 
     def paid(self, pool: str, change: int) -> None:
-        """So many more workers of a pool cost from now on, those that start and drain included."""
+        """Changes the number of paid workers of a pool, which includes starting and draining ones."""
         self._hours[pool].change(change, self._loop.time())
         self.sizes.append((self._loop.time(), pool, self._hours[pool].count))
 
     def worker_hours(self) -> dict[str, float]:
-        """By pool, until now."""
+        """Paid worker hours so far, by pool."""
         now_s = self._loop.time()
         return {pool: meter.seconds(now_s) / 3600 for pool, meter in self._hours.items()}
 
     def leaks(self) -> list[str]:
-        """Sentences about blocks that nobody gave back."""
+        """Sentences about leaked blocks."""
         return [f"{name}: {problem}" for name, worker in self._workers.items() for problem in worker.check()]
 
 
 class _Meter:
-    """Seconds of workers."""
+    """Counts worker seconds."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps: when nothing is ready, it is at once the time of the next timer."""
+"""An event loop in virtual time: when nothing is ready, its clock jumps to the next timer."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ T = TypeVar("T")
 
 
 class VirtualDeadlockError(InternalError):
-    """Everybody waits, and nobody is left who could wake one of them."""
+    """All tasks wait, and no timer is set to wake one."""
 
     code = "virtual_deadlock"
 
 
 class VirtualEventLoop(asyncio.SelectorEventLoop):
-    """Runs coroutines in virtual time; ``time()`` is seconds since the loop was made, and nothing ever sleeps.
+    """Runs coroutines in virtual time, without sleeping. ``time()`` is seconds since the loop was created.
 
-    Work handed to threads takes no virtual time: the clock stands still until it is done. Sockets are not for this
-    loop: whoever talks to the outside has real time to keep.
+    Work in threads takes no virtual time: the clock stands still until it is done. Sockets are not supported, since
+    communication with the outside needs real time.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class VirtualEventLoop(asyncio.SelectorEventLoop):
         return self._now_s
 
     def advance(self, seconds: float) -> None:
-        """Moves the clock; for the selector alone."""
+        """Moves the clock. Only the selector may call it."""
         self._now_s += seconds
 
     @property
@@ -47,14 +47,12 @@ class VirtualEventLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]  # the base class has overloads for its own type variables
         self, executor: Executor | None, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """See the base class."""
         future = super().run_in_executor(executor, func, *args)
         self._num_in_threads += 1
         future.add_done_callback(self._thread_done, context=contextvars.Context())
         return future
 
     async def shutdown_default_executor(self) -> None:
-        """See the base class."""
         self._num_in_threads += 1
         try:
             await super().shutdown_default_executor()
@@ -66,7 +64,7 @@ class VirtualEventLoop(asyncio.SelectorEventLoop):
 
 
 class _JumpingSelector(selectors.BaseSelector):
-    """Asks the operating system without waiting, and lets the clock jump by what would have been waited."""
+    """Advances the clock by the timeout instead of waiting."""
 
     def __init__(self, loop: VirtualEventLoop) -> None:
         self._real = selectors.DefaultSelector()
@@ -101,7 +99,7 @@ def run_virtually(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Runs ``main()`` to its end on a new :class:`VirtualEventLoop`.
 
     Raises:
-        VirtualDeadlockError: it can never end.
+        VirtualDeadlockError: all tasks wait and no timer is set.
     """
     with asyncio.Runner(loop_factory=VirtualEventLoop) as runner:
         return runner.run(main())

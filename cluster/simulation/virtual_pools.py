@@ -1,4 +1,4 @@
-"""Pools whose workers take virtual time to start, and are drained before they go: what the autoscaler acts on."""
+"""Pools for the autoscaler, whose workers take virtual time to start and are drained before they end."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class _Pool:
 
 @dataclass(frozen=True, slots=True)
 class PoolActions:
-    """What pools have done for them.
+    """The actions of pools on their workers.
 
     Attributes:
-        add: a worker of a pool, by its id, to which requests may go at once.
-        remove: returns when no request used the worker any more, and it is gone.
-        paid: a worker of a pool is there and costs, 1, or costs no more, -1.
+        add: adds a ready worker to a pool; returns its id.
+        remove: drains and removes a worker.
+        paid: changes the number of paid workers of a pool by 1 or -1.
     """
 
     add: Callable[[str], Awaitable[str]]
@@ -38,8 +38,8 @@ class VirtualPools:
     """Implements :class:`cluster.autoscaling.autoscaler_loop.PoolControl`.
 
     Args:
-        start_s: from the wish for a worker until it serves.
-        role_change_s: that a drained worker takes to become one of the other pool.
+        start_s: seconds from the request for a worker until it serves.
+        role_change_s: seconds of a drained worker's change to the other pool.
     """
 
     def __init__(self, actions: PoolActions, start_s: float, role_change_s: float) -> None:
@@ -59,7 +59,6 @@ class VirtualPools:
                 pool.ready.append(await self._actions.add(name))
 
     async def pool_counts(self) -> tuple[Mapping[str, PoolCounts], str]:
-        """See :class:`PoolControl`."""
         counts = {
             name: PoolCounts(
                 target=pool.target,
@@ -74,7 +73,6 @@ class VirtualPools:
         return counts, ""
 
     async def autoscale(self, targets: dict[str, int], role_change: tuple[str, str] | None) -> None:
-        """See :class:`PoolControl`."""
         if role_change is not None and len(self._pools[role_change[0]].ready) > 1:
             self._change_role(*role_change)
         for name, target in targets.items():
@@ -85,7 +83,7 @@ class VirtualPools:
         pool.target = target
         for _ in range(target - len(pool.ready) - pool.starting):
             self._tasks.spawn(self._start(name, self._start_s))
-        for _ in range(len(pool.ready) - target):  # those that start and are too many never join
+        for _ in range(len(pool.ready) - target):  # surplus starting workers never join
             self._tasks.spawn(self._leave(name, pool.ready.pop()))
 
     def _change_role(self, source: str, destination: str) -> None:
@@ -108,7 +106,7 @@ class VirtualPools:
         self._actions.paid(name, 1)
         await asyncio.sleep(seconds)
         pool.starting -= 1
-        if len(pool.ready) >= pool.target:  # nobody wants it any more
+        if len(pool.ready) >= pool.target:  # the target has shrunk
             self._actions.paid(name, -1)
             return
         pool.ready.append(await self._actions.add(name))

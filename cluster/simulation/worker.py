@@ -1,4 +1,4 @@
-"""A simulated worker: what both kinds of workers do, over one engine. gRPC and in-process clients both end here."""
+"""A simulated worker: the calls of both roles over one engine, for gRPC and in-process clients."""
 
 from __future__ import annotations
 
@@ -38,18 +38,19 @@ _PROFILE_WORK = tuple(
     StepWork(sequences=batch, context_tokens=batch * context)
     for batch, context in ((1, 64), (4, 128), (16, 64), (32, 512), (16, 4096), (1, 16384))
 )
-"""What a real worker measures at its start, in kind."""
+"""The kinds of steps that a real worker measures at its start."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """
+    """Settings of a simulated worker.
+
     Attributes:
-        limits: of its engine.
-        num_blocks, block_size: of its KV cache.
-        tokens_per_message: the most that one message of a stream brings.
-        with_steps: whether messages say which steps made them, which timelines show.
-        seed: of its noise, with its id.
+        limits: limits of its engine.
+        num_blocks, block_size: number and size in tokens of its KV blocks.
+        tokens_per_message: largest number of tokens in one message of a stream.
+        with_steps: whether messages describe their steps, which timelines show.
+        seed: seed of its noise, combined with its id.
     """
 
     worker_id: str
@@ -71,13 +72,13 @@ class WorkerSettings:
 
     @property
     def kv_spec(self) -> KVCacheSpec:
-        """A layout of the right size: all that hand-offs look at is whether both ends have the same one."""
+        """A layout of the right size. Hand-offs only compare it with that of the other end."""
         elements = max(1, self.profile.kv_bytes_per_token // 4)
         layer = LayerSpec(1, elements, elements)
         return KVCacheSpec(f"simulated {self.profile.model}", DTYPE, self.block_size, (layer,))
 
     def info(self, address: str, node: str, pid: int) -> WorkerInfo:
-        """What the worker says of itself."""
+        """The worker's description for the router."""
         return WorkerInfo(
             worker_id=self.worker_id,
             pool=self.pool,
@@ -101,10 +102,10 @@ class WorkerSettings:
 
 
 class SimulatedWorker:
-    """Make it on the event loop that it shall live on.
+    """A simulated worker, which must be created on its event loop.
 
     Args:
-        transport: how its hand-offs reach decode workers.
+        transport: transport of its hand-offs to decode workers.
     """
 
     def __init__(self, settings: WorkerSettings, transport: KVTransport) -> None:
@@ -139,10 +140,10 @@ class SimulatedWorker:
     async def prefill(
         self, message: worker_pb2.PrefillRequest, timeout_s: float | None = None
     ) -> AsyncGenerator[worker_pb2.PrefillEvent]:
-        """See ``proto/worker.proto``. Closing the generator aborts request and hand-off.
+        """Implements ``Prefill`` of ``proto/worker.proto``. Closing the generator aborts request and hand-off.
 
         Args:
-            timeout_s: after which it fails with :class:`DeadlineError`; None: somebody else looks after that.
+            timeout_s: time limit, after which it fails with :class:`DeadlineError`; ``None`` means no limit.
         """
         await self._arrive()
         events = {Event.PREFILL_QUEUED: self._loop.time()}
@@ -175,12 +176,12 @@ class SimulatedWorker:
             self.engine.wake()
             if handoff is not None:
                 self._num_handoffs -= 1
-                await handoff.close()  # last: it ends early if the caller is cancelled once more
+                await handoff.close()  # last, since a second cancellation ends it early
 
     async def generate(
         self, message: worker_pb2.GenerateRequest, timeout_s: float | None = None
     ) -> AsyncGenerator[worker_pb2.TokenBatch]:
-        """See ``proto/worker.proto``. Closing the generator aborts the request; ``timeout_s`` as above."""
+        """Implements ``Generate`` of ``proto/worker.proto``. Closing the generator aborts the request."""
         if not message.transfer_id:
             await self._arrive()
         received_s = self._loop.time()
@@ -218,11 +219,11 @@ class SimulatedWorker:
             self.engine.abort(sequence)
 
     def watch_cache(self) -> AsyncGenerator[worker_pb2.CacheEvents]:
-        """See ``Worker.WatchCache``."""
+        """Implements ``WatchCache`` of ``proto/worker.proto``."""
         return watch_messages(self.blocks.prefix_cache.events)
 
     def stats(self, samples_after: int | None = None) -> worker_pb2.WorkerStats:
-        """See ``Worker.GetStats``."""
+        """Implements ``GetStats`` of ``proto/worker.proto``."""
         engine, usage = self.engine, self.blocks.usage()
         stats = worker_pb2.WorkerStats(
             worker_id=self.settings.worker_id,
@@ -248,11 +249,11 @@ class SimulatedWorker:
         return stats
 
     def check(self) -> list[str]:
-        """Sentences about blocks that leaked; empty when every one is accounted for."""
+        """Sentences about leaked blocks; empty if there are none."""
         return self.blocks.check([*self.engine.holders(), *self.sink.holders()])
 
     def stop(self, error: BatonError) -> None:
-        """Ends the engine; whoever reads a stream gets ``error``."""
+        """Stops the engine. Readers of streams get ``error``."""
         self.engine.stop(error)
 
     def _limit(self, sequence: SimulatedSequence, timeout_s: float | None) -> asyncio.TimerHandle | None:
@@ -262,13 +263,13 @@ class SimulatedWorker:
         return self._loop.call_later(timeout_s, self.engine.fail, sequence, error)
 
     async def _arrive(self) -> None:
-        """Both ways of a delivery at once: what matters of them is when the first token is back."""
+        """Delays a request by the delivery in both directions, since only the time of the first token matters."""
         if self.settings.profile.delivery_ms:
             await asyncio.sleep(self.settings.profile.delivery_ms / 1e3)
 
     def _request(self, message: worker_pb2.Sequence) -> Request:
         request = unpack_sequence(message, self._eos, self._loop.time())
-        # A second attempt may arrive before this worker has heard that the first one is over.
+        # A second attempt may arrive before the first one has ended here.
         request.request_id = f"{request.request_id}#{next(self._num_calls)}"
         return request
 
@@ -299,7 +300,7 @@ class SimulatedWorker:
         )
 
     def _leasing(self, request: Request, handoff: SimulatedHandoff) -> Callable[[int, float], None]:
-        """Passes chunks on, and keeps the blocks of a prompt beyond its request."""
+        """Returns a callback that passes on chunks, and leases the blocks of the finished prompt."""
 
         def computed(num_tokens: int, now_s: float) -> None:
             handoff.computed(num_tokens, now_s)
@@ -311,9 +312,10 @@ class SimulatedWorker:
     def _batch(
         self, output: SimulatedOutput, request: Request, *, with_steps: bool = False, is_prompt: bool = False
     ) -> worker_pb2.TokenBatch:
-        """
+        """Converts an output to a message.
+
         Args:
-            with_steps: whatever the settings say. The end of a local prefill shows in its step.
+            with_steps: overrides the settings. The end of a local prefill shows in its step.
             is_prompt: its steps computed the prompt.
         """
         num_uncached = request.num_prompt_tokens - request.num_cached_tokens

@@ -1,4 +1,4 @@
-"""Requests of a trace as the router gets them: when, how long, in which class, and with which tokens."""
+"""Converts the requests of a trace to arrivals, with times, lengths, classes and tokens."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from cluster.simulation.schedule import Schedule
 
 _FIRST_TOKEN = 1024
 _TOKENS = 16_384
-"""Prompts are made of so many different ids, so that any vocabulary will do."""
+"""Number of different ids in prompts, small enough for any vocabulary."""
 _TABLE_TOKENS = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """
+    """A request to replay.
+
     Attributes:
-        at_s: since the start of the replay.
+        at_s: seconds since the start of the replay.
         slo: name of its class.
-        is_cut: its prompt was too long for the model, and is shorter than the trace says.
+        is_cut: its prompt was too long for the model and was shortened.
     """
 
     at_s: float
@@ -35,11 +36,11 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRequest:
-    """One of a real run.
+    """A request of a real run.
 
     Attributes:
-        cached_tokens: of the prompt, in the real worker's prefix cache.
-        is_warmup: the real run's report leaves it out.
+        cached_tokens: prompt tokens in the real worker's prefix cache.
+        is_warmup: the report of the real run leaves it out.
     """
 
     at_s: float
@@ -50,17 +51,18 @@ class MeasuredRequest:
 
 
 class PromptTokens:
-    """Makes prompts whose beginnings are equal where the trace says so, and nowhere else."""
+    """Makes prompts that share prefixes exactly where the trace says so."""
 
     def __init__(self, seed: int) -> None:
         random = Random(seed)
         self._table = [_FIRST_TOKEN + random.randrange(_TOKENS) for _ in range(_TABLE_TOKENS)]
 
     def make(self, request: TraceRequest, number: int, scale: float = 1.0) -> tuple[int, ...]:
-        """
+        """Makes the prompt of a request.
+
         Args:
-            number: of the request; what the trace says nothing of is this one's alone.
-            scale: by which the request's length has been changed; its blocks are changed alike.
+            number: number of the request. Tokens beyond the trace's blocks are unique to it.
+            scale: factor by which the request's length was changed; its blocks are scaled alike.
         """
         tokens: list[int] = []
         if request.hash_ids:
@@ -71,12 +73,12 @@ class PromptTokens:
         return (*tokens, *self.own(number, request.input_tokens - len(tokens)))
 
     def own(self, number: int, count: int) -> list[int]:
-        """Tokens that no other request has, from the first on."""
+        """Tokens that share no prefix with other requests."""
         return self._text(-number - 1, count)
 
     def _text(self, key: int, count: int) -> list[int]:
-        """Of two texts of one key the shorter is the beginning of the longer. The first three tokens spell the key, so
-        that texts of different keys differ from their start."""
+        """A text of a key. A shorter text is a prefix of a longer one with the same key. The first three tokens encode
+        the key, so texts of different keys differ from their start."""
         sign, number = int(key < 0), abs(key)
         tokens = [
             _FIRST_TOKEN + number % _TOKENS,
@@ -101,16 +103,17 @@ def make_arrivals(
     max_tokens: int,
     seed: int = 0,
 ) -> list[Arrival]:
-    """
+    """Converts a trace to arrivals.
+
     Args:
-        rate_scale: how many times as fast as recorded they arrive, by the replay's clock.
-        input_scale, output_scale: factors of their lengths.
-        num_requests: the first so many; more than there are: the trace is repeated, with other prompts.
-        shares: class → how many of a request's like are of it.
-        max_tokens: of prompt and answer together; of longer prompts the first blocks and the last one are kept.
+        rate_scale: speed-up of the arrivals, by the replay's clock.
+        input_scale, output_scale: factors of the lengths.
+        num_requests: number of requests. Beyond its length, the trace is repeated with other prompts.
+        shares: relative frequency of requests by class.
+        max_tokens: limit of prompt and answer together. Longer prompts are shortened.
 
     Raises:
-        ConfigError: a rate or a share that cannot be.
+        ConfigError: a share is negative, or none is above 0.
     """
     if not shares or min(shares.values()) < 0 or not sum(shares.values()) > 0:
         raise ConfigError(f"The shares of classes must be numbers of which one is above 0, got {dict(shares)}.")
@@ -137,7 +140,7 @@ def make_arrivals(
 
 
 def repeat_arrivals(measured: Sequence[MeasuredRequest], slo: str, seed: int = 0) -> list[Arrival]:
-    """A real run's requests once more. What was cached of a prompt begins like all the others."""
+    """Repeats the requests of a real run. The cached part of each prompt is a prefix that all prompts share."""
     prompts = PromptTokens(seed)
     common = prompts.own(0, max((request.cached_tokens for request in measured), default=0))
     arrivals = []
@@ -154,7 +157,7 @@ def _schedule(factor: Schedule | float) -> Schedule:
 
 
 def _lap(request: TraceRequest, lap: int, length_s: float) -> TraceRequest:
-    """The request when the trace runs for another time: what was shared is, but not with the time before."""
+    """The request in a repetition of the trace. Prefixes are shared within a repetition, not across."""
     if not lap:
         return request
     shift = lap * 100_000_000
