@@ -125,7 +125,7 @@ class OverloadedError(BatonError):
 
     Attributes:
         retry_after_s: seconds after which the client should try again.
-        reason: machine-readable name of the scarce resource; empty when unknown.
+        reason: machine-readable reason; empty when unknown.
         predicted_wait_s: seconds until there would have been room; ``None`` when unknown.
     """
 

@@ -111,7 +111,7 @@ class ModelRunner:
 
     @property
     def graph_failure(self) -> GraphFailure | None:
-        """Why :meth:`capture_graphs` recorded nothing; ``None`` where it recorded all, or was not called for any."""
+        """Why :meth:`capture_graphs` recorded nothing; ``None`` where it recorded all, or had none to record."""
         return self.forward_pass.failure if isinstance(self.forward_pass, GraphedForward) else None
 
     @property

@@ -26,7 +26,7 @@ class RunnerOptions:
         decoder: ``transformers`` is the model's own modules; ``fused`` is one compiled program on the CPU, for models
             of the Llama family; ``auto`` is ``fused`` where it can, else ``transformers``.
         weights: ``native`` keeps the model's; ``int8`` and ``int4``, see ``quantization``, require ``fused``; ``fp8``,
-            for a model that was loaded so, requires ``transformers``.
+            for a model loaded as fp8, requires ``transformers``.
         cuda_graphs: ``auto`` records decode and verification steps on CUDA, where the model's own modules compute them
             with a backend that reads the block table; ``off`` records nothing.
         kv_cache: ``native`` stores keys and values in the model's dtype; ``int8``, see ``kv_int8``.
