@@ -1,1 +1,1 @@
-"""``baton bench serve``, ``sweep`` and ``compare``: load on any OpenAI-compatible endpoint, and what it answered."""
+"""``baton bench serve``, ``sweep`` and ``compare``: load tests of any OpenAI-compatible endpoint."""

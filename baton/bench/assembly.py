@@ -1,4 +1,4 @@
-"""The workload that the options ask for, with prompts as the target counts them."""
+"""Builds the workload from the options, with prompt lengths as the target counts them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ from baton.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class AssembledWorkload:
-    """
+    """A workload, ready to send.
+
     Attributes:
-        counting: how prompts got their lengths, JSON-ready.
-        notes: what holds for all figures.
+        counting: how prompt tokens were counted; JSON-ready.
+        notes: notes on all figures.
     """
 
     workload: Workload
@@ -40,12 +41,12 @@ class AssembledWorkload:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadPlan:
-    """What the options say about the requests; known before anything is sent.
+    """The requests according to the options, known before anything is sent.
 
     Attributes:
-        input_lengths, output_lengths: before ``limits``.
-        trace: the part of it that is asked for; None without one.
-        prompts: of a file; None without one.
+        input_lengths, output_lengths: lengths before ``limits``.
+        trace: the requested part of the trace; ``None`` without a trace.
+        prompts: prompts from a file; ``None`` without a file.
     """
 
     limits: LengthLimits
@@ -63,7 +64,7 @@ def plan_workload(settings: WorkloadSettings) -> WorkloadPlan:
     """Reads all options and the files that they name.
 
     Raises:
-        ConfigError: options that do not go together or leave nothing, or a file that cannot be used.
+        ConfigError: options exclude each other or leave no requests, or a file is unusable.
     """
     if settings.trace is not None and settings.prompts is not None:
         raise ConfigError("--trace and --prompts both say what is sent. Give one of them.")
@@ -98,13 +99,13 @@ async def assemble_workload(
     endpoint: Endpoint,
     report: Callable[[str], None],
 ) -> AssembledWorkload:
-    """Prompts from a file, a trace, or distributions; whichever is asked for.
+    """Assembles the workload from a file, a trace or distributions.
 
     Args:
-        report: gets a line before what takes seconds.
+        report: called with a line of text before slow steps.
 
     Raises:
-        BatonError: lengths that the model cannot hold, or nobody can count tokens.
+        BatonError: the lengths exceed the model's context, or tokens cannot be counted.
     """
     limits, input_lengths, output_lengths = plan.limits, plan.input_lengths, plan.output_lengths
     if settings.prompts is not None and plan.prompts is not None:
@@ -115,7 +116,7 @@ async def assemble_workload(
     if plan.trace is None:
         check_room(limits, input_lengths.mean, output_lengths.mean, endpoint.max_model_len)
     else:
-        # Of recorded traffic some requests may fit and others not: the server says which.
+        # Some recorded requests may not fit. The server refuses those.
         check_room(limits, max(request.input_tokens for request in plan.trace), 1.0, None)
     writer = await _make_writer(target, settings, endpoint, report)
     counting = {

@@ -1,4 +1,4 @@
-"""Sends one request and times its stream. The client's own work is in every figure, so there is little of it."""
+"""Sends one request and times its stream, with little work of its own, since that is part of every figure."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ MALFORMED_ERROR = "malformed"
 
 
 class StreamError(Exception):
-    """An answer that is none.
+    """An invalid or failed answer.
 
     Attributes:
-        kind: what failures are counted by.
+        kind: the kind by which failures are counted.
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -38,10 +38,10 @@ class StreamError(Exception):
 
 
 class LoadClient:
-    """Connections to one endpoint, as many as there are requests in flight."""
+    """Connections to one endpoint, one per request in flight."""
 
     def __init__(self, endpoint: Endpoint, timeout_s: float) -> None:
-        """``timeout_s`` bounds each request from being sent to the end of its stream."""
+        """``timeout_s`` limits each request from its sending to the end of its stream."""
         self._endpoint = endpoint
         self._timeout_s = timeout_s
         self._http = aiohttp.ClientSession(
@@ -61,7 +61,7 @@ class LoadClient:
         await self._http.close()
 
     async def send(self, spec: RequestSpec, sample: Sample, epoch_s: float) -> None:
-        """Fills ``sample``; failures end up in it, by kind.
+        """Sends a request and fills ``sample``, also with a failure.
 
         Args:
             epoch_s: the moment of ``time.perf_counter`` from which the sample's times count.
@@ -75,7 +75,7 @@ class LoadClient:
         except StreamError as error:
             _fail(sample, error.kind, str(error))
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            # The second one is a TimeoutError, too, but not that of the request.
+            # The second one is also a TimeoutError, but not that of the request.
             _fail(sample, CONNECT_ERROR, str(error))
         except TimeoutError:
             _fail(sample, TIMEOUT_ERROR, f"no complete answer within {self._timeout_s:g} s")
@@ -100,7 +100,7 @@ class LoadClient:
 
 @dataclass(frozen=True, slots=True)
 class _Usage:
-    """What a server counted; nothing where it does not say."""
+    """The token counts of a server, with defaults for missing ones."""
 
     input_tokens: int | None = None
     output_tokens: int = 0
@@ -108,9 +108,10 @@ class _Usage:
 
     @classmethod
     def of(cls, usage: Any) -> _Usage:
-        """
+        """Reads a ``usage`` object.
+
         Raises:
-            StreamError: it is something else than counts by name.
+            StreamError: it is not an object of counts.
         """
         try:
             prompt = usage.get("prompt_tokens")
@@ -136,9 +137,10 @@ class _Answer:
         self._usage = _Usage()
 
     def add(self, payload: bytes, now_s: float) -> None:
-        """
+        """Reads an event.
+
         Raises:
-            StreamError: an error event, or what no event should be.
+            StreamError: the event is an error or malformed.
         """
         if payload == DONE:
             self._is_finished = True
@@ -161,16 +163,17 @@ class _Answer:
             self._usage = _Usage.of(usage)
 
     def complete(self) -> None:
-        """
+        """Completes the sample at the end of the stream.
+
         Raises:
-            StreamError: the stream ended before its end, or nothing was in it.
+            StreamError: the stream is truncated or empty.
         """
         if not self._is_finished:
             raise StreamError(TRUNCATED_ERROR, "the stream ended without [DONE]")
         sample, usage = self._sample, self._usage
         reported = usage.output_tokens
         if reported and not sample.chunk_times_s:
-            # Tokens without a text, such as special ones, are tokens all the same.
+            # Tokens without text, such as special ones, count too.
             sample.chunk_times_s = self._textless_times_s
         if not sample.chunk_times_s:
             raise StreamError(EMPTY_ERROR, "the answer has no tokens")
@@ -181,7 +184,7 @@ class _Answer:
 
 
 def _error_message(content: bytes) -> str:
-    """What an answer that is an error says: OpenAI's ``error.message``, else all of it."""
+    """The text of an error response: OpenAI's ``error.message``, else the whole body."""
     try:
         failure = error_in(parse_event(content))
     except ValueError:

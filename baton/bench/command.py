@@ -1,4 +1,4 @@
-"""``baton bench serve``: puts load on an endpoint, stage after stage, and reports what came back."""
+"""``baton bench serve``: puts load on an endpoint in stages, and reports the results."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ from baton.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class OutputSettings:
-    """
+    """Options of the report.
+
     Attributes:
-        slo: see :func:`baton.bench.sample.parse_slo`; None without one.
-        json_file: where the whole report goes.
-        with_samples: every request stands in it, too.
+        slo: text for :func:`baton.bench.sample.parse_slo`; ``None`` without an SLO.
+        json_file: file for the whole report.
+        with_samples: whether the report includes every request.
     """
 
     slo: str | None = None
@@ -46,17 +47,17 @@ class OutputSettings:
 
 
 def serve(options: Mapping[str, Any], console: Console) -> tuple[RenderableType, int]:
-    """``baton bench serve``: runs all stages, with progress on ``console``. Options are checked before.
+    """Runs ``baton bench serve``: checks all options, then runs all stages with progress on ``console``.
 
     Args:
-        options: By the names of the settings.
+        options: values by the names of the settings.
 
     Returns:
-        What to show, and the exit status: 130 after a signal, 1 without a single answer.
+        The report to show, and the exit status: 130 after a signal, 1 without a single answer.
 
     Raises:
-        BatonError: options that do not go together, an endpoint that does not answer, or a file that cannot be written;
-            then the tables are shown on ``console``.
+        BatonError: options exclude each other, the endpoint does not answer, or the file cannot be written. In the last
+            case the tables are shown on ``console``.
     """
     target, workload, load = load_settings(options)
     output = pick(OutputSettings, options)

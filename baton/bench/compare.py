@@ -1,4 +1,4 @@
-"""``baton bench compare``: two reports of ``baton bench serve``, ratio by ratio."""
+"""``baton bench compare``: compares two reports of ``baton bench serve`` by ratios."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BETTER, _WORSE, _SAME = "better", "worse", "same"
 _STYLES = {_BETTER: "green", _WORSE: "red", _SAME: "dim"}
 _ASKED = ("settings", "target", "environment")
 _UNTOLD_SETTINGS = ("settings.workload.salt",)
-"""Differ by design, or say nothing about the load."""
+"""Settings that differ by design or do not affect the load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Comparison:
     """One figure in both reports.
 
     Attributes:
-        verdict: ``better`` or ``worse`` is the second report; ``same`` within the tolerance.
+        verdict: whether the second report is ``better``, ``worse`` or, within the tolerance, the ``same``.
     """
 
     stage: str
@@ -45,17 +45,18 @@ class Comparison:
 
     @property
     def ratio(self) -> float | None:
-        """Second to first; None when the first is 0."""
+        """Ratio of the second figure to the first; ``None`` if the first is 0."""
         return self.second / self.first if self.first else None
 
 
 def run_compare(first: Path, second: Path, tolerance: float) -> tuple[RenderableType, list[Comparison]]:
-    """
+    """Reads and compares two reports. Returns the table to show, and the comparisons.
+
     Args:
-        tolerance: ratios from ``1 - tolerance`` to ``1 + tolerance`` are called the same.
+        tolerance: ratios from ``1 - tolerance`` to ``1 + tolerance`` count as the same.
 
     Raises:
-        ConfigError: a file cannot be read or is no such report, or the two have no stage in common.
+        ConfigError: a file cannot be read or is not such a report, or the two have no stage in common.
     """
     documents = read_serve_document(first), read_serve_document(second)
     comparisons = compare(*documents, tolerance)
@@ -65,7 +66,7 @@ def run_compare(first: Path, second: Path, tolerance: float) -> tuple[Renderable
 
 
 def compare(first: Mapping[str, Any], second: Mapping[str, Any], tolerance: float) -> list[Comparison]:
-    """Every figure of every stage that is in both reports."""
+    """Compares every figure of the stages that are in both reports."""
     others = {stage["label"]: stage for stage in second["stages"]}
     return [
         comparison
@@ -76,7 +77,7 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any], tolerance: floa
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """What was asked for differently, and stages that only one has: ratios may come from there."""
+    """Different settings, and stages in only one report, which may explain ratios."""
     flat = [
         {key: value for part in _ASKED for key, value in _flatten(part, document[part])} for document in (first, second)
     ]

@@ -1,4 +1,4 @@
-"""Finds out about the target before it is measured: its model, what it accepts, and how it counts tokens."""
+"""Discovers the target's model, supported parameters and token counting before the measurement."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _REFUSED = ("http_400", "http_422")
 
 
 class TargetError(BatonError):
-    """The endpoint does not answer as an OpenAI-compatible server does."""
+    """The endpoint does not answer like an OpenAI-compatible server."""
 
     code = "bench_target"
     http_status = 502
 
 
 def describe_endpoint(settings: TargetSettings) -> Endpoint:
-    """The endpoint as far as the options tell it; its model may still be empty.
+    """The endpoint according to the options. Its model may still be empty.
 
     Raises:
-        ConfigError: no cluster runs here and no URL is given, or an option is none.
+        ConfigError: no cluster runs here and no URL is given, or an option is invalid.
     """
     server = find_endpoint(settings.url)
-    # find_endpoint takes /v1 off. A server behind a gateway may have another prefix; a bare host has that one.
+    # find_endpoint removes /v1. A server behind a gateway may have another prefix; a bare host gets /v1 again.
     is_bare = urlsplit(server).path == ""
     base_url = f"{server}/v1" if is_bare or (settings.url or "").rstrip("/").endswith("/v1") else server
     try:
@@ -62,11 +62,11 @@ def describe_endpoint(settings: TargetSettings) -> Endpoint:
 
 
 async def find_model(endpoint: Endpoint) -> Endpoint:
-    """``endpoint`` with its model and the context of it: the one that was named, else the first that the server lists.
+    """``endpoint`` with the named model, or else the first that the server lists, and the model's context.
 
     Raises:
-        ConfigError: the server does not serve the model that was named.
-        TargetError: nothing answers, or not with a list of models and none was named.
+        ConfigError: the server does not serve the named model.
+        TargetError: there is no answer, or no list of models and no named model.
     """
     try:
         timeout = aiohttp.ClientTimeout(total=_LIST_TIMEOUT_S)
@@ -91,13 +91,13 @@ async def find_model(endpoint: Endpoint) -> Endpoint:
 
 
 async def settle(endpoint: Endpoint) -> tuple[Endpoint, list[str]]:
-    """Sends a request or a few and leaves out what the server refuses: exact lengths, then usage.
+    """Sends some requests to find the parameters that the server refuses: exact lengths, then usage.
 
     Returns:
-        The endpoint as it can be used, and what had to be left out, for the report.
+        The usable endpoint, and notes on the disabled parameters for the report.
 
     Raises:
-        TargetError: the server does not answer even the plainest request.
+        TargetError: the server does not answer even the simplest request.
     """
     attempts = [(endpoint, [])] if not endpoint.exact_lengths else [
         (endpoint, []),
@@ -117,10 +117,10 @@ async def settle(endpoint: Endpoint) -> tuple[Endpoint, list[str]]:
 
 
 async def count_prompt(endpoint: Endpoint, text: str) -> int:
-    """Tokens of ``text`` as the server counts them.
+    """Number of tokens of ``text`` as the server counts them.
 
     Raises:
-        TargetError: it does not say.
+        TargetError: the server does not report it.
     """
     sample = await _ask(endpoint, text, 1)
     if sample.input_tokens is None:
@@ -139,7 +139,7 @@ async def _ask(endpoint: Endpoint, text: str, output_tokens: int) -> Sample:
 
 
 def _contexts_by_model(content: bytes) -> dict[str, int | None]:
-    """``max_model_len`` of each model that is listed, as baton and vLLM tell it; None where it is not told."""
+    """``max_model_len`` of each listed model, as baton and vLLM report it; ``None`` if missing."""
     try:
         return {str(model["id"]): _context(model.get("max_model_len")) for model in orjson.loads(content)["data"]}
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -153,12 +153,12 @@ def _context(told: object) -> int | None:
 def find_tokenizer(
     settings: TargetSettings, endpoint: Endpoint, report: Callable[[str], None]
 ) -> tuple[Tokenizer, str] | None:
-    """The server's tokenizer and its name; None when none was named and this machine has none.
+    """The server's tokenizer and its name; ``None`` if none was named and this machine has none.
 
-    The hub is asked only for a tokenizer that was named.
+    The hub is only used for a named tokenizer.
 
     Raises:
-        ConfigError: ``--tokenizer`` names nothing that can be loaded.
+        ConfigError: the tokenizer of ``--tokenizer`` cannot be loaded.
     """
     if settings.tokenizer is not None:
         try:
@@ -180,7 +180,7 @@ def _load(reference: str, report: Callable[[str], None], *, only_local: bool) ->
 
 
 def _model_of_local_cluster(endpoint: Endpoint) -> str | None:
-    """What the cluster that ``baton up`` runs here was told to serve, if it is the target."""
+    """The configured model of the cluster on this machine, if that is the target."""
     state = read_state()
     if state is None or state.endpoint is None or f"{state.endpoint}/v1" != endpoint.base_url or not state.is_running():
         return None

@@ -1,4 +1,4 @@
-"""The JSON file of a run: everything that was asked for, everything that was measured, and where."""
+"""The JSON report of a run: all settings, all figures and the environment."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def make_header(
     more_settings: Mapping[str, Any],
     target_description: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What every report begins with. The API key is left out."""
+    """The common header of all reports, without the API key."""
     target_values = {name: value for name, value in asdict(target).items() if name != _SECRET}
     return {
         "format": file_format,
@@ -62,14 +62,14 @@ def serve_document(
     *,
     with_samples: bool,
 ) -> dict[str, Any]:
-    """The report of ``baton bench serve``, JSON-ready once :func:`write_json` has it."""
+    """The report of ``baton bench serve``, which :func:`write_json` converts to JSON."""
     settings = {"load": asdict(load), "slo": None if slo is None else slo.to_dict()}
     header = make_header(SERVE_FORMAT, target, workload, settings, target_description)
     return {**header, "notes": list(notes), "stages": [stage.to_dict(with_samples=with_samples) for stage in stages]}
 
 
 def environment() -> dict[str, Any]:
-    """Where the client ran."""
+    """The environment of the client."""
     return {
         "python": platform.python_version(),
         "system": platform.system(),
@@ -80,10 +80,10 @@ def environment() -> dict[str, Any]:
 
 
 def check_writable(option: str, file: Path) -> None:
-    """Makes the folder of ``file``. To be asked before anything is measured that shall be written there.
+    """Checks before a measurement that ``file`` can be written, and creates its folder.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the file cannot be written.
     """
     try:
         if file.is_dir():
@@ -96,10 +96,10 @@ def check_writable(option: str, file: Path) -> None:
 
 
 def write_report(document: Mapping[str, Any], file: Path, shown: RenderableType, console: Console) -> None:
-    """Writes the JSON and says so.
+    """Writes the JSON report and prints its path.
 
     Raises:
-        ConfigError: it cannot be written; then what would be ``shown`` is on ``console``.
+        ConfigError: the file cannot be written. Then ``shown`` is printed on ``console``.
     """
     try:
         write_json(document, file)
@@ -110,7 +110,7 @@ def write_report(document: Mapping[str, Any], file: Path, shown: RenderableType,
 
 
 def write_json(document: Mapping[str, Any], file: Path) -> None:
-    """Takes the place of an older file in one step."""
+    """Writes JSON, replacing an older file atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(_plain(document), indent=1, allow_nan=False) + "\n"
     descriptor, temporary = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)
@@ -125,7 +125,7 @@ def write_json(document: Mapping[str, Any], file: Path) -> None:
 
 
 def read_serve_document(file: Path) -> dict[str, Any]:
-    """A report of ``baton bench serve``.
+    """Reads a report of ``baton bench serve``.
 
     Raises:
         ConfigError: the file cannot be read, or is of another kind or version.
@@ -146,7 +146,7 @@ def read_serve_document(file: Path) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Rounded, paths as text, and infinities as null, which JSON has no word for."""
+    """Converts to JSON values: rounded floats, paths as text, and non-finite floats as null."""
     if isinstance(value, float):
         return round(value, _DIGITS) if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What is measured: an OpenAI-compatible endpoint, and the body of its requests."""
+"""The measured OpenAI-compatible endpoint, and the body of its requests."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class RequestSpec:
     """One request before it is sent.
 
     Attributes:
-        prompt: its text.
-        input_tokens: what the prompt shall count; None when nobody knows.
-        output_tokens: what the answer shall have.
-        at_s: arrival in the trace, in seconds since its beginning; None without one.
-        is_clipped: a limit cut prompt or answer.
+        prompt: text of the prompt.
+        input_tokens: intended tokens of the prompt; ``None`` if unknown.
+        output_tokens: intended tokens of the answer.
+        at_s: arrival in seconds since the start of the trace; ``None`` without a trace.
+        is_clipped: True if a limit cut the prompt or the answer.
     """
 
     prompt: str
@@ -37,19 +37,19 @@ _PATHS: Mapping[str, str] = {CHAT: "/chat/completions", COMPLETIONS: "/completio
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where requests go and what stands in every one of them.
+    """The destination of requests, and their common parameters.
 
     Attributes:
-        base_url: with ``/v1`` or whatever the server has in its place, without a slash at the end.
+        base_url: URL with ``/v1`` or the server's own prefix, without a trailing slash.
         model: name of the served model.
         kind: ``chat`` or ``completions``.
-        api_key: sent as a bearer token; None sends none. Never shown.
+        api_key: sent as a bearer token and never shown; ``None`` sends none.
         temperature: 0 is greedy.
         exact_lengths: ask for answers of exactly the wanted length, with ``ignore_eos`` and ``min_tokens``.
         asks_usage: ask for token counts at the end of a stream, with ``stream_options.include_usage``.
-        service_tier: sent with every request; None sends none.
-        extra_body: laid over the body of every request.
-        max_model_len: most tokens of prompt and answer together; None when the server does not tell.
+        service_tier: sent with every request; ``None`` sends none.
+        extra_body: merged into the body of every request.
+        max_model_len: limit of prompt and answer tokens together; ``None`` if the server does not report it.
     """
 
     base_url: str
@@ -78,7 +78,7 @@ class Endpoint:
 
     @property
     def is_loopback(self) -> bool:
-        """A proxy of the environment cannot reach it."""
+        """Whether the endpoint is on the loopback interface, which proxies cannot reach."""
         return is_loopback(self.base_url)
 
     def body(self, spec: RequestSpec) -> bytes:

@@ -1,5 +1,5 @@
-"""The highest request rate at which enough requests keep their objectives: goodput as DistServe defines it (OSDI'24,
-section 2.3). Bracketed by doubling and halving, then bisected."""
+"""Search of the goodput: the highest request rate at which enough requests meet their objectives, as in DistServe
+(OSDI'24, section 2.3). The rate is bracketed by doubling and halving, then bisected."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ _STEP = 2.0
 
 @dataclass(frozen=True, slots=True)
 class SearchLimits:
-    """
+    """Limits of a search.
+
     Attributes:
-        start: first rate that is probed, in requests/s.
-        lowest, highest: no rate beyond is probed.
-        precision: the search ends when the rates that hold and that do not are within this share of each other.
-        max_rates: most rates that are probed.
-        goal: share of the requests that must keep the objectives, in (0, 1).
-        max_repeats: most probes of one rate.
+        start: first probed rate, in requests/s.
+        lowest, highest: bounds of the probed rates.
+        precision: the search ends when the highest holding and the lowest failing rate are within this share.
+        max_rates: largest number of probed rates.
+        goal: share of the requests that must meet the objectives, in (0, 1).
+        max_repeats: largest number of probes of one rate.
     """
 
     start: float = 1.0
@@ -35,12 +36,12 @@ class SearchLimits:
 
 @dataclass(slots=True)
 class RateVerdict:
-    """What all probes of one rate say together.
+    """The combined result of all probes of one rate.
 
     Attributes:
-        num_good: requests that kept the objectives.
-        num_requests: all that were measured, failures included.
-        num_probes: how often the rate was probed.
+        num_good: requests that met the objectives.
+        num_requests: all measured requests, including failures.
+        num_probes: number of probes.
     """
 
     rate: float
@@ -60,7 +61,7 @@ class RateVerdict:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's 95 % interval of the attainment, taking requests as independent; (0, 1) without requests."""
+        """Wilson's 95 % interval of the attainment for independent requests; (0, 1) without requests."""
         if not self.num_requests:
             return 0.0, 1.0
         interval = binomtest(self.num_good, self.num_requests).proportion_ci(0.95, method="wilson")
@@ -78,13 +79,14 @@ class RateVerdict:
 
 @dataclass(slots=True)
 class SearchResult:
-    """
+    """The result of a search.
+
     Attributes:
-        goodput: highest rate that held, in requests/s; None when none did.
-        failed_at: lowest rate over it that did not hold; None when the highest allowed one held.
-        verdicts: of all rates, in the order in which they were probed.
-        unmeasured_at: rate whose probes measured no request at all, which is no verdict and ended the search.
-        is_complete: the bracket is as narrow as was asked for, or an end of the allowed range is the answer.
+        goodput: highest rate that held, in requests/s; ``None`` if none did.
+        failed_at: lowest rate above it that did not hold; ``None`` if the highest allowed rate held.
+        verdicts: verdicts of all rates, in the order of probing.
+        unmeasured_at: rate at which no request was measured, which ended the search.
+        is_complete: True if the bracket is narrow enough, or an end of the allowed range is the answer.
     """
 
     goodput: float | None = None
@@ -95,13 +97,13 @@ class SearchResult:
 
 
 Probe = Callable[[float], Awaitable[tuple[int, int] | None]]
-"""Puts a rate on the target: how many requests were good, and how many there were. None: the search was interrupted."""
+"""Probes a rate. Returns (good requests, all requests), or ``None`` if the search was interrupted."""
 
 
 async def search_goodput(probe: Probe, limits: SearchLimits) -> SearchResult:
-    """Each rate is probed until its verdict is certain, at most ``max_repeats`` times.
+    """Searches the goodput. Each rate is probed until its verdict is certain, at most ``max_repeats`` times.
 
-    Assumes that a rate which holds holds below, too.
+    The search assumes that all rates below a holding rate hold too.
     """
     result = SearchResult()
     rate: float | None = min(max(limits.start, limits.lowest), limits.highest)
@@ -133,7 +135,7 @@ async def _judge(probe: Probe, rate: float, limits: SearchLimits) -> RateVerdict
 
 
 def _next_rate(result: SearchResult, limits: SearchLimits) -> float | None:
-    """None when nothing is left to find out."""
+    """The next rate to probe; ``None`` if the search is complete."""
     held, failed = result.goodput, result.failed_at
     if held is None and failed is not None:
         return max(failed / _STEP, limits.lowest) if failed > limits.lowest else None

@@ -1,4 +1,4 @@
-"""Samples of a quantity in a few figures. Percentiles are exact: they come from all samples, not from buckets."""
+"""Summary statistics of samples. Percentiles are exact, from all samples instead of buckets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PERCENTILES = (50, 95, 99)
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Milliseconds; all 0 when there are no samples.
+    """Summary statistics in milliseconds; all 0 without samples.
 
     Percentiles are interpolated linearly between the two nearest samples.
     """
@@ -27,7 +27,7 @@ class Summary:
 
     @classmethod
     def of_seconds(cls, values: Iterable[float | None]) -> Summary:
-        """Leaves out None, which stands for a quantity that a sample does not have."""
+        """Summarises values in seconds, without ``None`` for missing ones."""
         samples = 1000.0 * np.array([value for value in values if value is not None], dtype=np.float64)
         if not samples.size:
             return cls()
@@ -36,11 +36,11 @@ class Summary:
 
 
 def percentile_ms(values: Iterable[float | None], share: float) -> float:
-    """One percentile of values in seconds, in milliseconds; None is left out, and of no values it is 0."""
+    """A percentile, in milliseconds, of values in seconds without ``None``; 0 without values."""
     samples = [1000.0 * value for value in values if value is not None]
     return percentile(samples, share) if samples else 0.0
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
-    """Of any samples; ``share`` is from 0 to 100. Interpolated linearly."""
+    """A linearly interpolated percentile; ``share`` is from 0 to 100."""
     return float(np.percentile(samples, share))

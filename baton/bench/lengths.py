@@ -1,4 +1,4 @@
-"""How many tokens prompts and answers have: distributions, scaling, and limits."""
+"""Token lengths of prompts and answers: distributions, scaling and limits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton.core.option_text import key_values, known_name, positive_integer, pos
 
 _Z95 = NormalDist().inv_cdf(0.95)
 MAX_LENGTH = 10_000_000
-"""In tokens. No model takes more, and to write such a prompt would take minutes."""
+"""Largest length in tokens, beyond any model's context."""
 _MAX_SIGMA = 10.0
 
 
@@ -23,9 +23,9 @@ class LengthDistribution:
     """Draws lengths in tokens, from 1 to :data:`MAX_LENGTH`.
 
     Attributes:
-        draw: One length, not yet rounded.
-        mean: In tokens.
-        description: For the report.
+        draw: draws one length, not yet rounded.
+        mean: mean length in tokens.
+        description: text for the report.
     """
 
     draw: Callable[[np.random.Generator], float]
@@ -41,26 +41,26 @@ def fixed(tokens: int) -> LengthDistribution:
 
 
 def uniform(low: int, high: int) -> LengthDistribution:
-    """Whole numbers from ``low`` to ``high``, both included, equally likely."""
+    """Uniform integers from ``low`` to ``high``, both included."""
     return LengthDistribution(
         lambda rng: int(rng.integers(low, high, endpoint=True)), (low + high) / 2, f"uniform {low}-{high}"
     )
 
 
 def lognormal(mu: float, sigma: float) -> LengthDistribution:
-    """``exp(N(mu, sigma))``. Lengths of real traffic are close to it."""
+    """``exp(N(mu, sigma))``, which is close to lengths of real traffic."""
     mean = math.exp(min(mu + sigma**2 / 2, math.log(MAX_LENGTH)))
     description = f"lognormal, median {math.exp(mu):.0f}, p95 {math.exp(mu + _Z95 * sigma):.0f}"
     return LengthDistribution(lambda rng: float(rng.lognormal(mu, sigma)), mean, description)
 
 
 def parse_lengths(option: str, text: str) -> LengthDistribution:
-    """The distribution that ``text`` names.
+    """Parses a distribution of lengths:
 
     ``512``, ``fixed:512``, ``uniform:100-400``, ``lognormal:median=200,p95=800`` or ``lognormal:mean=300,sigma=0.9``.
 
     Raises:
-        ConfigError: none of these, or a length over :data:`MAX_LENGTH`; names ``option``.
+        ConfigError: it is none of these, or a length is over :data:`MAX_LENGTH`. The text names ``option``.
     """
     kind, separator, values = text.strip().partition(":")
     if not separator:
@@ -100,7 +100,7 @@ def _parse_lognormal(option: str, values: str) -> LengthDistribution:
 
 
 def check_length(option: str, tokens: float) -> None:
-    """Raises :class:`ConfigError` for more than :data:`MAX_LENGTH` tokens."""
+    """Raises :class:`ConfigError` if ``tokens`` is over :data:`MAX_LENGTH`."""
     if tokens > MAX_LENGTH:
         raise ConfigError(f"{option}: {tokens:.0f} tokens are more than {MAX_LENGTH}, which is too long. Lower it.")
 
@@ -123,15 +123,15 @@ AUTO_SCALE = "auto"
 
 @dataclass(frozen=True, slots=True)
 class LengthLimits:
-    """Scales lengths, then clips them. All limits are in tokens; None sets none.
+    """Scales lengths, then clips them. All limits are in tokens; ``None`` means no limit.
 
     Attributes:
         input_scale: factor of prompt lengths.
         output_scale: factor of answer lengths.
         max_input: longest prompt.
         max_output: longest answer.
-        context: most that prompt and answer may have together. The prompt gives way: an answer keeps its length, up
-            to one token less than the context.
+        context: limit of prompt and answer together. The prompt is shortened first: an answer keeps its length, up to
+            one token less than the context.
     """
 
     input_scale: float = 1.0
@@ -141,7 +141,7 @@ class LengthLimits:
     context: int | None = None
 
     def fit(self, input_tokens: int, output_tokens: int) -> tuple[int, int, bool]:
-        """The lengths to ask for, each at least 1, and whether a limit cut one of them."""
+        """Returns the two lengths to request, each at least 1, and whether a limit cut one of them."""
         wanted_input = max(1, round(input_tokens * self.input_scale))
         wanted_output = max(1, round(output_tokens * self.output_scale))
         fitted_output = min(wanted_output, self.max_output or wanted_output)
@@ -153,7 +153,7 @@ class LengthLimits:
         return fitted_input, fitted_output, (fitted_input, fitted_output) != (wanted_input, wanted_output)
 
     def describe(self) -> str:
-        """In words, for the report; empty when nothing is changed."""
+        """A description for the report; empty without scaling and limits."""
         parts = [
             f"prompts x {self.input_scale:.4g}" if self.input_scale != 1 else "",
             f"answers x {self.output_scale:.4g}" if self.output_scale != 1 else "",
@@ -167,12 +167,13 @@ class LengthLimits:
 def make_limits(
     input_scale: str, output_scale: float, max_input: int | None, max_output: int | None, context: int | None
 ) -> LengthLimits:
-    """
+    """Creates limits from options.
+
     Args:
-        input_scale: a factor, or ``auto``, which :func:`scale_to_longest` settles.
+        input_scale: a factor, or ``auto``, which :func:`scale_to_longest` resolves.
 
     Raises:
-        ConfigError: a factor or a limit that leaves nothing.
+        ConfigError: a factor is not positive, or a limit leaves no tokens.
     """
     scale = 1.0 if input_scale == AUTO_SCALE else positive_number("--input-scale", input_scale)
     positive_number("--output-scale", str(output_scale))
@@ -182,10 +183,10 @@ def make_limits(
 
 
 def scale_to_longest(limits: LengthLimits, input_lengths: Sequence[int]) -> LengthLimits:
-    """``limits`` with the input factor at which the longest prompt just fits; never over 1.
+    """``limits`` with the input factor at which the longest prompt just fits, at most 1.
 
     Raises:
-        ConfigError: nothing says how long a prompt may be.
+        ConfigError: no option limits the length of prompts.
     """
     room = limits.max_input
     if limits.context is not None:
@@ -197,11 +198,11 @@ def scale_to_longest(limits: LengthLimits, input_lengths: Sequence[int]) -> Leng
 
 
 def check_room(limits: LengthLimits, mean_input: float, mean_output: float, max_model_len: int | None) -> None:
-    """Refuses prompts and answers that the model cannot hold, before anybody writes them.
+    """Refuses prompts and answers beyond the model's context before prompts are written.
 
     Args:
         mean_input, mean_output: tokens before ``limits``.
-        max_model_len: tokens of prompt and answer together; None when nobody tells.
+        max_model_len: limit of prompt and answer tokens together; ``None`` if unknown.
 
     Raises:
         ConfigError: a request of these lengths does not fit.

@@ -1,5 +1,5 @@
-"""Text of a wanted number of tokens. Its words are drawn by key, so that equal keys make equal text and a prefix can be
-shared on purpose and never by accident."""
+"""Writes prompts of a given number of tokens. Words are drawn by key, so equal keys give equal text and prefixes are
+shared on purpose only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMMON_WORDS = (
     "moment air teacher force education foot boy age policy music food value street market court paper space ground "
     "form event official matter center couple site project base star table need field rate view tree table sound"
 )
-"""For servers whose tokenizer is not at hand. Most tokenizers have one token for each."""
+"""Words for servers with an unknown tokenizer. Most tokenizers have one token for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Segment:
     """A part of a prompt.
 
     Attributes:
-        key: what it holds; of two segments with equal keys, the shorter is the beginning of the longer.
-        tokens: how long it is.
+        key: key of the content. Of two segments with equal keys, the shorter is a prefix of the longer.
+        tokens: its length in tokens.
     """
 
     key: str
@@ -45,11 +45,11 @@ class PromptWriter:
     """Writes segments as text.
 
     Attributes:
-        words: to draw from.
-        tokens_per_word: 1 when every word is a token by itself, which makes lengths exact.
-        overhead: tokens that the server adds around the text: a beginning of sequence, a chat template.
-        salt: text of another salt has nothing in common with this one's.
-        source: where the counts come from, for the report.
+        words: words to draw from.
+        tokens_per_word: 1 if every word is one token, which makes lengths exact.
+        overhead: tokens that the server adds around the text, such as a BOS token or a chat template.
+        salt: texts with different salts have no common prefix.
+        source: source of the token counts, for the report.
     """
 
     words: Sequence[str]
@@ -63,14 +63,14 @@ class PromptWriter:
         return self.tokens_per_word == 1.0
 
     def text_tokens(self, input_tokens: int) -> int:
-        """Tokens that are left for text in a prompt which the server shall count as ``input_tokens``; at least one.
+        """Tokens left for text in a prompt that the server should count as ``input_tokens``; at least one.
 
-        Segments must share these: what is cut off a finished text may be all that makes it unique.
+        Segments must be planned within these, since cutting a finished text may remove its unique part.
         """
         return max(1, input_tokens - self.overhead)
 
     def write(self, segments: Sequence[Segment]) -> str:
-        """Text of as many tokens as the segments have, the overhead aside; at least one word for each."""
+        """Text with the segments' tokens, without the overhead; at least one word per segment."""
         return " ".join(word for segment in segments for word in self._draw(segment))
 
     def _draw(self, segment: Segment) -> list[str]:
@@ -79,7 +79,7 @@ class PromptWriter:
 
 
 def writer_for_tokenizer(tokenizer: Tokenizer, endpoint: str, salt: str, source: str) -> PromptWriter:
-    """Counts with the tokenizer that the server uses, its chat template included."""
+    """A writer that counts with the server's tokenizer and chat template."""
     words = single_token_words(tokenizer)
     if len(words) < _MIN_WORDS:
         words = COMMON_WORDS.split()
@@ -93,14 +93,15 @@ def writer_for_tokenizer(tokenizer: Tokenizer, endpoint: str, salt: str, source:
 
 
 def sample_texts(words: Sequence[str]) -> tuple[str, str]:
-    """A short and a long text of ``words``, whose counts tell how a server counts."""
+    """A short and a long text of ``words``, whose counts calibrate a writer."""
     rng = random.Random(0)
     short, long = (" ".join(rng.choices(words, k=count)) for count in _SAMPLE_WORDS)
     return short, long
 
 
 def calibrated_writer(words: Sequence[str], counts: Sequence[int], salt: str, source: str) -> PromptWriter:
-    """
+    """A writer calibrated with token counts.
+
     Args:
         counts: tokens of the two :func:`sample_texts` of ``words``, as the server counts them.
     """
@@ -111,7 +112,7 @@ def calibrated_writer(words: Sequence[str], counts: Sequence[int], salt: str, so
 
 
 def single_token_words(tokenizer: Tokenizer) -> list[str]:
-    """Lower-case words that are one token, behind a space as well as at the beginning of a text."""
+    """Lower-case words that are one token, both after a space and at the beginning of a text."""
     found: list[str] = []
     for token_id in range(tokenizer.vocab_size):
         text = tokenizer.token_bytes(token_id)

@@ -1,4 +1,4 @@
-"""Runs one stage: sends its requests when they are due and keeps what became of each of them."""
+"""Runs one stage: sends its requests when they are due and collects their samples."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ _TICK_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ClientLoad:
-    """
+    """The load of the client itself.
+
     Attributes:
         cpu_share: CPU seconds of this process per second; 1 is one core.
-        loop_lag_p99_ms: by which timers of the event loop were late; latencies may be over by as much.
+        loop_lag_p99_ms: delay of timers in the event loop, by which latencies may be too high.
     """
 
     cpu_share: float = 0.0
@@ -33,7 +34,7 @@ class ClientLoad:
 
 
 class ClientLoadMeter:
-    """As a context inside a running event loop; ``load`` is there afterwards."""
+    """A context inside a running event loop that measures the client; ``load`` is set at its end."""
 
     def __init__(self) -> None:
         self.load = ClientLoad()
@@ -64,22 +65,22 @@ class ClientLoadMeter:
 
 
 class Sender(Protocol):
-    """What a runner needs of :class:`baton.bench.client.LoadClient`."""
+    """The part of :class:`baton.bench.client.LoadClient` that a runner needs."""
 
     async def send(self, spec: RequestSpec, sample: Sample, epoch_s: float) -> None: ...
 
 
 @dataclass(slots=True)
 class StageRun:
-    """A stage and its samples, those in flight included. Times are in seconds since the load began.
+    """A stage and its samples, including those in flight. Times are in seconds since the load began.
 
     Attributes:
-        load_start_s: when the first request behind the warm-up was due.
-        load_end_s: when the load ceased to be what the stage asks for: the last request was sent (closed loop) or the
-            last arrival was due (open loop).
-        num_measured: samples that are no warm-up.
-        num_clipped: requests that a length limit cut.
-        is_interrupted: stopped before its bounds.
+        load_start_s: time at which the first request after the warm-up was due.
+        load_end_s: end of the full load: the last request was sent (closed loop) or the last arrival was due (open
+            loop).
+        num_measured: number of samples without the warm-up.
+        num_clipped: number of requests that a length limit cut.
+        is_interrupted: True if it was stopped before its bounds.
     """
 
     stage: Stage
@@ -92,7 +93,7 @@ class StageRun:
     client: ClientLoad = field(default_factory=ClientLoad)
 
     def add(self, spec: RequestSpec, intended_s: float) -> Sample:
-        """A sample for ``spec``, which counts from now on whatever becomes of it."""
+        """Adds a sample for ``spec``, which counts even if it fails."""
         bounds = self.stage.bounds
         is_warmup = len(self.samples) < bounds.warmup_requests or intended_s < bounds.warmup_s
         if not is_warmup:
@@ -108,12 +109,12 @@ class StageRun:
 async def run_stage(
     run: StageRun, requests: Iterator[RequestSpec], sender: Sender, stop: asyncio.Event, seed: int
 ) -> None:
-    """Fills ``run``, which may be watched meanwhile.
+    """Runs the stage and fills ``run``, which may be read meanwhile.
 
     Args:
-        requests: as many as will be needed.
-        stop: ends the stage at once when set; answers in flight are given up.
-        seed: of the arrival times.
+        requests: source of requests, which must not end.
+        stop: ends the stage at once when set. Answers in flight are given up.
+        seed: seed of the arrival times.
     """
     with ClientLoadMeter() as meter:
         if run.stage.is_open:
@@ -125,7 +126,7 @@ async def run_stage(
 
 
 class _ClosedLoop:
-    """``concurrency`` clients; each sends its next request when it has the answer to the last one."""
+    """``concurrency`` clients, each of which sends its next request after the answer to the last one."""
 
     def __init__(self, run: StageRun, requests: Iterator[RequestSpec], sender: Sender, stop: asyncio.Event) -> None:
         self._run = run
@@ -139,7 +140,7 @@ class _ClosedLoop:
         await _finish(clients, lambda: epoch_s + self._end_s() + self._run.stage.bounds.grace_s, self._stop)
 
     def _end_s(self) -> float:
-        """When the load ends. A warm-up that never does gets as long as what it precedes."""
+        """End of the load. A warm-up that has not ended is limited to the duration of the measurement."""
         bounds = self._run.stage.bounds
         return bounds.seconds + (self._run.load_start_s if self._run.num_measured else bounds.warmup_s)
 
@@ -154,7 +155,7 @@ class _ClosedLoop:
 
 
 class _OpenLoop:
-    """Requests are sent when they are due, whatever became of those before."""
+    """Sends requests when they are due, regardless of earlier ones."""
 
     def __init__(self, run: StageRun, sender: Sender, stop: asyncio.Event) -> None:
         self._run = run
@@ -186,7 +187,7 @@ class _OpenLoop:
 
 
 def _schedule(stage: Stage, requests: Iterator[RequestSpec], seed: int) -> list[tuple[RequestSpec, float]]:
-    """Requests of an open loop with the moments at which they are due, all made before the first one is sent."""
+    """The requests of an open loop with their due times, all prepared before the first one is sent."""
     bounds = stage.bounds
     count = bounds.warmup_requests + bounds.requests
     if stage.arrival == TRACE:
@@ -198,34 +199,34 @@ def _schedule(stage: Stage, requests: Iterator[RequestSpec], seed: int) -> list[
     rng = np.random.default_rng([seed, stage.index])
     times = intended_times(stage.arrival, stage.rate, count, rng, stage.burstiness)
     end_s = _schedule_end_s(bounds, times)
-    # zip asks for a request only when a moment is there for it.
+    # zip takes a request only if there is a due time for it.
     return [(spec, moment) for moment, spec in zip((t for t in times if t < end_s), requests, strict=False)]
 
 
 def _schedule_end_s(bounds: Bounds, times: Sequence[float]) -> float:
-    """The clock of a stage starts behind its warm-up: with the last request of it, or after its seconds."""
+    """End of the arrivals. The duration counts from the end of the warm-up: its last request or its seconds."""
     last_s = times[bounds.warmup_requests - 1] if bounds.warmup_requests else 0.0
     return max(last_s, bounds.warmup_s) + bounds.seconds
 
 
 async def _sleep_until(moment_s: float, stop: asyncio.Event) -> bool:
-    """Whether ``stop`` was set before ``moment_s`` of ``time.perf_counter``."""
+    """Waits until ``moment_s`` of ``time.perf_counter``. Returns whether ``stop`` was set before."""
     delay_s = moment_s - time.perf_counter()
     if delay_s > 0:
         with suppress(TimeoutError):
             async with asyncio.timeout(delay_s):
                 await stop.wait()
     else:
-        # Behind the schedule, those that are due must still get their turn.
+        # Behind schedule, tasks of due requests must still run.
         await asyncio.sleep(0)
     return stop.is_set()
 
 
 async def _finish(tasks: Sequence[asyncio.Task[None]], deadline_s: Callable[[], float], stop: asyncio.Event) -> None:
-    """Waits for ``tasks`` until ``stop`` or a deadline, then cancels the rest. Raises what they raised.
+    """Waits for ``tasks`` until ``stop`` or a deadline, then cancels the rest. Raises the errors of tasks.
 
     Args:
-        deadline_s: moment of ``time.perf_counter``; it may be put off meanwhile.
+        deadline_s: returns a time of ``time.perf_counter``, which may move.
     """
     stopping = asyncio.create_task(stop.wait())
     everything = asyncio.gather(*tasks)

@@ -1,4 +1,4 @@
-"""What became of one request, as the client saw it, and whether it kept its service-level objectives."""
+"""The client's sample of one request, and its service-level objectives."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ UNFINISHED = "unfinished"
 
 @dataclass(slots=True)
 class Sample:
-    """Times are in seconds since the stage's load began; None while they have not come.
+    """The sample of a request. Times are in seconds since the stage's load began; ``None`` until they are known.
 
     Attributes:
-        intended_s: when the request was meant to be sent; fixed before the run in an open loop.
-        is_warmup: left out of the statistics.
-        wanted_input: tokens that the prompt was made to have; None when nobody knows.
-        wanted_output: tokens that the answer was asked to have.
-        sent_s: when it was handed to the connection.
-        chunk_times_s: when each part of the answer with text in it was read.
-        finished_s: when the stream had ended, or the failure was seen.
-        input_tokens: as the server counted them.
-        output_tokens: as the server counted them; else the number of chunks.
-        counts_are_chunks: the server reported no usage.
-        cached_tokens: of the prompt, found in a prefix cache.
-        error: kind of failure; None for an answer that is complete.
-        error_message: what the server or the library said.
+        intended_s: intended time of sending, fixed before the run in an open loop.
+        is_warmup: True if it is left out of the statistics.
+        wanted_input: intended tokens of the prompt; ``None`` if unknown.
+        wanted_output: requested tokens of the answer.
+        sent_s: time at which it was handed to the connection.
+        chunk_times_s: times at which parts of the answer with text were read.
+        finished_s: time of the stream's end or of the failure.
+        input_tokens: prompt tokens counted by the server.
+        output_tokens: answer tokens counted by the server, else the number of chunks.
+        counts_are_chunks: True if the server reported no usage.
+        cached_tokens: prompt tokens found in a prefix cache.
+        error: kind of failure; ``None`` for a complete answer.
+        error_message: error text of the server or the library.
     """
 
     intended_s: float
@@ -54,30 +54,30 @@ class Sample:
         return self.error is None
 
     def send_delay_s(self) -> float | None:
-        """By which it was sent later than intended."""
+        """Delay of sending after the intended time."""
         return None if self.sent_s is None else self.sent_s - self.intended_s
 
     def ttft_s(self, *, from_send: bool) -> float | None:
-        """Time to first token; from when it was sent, or from when it was meant to be."""
+        """Time to first token, from the actual or the intended time of sending."""
         return self._since(self.chunk_times_s[0] if self.chunk_times_s else None, from_send)
 
     def e2e_s(self, *, from_send: bool) -> float | None:
-        """Time to the end of the stream."""
+        """Time to the end of the stream, from the actual or the intended time of sending."""
         return self._since(self.finished_s, from_send)
 
     def tpot_s(self) -> float | None:
-        """Time per output token after the first; None for an answer of fewer than two."""
+        """Time per output token after the first; ``None`` for answers of fewer than two tokens."""
         if self.output_tokens < 2 or not self.chunk_times_s:
             return None
         return (self.chunk_times_s[-1] - self.chunk_times_s[0]) / (self.output_tokens - 1)
 
     def gaps_s(self) -> list[float]:
-        """Between a chunk and the next one: the inter-token latency as a reader sees it."""
+        """Times between consecutive chunks, which are the inter-token latencies for a reader."""
         times = self.chunk_times_s
         return [later - earlier for earlier, later in pairwise(times)]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, times in seconds."""
+        """The sample for the report, with times in seconds; JSON-ready."""
         return {
             "intended_s": round(self.intended_s, 6),
             "sent_s": _rounded(self.sent_s),
@@ -109,9 +109,9 @@ _METRICS = ("ttft", "tpot", "e2e")
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Limits in seconds; None sets none. An answer must keep all of them.
+    """Limits in seconds; ``None`` means no limit. An answer must meet all of them.
 
-    In an open loop TTFT and E2E count from when the request was meant to be sent.
+    In an open loop TTFT and E2E count from the intended time of sending.
     """
 
     ttft_s: float | None = None
@@ -119,7 +119,7 @@ class Slo:
     e2e_s: float | None = None
 
     def is_met(self, sample: Sample) -> bool:
-        """False for every failure. An answer of one token has no TPOT to miss."""
+        """Whether the answer meets all limits; False for failures. An answer of one token has no TPOT."""
         if not sample.is_ok:
             return False
         measured = (
@@ -134,16 +134,16 @@ class Slo:
         return ", ".join(f"{name} <= {1000 * limit:g} ms" for name, limit in limits.items() if limit is not None)
 
     def to_dict(self) -> Mapping[str, float | None]:
-        """Milliseconds by name; JSON-ready."""
+        """The limits in milliseconds by name; JSON-ready."""
         limits = {"ttft_ms": self.ttft_s, "tpot_ms": self.tpot_s, "e2e_ms": self.e2e_s}
         return {name: None if limit is None else 1000 * limit for name, limit in limits.items()}
 
 
 def parse_slo(option: str, text: str) -> Slo:
-    """``"ttft=500ms,tpot=50ms"``.
+    """Parses ``"ttft=500ms,tpot=50ms"``.
 
     Raises:
-        ConfigError: no metric, an unknown one, or something that is no duration.
+        ConfigError: there is no metric, an unknown metric, or an invalid duration.
     """
     values = {name: duration_s(f"{option} {name}", value) for name, value in key_values(option, text, _METRICS).items()}
     if not values:

@@ -1,4 +1,4 @@
-"""A run against a target: its preparation, its stages with their progress, and the signals that end it."""
+"""A run against a target: preparation, stages with progress, and handling of signals."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ _PROGRESS_INTERVAL_S = 0.5
 
 
 class InterruptedBeforeLoadError(Exception):
-    """A signal came before the first stage: there is nothing to report."""
+    """A signal came before the first stage, so there is nothing to report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """
+    """A prepared run.
+
     Attributes:
-        seed: Of arrival times.
-        target: What is measured, and what it is sent; JSON-ready.
-        notes: What holds for all figures.
+        seed: seed of arrival times.
+        target: description of target and workload; JSON-ready.
+        notes: notes on all figures.
     """
 
     client: LoadClient
@@ -48,7 +49,7 @@ class Session:
     console: Console
 
     async def run(self, run: StageRun, stop: asyncio.Event) -> None:
-        """Fills ``run`` (see :func:`baton.bench.runner.run_stage`) and shows how far it is."""
+        """Runs a stage with :func:`baton.bench.runner.run_stage` and shows its progress."""
         async with _progress(run, self.console):
             await run_stage(run, self.workload.requests(run.stage.index), self.client, stop, self.seed)
 
@@ -57,11 +58,11 @@ class Session:
 async def open_session(
     target: TargetSettings, settings: WorkloadSettings, plan: WorkloadPlan, console: Console, stop: asyncio.Event
 ) -> AsyncIterator[Session]:
-    """Asks the target for its model and what it accepts, and closes the connections afterwards.
+    """Discovers the target's model and parameters, and closes the connections at the end.
 
     Raises:
         BatonError: the target does not answer, or an option cannot be used with it.
-        InterruptedBeforeLoadError: ``stop`` was set meanwhile.
+        InterruptedBeforeLoadError: ``stop`` was set before the load began.
     """
     _allow_connections()
     preparing, stopping = (
@@ -98,14 +99,14 @@ async def _prepare(
 
 
 def _allow_connections() -> None:
-    """Raises the soft limit of open files to the hard one: each request in flight has a connection of its own."""
+    """Raises the soft limit of open files to the hard one, since each request in flight has its own connection."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 @asynccontextmanager
 async def _progress(run: StageRun, console: Console) -> AsyncIterator[None]:
-    """A changing line on a terminal until the block ends; one line elsewhere."""
+    """Shows a live progress line on a terminal, or one static line elsewhere."""
     if not console.is_terminal:
         console.print(Text(f"{run.stage.label} ..."), soft_wrap=True)
         yield
@@ -160,7 +161,7 @@ def stop_on_signals() -> Iterator[asyncio.Event]:
 @contextmanager
 def without_interruption() -> Iterator[None]:
     """Ignores SIGINT while a report is written."""
-    if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
         yield
         return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""What the options of ``baton bench serve`` and ``sweep`` say about the target and the requests."""
+"""Settings of target and workload from the options of ``baton bench serve`` and ``sweep``."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from baton.core.option_text import check_not_negative, check_over_zero
 S = TypeVar("S")
 
 INTERRUPTED_STATUS = 130
-"""What shells expect of a command that Ctrl-C ended."""
+"""Exit status by convention of a command that was ended by Ctrl-C."""
 DEFAULT_INPUT = "lognormal:median=200,p95=800"
 DEFAULT_OUTPUT = "lognormal:median=64,p95=200"
 
 
 @dataclass(frozen=True, slots=True)
 class TargetSettings:
-    """
+    """Settings of the target.
+
     Attributes:
-        url: base URL; None for the cluster that ``baton up`` runs here.
-        model: name of the served model; None for the first that the server lists.
-        chat: ask for chats, through the chat template; else for completions.
-        tokenizer: a model's name, hub id or folder; None for the one of the served model.
+        url: base URL; ``None`` means the cluster that ``baton up`` runs here.
+        model: name of the served model; ``None`` means the first that the server lists.
+        chat: True sends chats, through the chat template; False sends completions.
+        tokenizer: a model's name, hub id or folder; ``None`` means that of the served model.
         exact_lengths: ask for answers of exactly the wanted length.
-        service_tier: what requests ask for by that name, with baton an SLO class; None: nothing.
-        extra_body: a JSON object that is laid over every request's body.
-        timeout_s: of each request.
+        service_tier: the ``service_tier`` of requests, which names an SLO class of baton; ``None`` sends none.
+        extra_body: a JSON object to merge into every request's body.
+        timeout_s: time limit of each request.
     """
 
     url: str | None = None
@@ -53,16 +54,17 @@ class TargetSettings:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSettings:
-    """
+    """Settings of the workload.
+
     Attributes:
-        input, output: see :func:`baton.bench.lengths.parse_lengths`.
-        prompts: JSONL of prompts, instead of ``input``.
-        trace: lengths and shared prefixes of recorded traffic, instead of ``input`` and ``output``.
-        trace_format: see :func:`baton.bench.traces.read_trace`.
-        trace_start_s, trace_seconds: the part of the trace that is used, on its own clock.
+        input, output: distributions for :func:`baton.bench.lengths.parse_lengths`.
+        prompts: JSONL file of prompts, instead of ``input``.
+        trace: file with lengths and shared prefixes of recorded traffic, instead of ``input`` and ``output``.
+        trace_format: format for :func:`baton.bench.traces.read_trace`.
+        trace_start_s, trace_seconds: the used part of the trace, on its own clock.
         input_scale: a factor, or ``auto``; see :class:`baton.bench.lengths.LengthLimits`, also for the limits.
-        seed: of lengths, their order and the arrivals. The same seed gives the same load.
-        salt: of the prompts' text. None for another in every run, so that no cache knows it from an earlier one.
+        seed: seed of lengths, their order and the arrivals. The same seed gives the same load.
+        salt: salt of the prompts' text. ``None`` means a new one in every run, so that no cache has the prompts.
     """
 
     input: str = DEFAULT_INPUT
@@ -101,12 +103,13 @@ _NOT_OF_FILES = {
 
 
 def check_all_used(workload: WorkloadSettings, load: LoadSettings, *, is_open: bool) -> None:
-    """
+    """Refuses options that have no effect.
+
     Args:
         is_open: the load is an open loop.
 
     Raises:
-        ConfigError: an option has another value than its default, which nothing would look at.
+        ConfigError: an option without effect differs from its default.
     """
     if workload.trace is None:
         _refuse(workload, _OF_TRACES, "without --trace")
@@ -129,11 +132,11 @@ def _refuse(settings: WorkloadSettings | LoadSettings, options: Mapping[str, str
 
 
 def load_settings(options: Mapping[str, Any]) -> tuple[TargetSettings, WorkloadSettings, LoadSettings]:
-    """What every command that sends load needs to know."""
+    """The settings that all load commands share."""
     return pick(TargetSettings, options), pick(WorkloadSettings, options), pick(LoadSettings, options)
 
 
 def pick(kind: type[S], options: Mapping[str, Any]) -> S:
-    """Settings from the options of their names; those that are missing keep the settings' defaults."""
+    """Creates settings from the options with their names. Missing options keep the defaults."""
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     return kind(**{name: value for name, value in options.items() if name in names})

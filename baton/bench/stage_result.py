@@ -1,4 +1,4 @@
-"""A finished stage in figures: latencies, throughput, goodput, failures, and what has to be known about them."""
+"""Figures of a finished stage: latencies, throughput, goodput, failures and notes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _FEW_FOR_P99 = 100
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The time that throughput is measured over, in seconds since the load began.
+    """The time window of throughput, in seconds since the load began.
 
     Attributes:
-        is_steady: from behind the warm-up until the load ceased; in an open loop not before the server has filled,
-            which takes one typical answer. Else the stage was too short for that, and it is all of what was measured,
-            up to the last answer.
+        is_steady: True for a window from the end of the warm-up to the end of the load. In an open loop it starts one
+            typical answer later, when the server has filled. False if the stage was too short for that; then the window
+            covers the whole measurement, up to the last answer.
     """
 
     start_s: float
@@ -40,22 +40,23 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """
+    """The figures of a stage.
+
     Attributes:
-        latencies: by name, over the measured requests that were answered: ``ttft_ms``, ``tpot_ms``, ``itl_ms``,
-            ``e2e_ms``. In an open loop TTFT and E2E count from the intended moment.
-        latencies_from_send: TTFT and E2E from when the request was really sent.
-        send_delay: from the intended moment until a request was sent.
-        num_measured: requests behind the warm-up, failures included.
+        latencies: summaries over the answered measured requests by name: ``ttft_ms``, ``tpot_ms``, ``itl_ms``,
+            ``e2e_ms``. In an open loop TTFT and E2E count from the intended time of sending.
+        latencies_from_send: TTFT and E2E from the actual time of sending.
+        send_delay: delay of sending after the intended time.
+        num_measured: requests after the warm-up, including failures.
         failures: number of measured requests by kind of failure.
         failure_messages: an example of each kind.
-        requests_per_s, output_tokens_per_s, input_tokens_per_s: in the window.
-        offered_per_s: measured requests per second that were due, from the first one to the last one.
-        attainment: share of the measured requests that kept the SLO; None without one.
-        goodput_per_s: requests that kept the SLO, per second of the window.
-        mean_input, mean_output: tokens of the measured answers.
-        cached_share: part of the prompts' tokens that a prefix cache held.
-        notes: what one should know before one believes the figures.
+        requests_per_s, output_tokens_per_s, input_tokens_per_s: rates in the window.
+        offered_per_s: due measured requests per second, from the first one to the last one.
+        attainment: share of the measured requests that met the SLO; ``None`` without an SLO.
+        goodput_per_s: requests that met the SLO, per second of the window.
+        mean_input, mean_output: mean tokens of prompts and answers.
+        cached_share: share of the prompt tokens found in a prefix cache.
+        notes: caveats on the figures.
     """
 
     run: StageRun
@@ -122,7 +123,7 @@ class StageResult:
 
 
 def evaluate(run: StageRun, slo: Slo | None = None) -> StageResult:
-    """The figures of a stage, finished or interrupted."""
+    """Computes the figures of a stage, finished or interrupted."""
     measured = [sample for sample in run.samples if not sample.is_warmup and not _is_cut_off(run, sample)]
     answered = [sample for sample in measured if sample.is_ok]
     window = _window(run, answered)
@@ -164,28 +165,28 @@ def _summary(samples: Sequence[Sample], value: Callable[[Sample], float | None])
 
 
 def _is_cut_off(run: StageRun, sample: Sample) -> bool:
-    """Whether the answer is missing because the user ended the run: no fault of the server's."""
+    """Whether the answer is missing because the user interrupted the run."""
     return run.is_interrupted and sample.error in (UNFINISHED, UNSENT)
 
 
 def _rate(samples: Sequence[Sample], window: Window, counts: Callable[[Sample], bool]) -> float:
-    """Requests/s that end in the window; those of the warm-up, too, if they end there."""
+    """Requests/s that end in the window, including those of the warm-up."""
     return sum(window.holds(sample.finished_s) and counts(sample) for sample in samples) / window.seconds
 
 
 def _offered_per_s(run: StageRun) -> float:
-    """Gaps between arrivals, not arrivals, fill the time from the first one to the last one."""
+    """Offered rate: the number of gaps between arrivals, divided by the time from the first to the last one."""
     num_gaps = sum(not sample.is_warmup for sample in run.samples) - 1
     seconds = run.load_end_s - run.load_start_s
     return num_gaps / seconds if num_gaps > 0 and seconds > 0 else 0.0
 
 
 def _window(run: StageRun, answered: Sequence[Sample]) -> Window:
-    """Steady while the load lasted, if that was long against an answer; a few answers at the edges would rule else."""
+    """The steady window if it is long compared with an answer, else the whole stage: edge effects would dominate."""
     typical_s = Summary.of_seconds(sample.e2e_s(from_send=False) for sample in answered).p50 / 1000.0
     start_s = run.load_start_s
     if run.stage.is_open and run.samples:
-        # An open loop begins with an empty server, from which fewer answers come than requests go in.
+        # An open loop begins with an empty server, so at first fewer requests end than arrive.
         start_s = max(start_s, run.samples[0].intended_s + typical_s)
     steady = Window(start_s, run.load_end_s, is_steady=True)
     num_held = sum(steady.holds(sample.finished_s) for sample in answered)
@@ -196,7 +197,7 @@ def _window(run: StageRun, answered: Sequence[Sample]) -> Window:
 
 
 def _tokens_in(sample: Sample, window: Window) -> float:
-    """Output tokens of a request that came within the window, taking the chunks as equally large."""
+    """Output tokens of a request within the window, assuming chunks of equal size."""
     if not sample.chunk_times_s:
         return 0.0
     tokens = sample.output_tokens or len(sample.chunk_times_s)
@@ -204,7 +205,7 @@ def _tokens_in(sample: Sample, window: Window) -> float:
 
 
 def _prompt_tokens_in(samples: Sequence[Sample], window: Window) -> int:
-    """A prompt is done when its first token comes."""
+    """Prompt tokens of the requests whose first token came in the window."""
     return sum(
         sample.input_tokens or 0 for sample in samples if sample.chunk_times_s and window.holds(sample.chunk_times_s[0])
     )

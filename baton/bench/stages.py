@@ -1,4 +1,4 @@
-"""The load of a run: its stages, and the moments at which the requests of an open loop are due."""
+"""The load of a run: its stages, and the due times of requests in open loops."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def intended_times(
     Args:
         process: ``poisson``, ``bursty`` or ``constant``.
         rate: requests/s on average, over 0.
-        burstiness: shape of the Gamma distribution of the gaps, for ``bursty``: 1 is Poisson, the variance of the
-            gaps grows as it falls, and far over 1 they are all alike.
+        burstiness: shape of the Gamma distribution of the gaps, for ``bursty``. 1 is Poisson. Smaller values increase
+            the variance of the gaps, larger values make them equal.
 
     Raises:
-        ConfigError: the process is not one of these, or a number is not over 0.
+        ConfigError: the process is none of these, or a number is not over 0.
     """
     gaps_of = _GAPS[known_name("--arrival", process, _GAPS)]
     if rate <= 0 or burstiness <= 0:
@@ -42,7 +42,7 @@ def intended_times(
 
 
 def replayed_times(at_s: Sequence[float], speed_up: float) -> list[float]:
-    """The trace's own times, ``speed_up`` times as fast.
+    """The times of a trace, divided by ``speed_up``.
 
     Raises:
         ConfigError: ``speed_up`` is not over 0.
@@ -72,19 +72,19 @@ DEFAULT_REQUESTS = 1000
 DEFAULT_SECONDS = 60.0
 DEFAULT_TRACE_SECONDS = 3600.0
 MAX_RATE = 1e6
-"""In requests/s. No client comes near; the schedule of a higher one would only fill the memory."""
+"""Largest rate in requests/s, beyond any client, to bound the memory of the schedule."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Every stage ends: by count or by time, whichever comes first.
+    """The end of a stage, by count or by time, whichever comes first.
 
     Attributes:
-        requests: most that are sent, those of the warm-up aside.
-        seconds: for which requests are sent, from when the warm-up is over.
-        warmup_requests: sent first and left out of the statistics.
-        warmup_s: what is sent within the first seconds is left out, too.
-        grace_s: for which answers are awaited when everything is sent; what is unfinished then counts as failed.
+        requests: largest number of requests, without those of the warm-up.
+        seconds: duration of sending after the warm-up.
+        warmup_requests: number of first requests that are left out of the statistics.
+        warmup_s: requests sent in these first seconds are left out too.
+        grace_s: time to wait for answers after the last request. Unfinished requests then count as failed.
     """
 
     requests: int = DEFAULT_REQUESTS
@@ -105,16 +105,17 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """
+    """One stage of a run.
+
     Attributes:
         index: position among the stages of a run.
-        arrival: ``closed``: each of ``concurrency`` clients sends when it has its answer; else the process by which
-            requests arrive, whatever becomes of those before.
-        concurrency: of a closed loop; 0 in an open one.
-        rate: mean arrivals/s of an open loop; 0 where the trace says or in a closed one.
-        burstiness: see :func:`baton.bench.stages.intended_times`.
-        speed_up: of the trace's clock.
-        max_inflight: in an open loop, requests beyond it wait; their wait is part of their latency. None: no limit.
+        arrival: ``closed`` for a closed loop, in which each of ``concurrency`` clients sends its next request after
+            its answer; else the arrival process of an open loop.
+        concurrency: clients of a closed loop; 0 in an open loop.
+        rate: mean arrivals/s of an open loop; 0 with a trace and in a closed loop.
+        burstiness: as in :func:`baton.bench.stages.intended_times`.
+        speed_up: factor of the trace's clock.
+        max_inflight: in an open loop, requests beyond it wait, which counts as latency. ``None`` means no limit.
     """
 
     index: int
@@ -132,7 +133,7 @@ class Stage:
 
     @property
     def label(self) -> str:
-        """Names the stage in tables; stages of two reports are the same when their labels are."""
+        """Name of the stage in tables. Stages of two reports are matched by it."""
         if not self.is_open:
             return f"{self.concurrency} at once"
         return f"trace x {self.speed_up:g}" if self.arrival == TRACE else f"{self.rate:g}/s {self.arrival}"
@@ -140,14 +141,14 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """What was asked for; :func:`plan_stages` makes stages of it.
+    """The requested load, from which :func:`plan_stages` makes stages.
 
     Attributes:
-        concurrency: a closed-loop stage for each.
-        rate: an open-loop stage for each, in requests/s.
-        arrival: of the open loops; None: Poisson.
-        requests, duration_s: bounds of each stage; None for the defaults.
-        warmup_requests: None: one for each client of a closed loop, and none in an open one.
+        concurrency: number of clients of each closed-loop stage.
+        rate: rate of each open-loop stage, in requests/s.
+        arrival: arrival process of open loops; ``None`` means Poisson.
+        requests, duration_s: bounds of each stage; ``None`` means the defaults.
+        warmup_requests: ``None`` means one per client in closed loops, and none in open loops.
     """
 
     concurrency: Sequence[int] = ()
@@ -164,13 +165,13 @@ class LoadSettings:
 
 
 def plan_stages(settings: LoadSettings, trace_length: int | None) -> list[Stage]:
-    """The stages in their order. Without concurrency, rate or trace arrivals: one request at a time.
+    """The stages in order. Without concurrency, rate or trace arrivals, one request is sent at a time.
 
     Args:
-        trace_length: requests of the trace; None when there is none.
+        trace_length: number of requests in the trace; ``None`` without a trace.
 
     Raises:
-        ConfigError: options that exclude each other, or numbers that make no load.
+        ConfigError: options exclude each other, or numbers give no valid load.
     """
     arrival = None if settings.arrival is None else known_name("--arrival", settings.arrival, ARRIVALS)
     check_over_zero("--burstiness", settings.burstiness)
@@ -232,7 +233,7 @@ def _bounds(settings: LoadSettings, warmup_requests: int) -> Bounds:
 
 
 def _trace_bounds(settings: LoadSettings, trace_length: int) -> Bounds:
-    """A replay ends with its trace."""
+    """Bounds of a replay, which ends with its trace by default."""
     warmup_requests = settings.warmup_requests or 0
     if (asked := (settings.requests or 0) + warmup_requests) > trace_length:
         raise ConfigError(

@@ -37,11 +37,12 @@ from baton.core.option_text import check_over_zero
 
 @dataclass(frozen=True, slots=True)
 class SweepSettings:
-    """
+    """Settings of a sweep.
+
     Attributes:
-        slo: limits that a request must keep.
-        percentile: of the requests that must keep them, such as 90.
-        json_file: where the whole report goes.
+        slo: limits that a request must meet.
+        percentile: percentage of the requests that must meet them, such as 90.
+        json_file: file for the whole report.
     """
 
     slo: str
@@ -55,9 +56,10 @@ class SweepSettings:
     json_file: Path | None = None
 
     def limits(self) -> SearchLimits:
-        """
+        """The limits of the search.
+
         Raises:
-            ConfigError: numbers between which nothing can be searched.
+            ConfigError: the numbers leave no range to search.
         """
         if not 0 < self.percentile < 100:
             raise ConfigError(f"--percentile must be between 0 and 100; got {self.percentile:g}.")
@@ -78,24 +80,24 @@ class SweepSettings:
 
 
 def sweep(options: Mapping[str, Any], console: Console) -> tuple[RenderableType, int]:
-    """``baton bench sweep``: probes rates until the goodput is known.
+    """Runs ``baton bench sweep``: probes rates until the goodput is known.
 
     Args:
-        options: By the names of the settings.
+        options: values by the names of the settings.
 
     Returns:
-        What to show, and the exit status: 130 after a signal, 1 when no rate held or one could not be measured.
+        The report to show, and the exit status: 130 after a signal, 1 if no rate held or one could not be measured.
 
     Raises:
-        BatonError: options that do not go together, an endpoint that does not answer, or a file that cannot be written;
-            then the table is shown on ``console``.
+        BatonError: options exclude each other, the endpoint does not answer, or the file cannot be written. In the last
+            case the table is shown on ``console``.
     """
     target, workload, load = load_settings(options)
     settings = pick(SweepSettings, options)
     slo, limits = parse_slo("--slo", settings.slo), settings.limits()
     if load.arrival == TRACE:
         raise ConfigError("A sweep sets the rate itself; --arrival trace has its own. Use poisson, bursty or constant.")
-    plan_stages(replace(load, rate=(limits.highest,)), None)  # refuses what no probe could use
+    plan_stages(replace(load, rate=(limits.highest,)), None)  # checks the options early
     if settings.json_file is not None:
         check_writable("--json", settings.json_file)
     plan = plan_workload(workload)
@@ -131,7 +133,7 @@ async def _search(
 
             async def probe(rate: float) -> tuple[int, int] | None:
                 (stage,) = plan_stages(replace(load, rate=(rate,)), None)
-                # Another index means other lengths, arrivals and texts: a repeated probe is a new observation.
+                # A new index gives new lengths, arrivals and texts, so a repeated probe is an independent observation.
                 run = StageRun(replace(stage, index=len(probes)))
                 await session.run(run, stop)
                 result = evaluate(run, slo)

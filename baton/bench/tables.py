@@ -1,4 +1,4 @@
-"""A run as tables for the terminal."""
+"""Renders a run as tables for the terminal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ send" count from when it was really sent, as a closed loop would see it."""
 def render_run(
     stages: Sequence[StageResult], slo: Slo | None, target: Mapping[str, Any], notes: Sequence[str]
 ) -> RenderableType:
-    """Throughput and latencies of all stages, then what one should know about them."""
+    """Throughput and latencies of all stages, followed by notes."""
     heading = Text(f"{target['model']} at {target['url']}", style="bold")
     workload = target["workload"]
     lines = [f"{name.replace('_', ' ')}: {value}" for name, value in workload.items() if value not in ("", None)]

@@ -1,4 +1,4 @@
-"""Recorded traffic without text: arrival times, token counts, and which prefixes were shared.
+"""Recorded traffic without text: arrival times, token counts and shared prefixes.
 
 Two public formats are read. Mooncake (FAST'25 trace release): JSONL with ``timestamp`` in ms, ``input_length``,
 ``output_length`` and ``hash_ids``, one id for each block of 512 prompt tokens; equal ids mean equal blocks with an
@@ -26,12 +26,13 @@ _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """
+    """A request of a trace.
+
     Attributes:
-        at_s: when it arrived, in seconds since the first request of the trace.
-        input_tokens: of the prompt.
-        output_tokens: of the answer.
-        hash_ids: what each block of the prompt holds; empty where the trace does not say.
+        at_s: arrival in seconds since the first request of the trace.
+        input_tokens: tokens of the prompt.
+        output_tokens: tokens of the answer.
+        hash_ids: ids of the prompt's blocks; empty if the trace has none.
     """
 
     at_s: float
@@ -41,13 +42,13 @@ class TraceRequest:
 
 
 def read_trace(path: Path, file_format: str = AUTO_FORMAT) -> list[TraceRequest]:
-    """The requests in the order in which they arrived.
+    """Reads the requests of a trace, in order of arrival.
 
     Args:
-        file_format: ``mooncake``, ``azure``, or ``auto``: by the first character.
+        file_format: ``mooncake``, ``azure``, or ``auto``, which decides by the first character.
 
     Raises:
-        ConfigError: the file cannot be read, is empty, or a line is not of that format; names the line.
+        ConfigError: the file cannot be read, is empty, or a line is not of that format. The text names the line.
     """
     known_name("--trace-format", file_format, (AUTO_FORMAT, *_READERS))
     try:
@@ -64,10 +65,10 @@ def read_trace(path: Path, file_format: str = AUTO_FORMAT) -> list[TraceRequest]
 
 
 def cut_trace(requests: Iterable[TraceRequest], start_s: float, seconds: float | None) -> list[TraceRequest]:
-    """Those that arrived in ``[start_s, start_s + seconds)``, with times from ``start_s`` on.
+    """The requests that arrived in ``[start_s, start_s + seconds)``, with times relative to ``start_s``.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: there are no such requests.
     """
     end_s = float("inf") if seconds is None else start_s + seconds
     kept = [replace(request, at_s=request.at_s - start_s) for request in requests if start_s <= request.at_s < end_s]
@@ -77,11 +78,11 @@ def cut_trace(requests: Iterable[TraceRequest], start_s: float, seconds: float |
 
 
 def lay_blocks(hash_ids: Sequence[int], block_tokens: float, num_tokens: int) -> list[tuple[int, int]]:
-    """(hash id, tokens) of each part of a prompt of ``num_tokens`` whose blocks are ``block_tokens`` long.
+    """Returns (hash id, tokens) of each part of a prompt of ``num_tokens`` with blocks of ``block_tokens``.
 
-    Blocks begin at the same token in every prompt, whatever fraction a scaled block has. The last one is as long as the
-    prompt needs. A prompt that was clipped keeps its first blocks and its last one: two conversations that differ at
-    the end only must not become one.
+    Blocks begin at the same token in every prompt, even if the scaled length is a fraction. The last block fills the
+    prompt. A clipped prompt keeps its first blocks and its last one, so that conversations that differ only at the end
+    stay different.
     """
     bounds = [round(position * block_tokens) for position in range(len(hash_ids) + 1)]
     bounds[-1] = max(bounds[-1], num_tokens)
@@ -91,7 +92,7 @@ def lay_blocks(hash_ids: Sequence[int], block_tokens: float, num_tokens: int) ->
     parts: list[tuple[int, int]] = []
     room = num_tokens - tail
     for position, block in enumerate(hash_ids):
-        # A block that is scaled down far enough has no token left.
+        # A scaled block may have no token.
         if tokens := min(bounds[position + 1] - bounds[position], room):
             parts.append((block, tokens))
             room -= tokens
@@ -149,7 +150,7 @@ def _azure_seconds(text: str) -> float:
 def _checked(path: Path, number: int, request: TraceRequest) -> TraceRequest:
     if request.input_tokens < 0 or request.output_tokens < 0:
         raise _bad_line(path, number, "", ValueError("a negative number of tokens"))
-    # An empty prompt or answer cannot be asked for; the nearest that can be is one token.
+    # An empty prompt or answer cannot be requested, so it gets one token.
     return replace(request, input_tokens=max(1, request.input_tokens), output_tokens=max(1, request.output_tokens))
 
 

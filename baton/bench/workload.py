@@ -1,4 +1,4 @@
-"""Which requests are sent, in which order: drawn from distributions, taken from a trace, or read from a file."""
+"""Sources of requests: drawn from distributions, taken from a trace, or read from a file."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from baton.bench.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, lay_blocks
 from baton.core.errors import ConfigError
 
 _GOLDEN_SHARE = (5**0.5 - 1) / 2
-"""Its multiples are spread evenly over [0, 1) however many there are."""
+"""Golden ratio, whose multiples modulo 1 are spread evenly over [0, 1) for any number of them."""
 
 
 class Workload(Protocol):
     """A source of requests."""
 
     def requests(self, stage: int) -> Iterator[RequestSpec]:
-        """Requests of a stage: the same lengths for the same seed, and another text in every stage and run."""
+        """Requests of a stage, with equal lengths for equal seeds, and different texts in every stage and run."""
         ...
 
     def describe(self) -> dict[str, Any]:
-        """JSON-ready, for the report."""
+        """The workload's description for the report; JSON-ready."""
         ...
 
 
 class SyntheticWorkload:
-    """Lengths from distributions. No two prompts share a prefix."""
+    """Requests with lengths from distributions. No two prompts share a prefix."""
 
     def __init__(
         self,
@@ -67,9 +67,9 @@ class SyntheticWorkload:
 
 
 class TraceWorkload:
-    """The lengths of a trace in their order, over and over, with the prefixes that its requests shared.
+    """Requests with the lengths and shared prefixes of a trace, repeated in order.
 
-    Each stage begins at another request; the first one, which is the only one of a replay, at the beginning.
+    Each stage begins at a different request. The first one, which is the only one of a replay, begins at the start.
     """
 
     def __init__(self, writer: PromptWriter, trace: Sequence[TraceRequest], limits: LengthLimits, source: str) -> None:
@@ -105,17 +105,17 @@ class TraceWorkload:
 
 
 def _first_item(stage: int, size: int) -> int:
-    """Where a stage begins in ``size`` items: at the first one, and then far from where all stages before began."""
+    """Index of a stage's first item among ``size`` items: 0 at first, then far from the starts of earlier stages."""
     return int(stage * _GOLDEN_SHARE * size) % size
 
 
 def block_segments(hash_ids: Sequence[int], block_tokens: float, text_tokens: int, key: str) -> list[Segment]:
-    """A segment for each part that :func:`baton.bench.traces.lay_blocks` lays, ``text_tokens`` in all."""
+    """A segment for each part from :func:`baton.bench.traces.lay_blocks`, with ``text_tokens`` in total."""
     return [Segment(f"{key}/{block}", tokens) for block, tokens in lay_blocks(hash_ids, block_tokens, text_tokens)]
 
 
 class FileWorkload:
-    """Prompts as they stand in a file, in turn. Each stage begins at another one."""
+    """The prompts of a file in order. Each stage begins at a different one."""
 
     def __init__(
         self, prompts: Sequence[str], output_lengths: LengthDistribution, limits: LengthLimits, seed: int, source: str
@@ -145,10 +145,10 @@ class FileWorkload:
 
 
 def read_prompts(path: Path) -> list[str]:
-    """The prompts of a JSONL file of ``{"prompt": "..."}``.
+    """Reads the prompts of a JSONL file of ``{"prompt": "..."}``.
 
     Raises:
-        ConfigError: the file cannot be read, has none, or a line is something else.
+        ConfigError: the file cannot be read, has no prompts, or a line has another form.
     """
     try:
         lines = path.expanduser().read_text(encoding="utf-8").splitlines()

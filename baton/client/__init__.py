@@ -1,1 +1,1 @@
-"""The HTTP client of a router, and how commands find the cluster of this machine."""
+"""The HTTP client of a router, and the record of the cluster on this machine."""

@@ -1,4 +1,4 @@
-"""Server-sent events as OpenAI-compatible servers write them, from raw bytes, with as little work as will do."""
+"""A fast parser of server-sent events from OpenAI-compatible servers."""
 
 from __future__ import annotations
 
@@ -11,23 +11,20 @@ _TEXT_FIELDS = ("content", "reasoning_content", "reasoning", "tool_calls")
 
 
 class EventSplitter:
-    """Cuts a byte stream into the payloads of its ``data:`` lines, wherever the network cut it."""
+    """Splits a byte stream, cut anywhere by the network, into the payloads of its ``data:`` lines."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Payloads that are complete now."""
+        """Adds bytes. Returns the payloads that are complete now."""
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()
         return [line[5:].strip() for line in lines if line.startswith(b"data:")]
 
 
 def parse_event(payload: bytes) -> dict[str, Any]:
-    """
-    Raises:
-        ValueError: not a JSON object.
-    """
+    """The JSON object in a payload. Raises :class:`ValueError` if it is not one."""
     values = orjson.loads(payload)
     if not isinstance(values, dict):
         raise ValueError("not a JSON object")
@@ -35,7 +32,7 @@ def parse_event(payload: bytes) -> dict[str, Any]:
 
 
 def has_text(event: dict[str, Any]) -> bool:
-    """Whether the chunk brings a part of an answer, and not only a role, an end or a count."""
+    """Whether the chunk contains a part of an answer, rather than only a role, a finish reason or usage."""
     for choice in event.get("choices") or ():
         if choice.get("text") or choice.get("token_ids"):
             return True
@@ -50,7 +47,7 @@ def has_choice(event: dict[str, Any]) -> bool:
 
 
 def error_in(event: dict[str, Any]) -> tuple[str, str] | None:
-    """Code and message of an error event; None for any other."""
+    """Code and message of an error event; ``None`` for other events."""
     error = event.get("error")
     if error is None:
         return None

@@ -1,4 +1,4 @@
-"""The record of the cluster that ``baton up`` runs on this machine, so that other commands find it."""
+"""The record of the cluster that ``baton up`` runs on this machine, for other commands to find it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from baton.engine.models.model_cache import cache_dir
 
 ENDPOINT_VARIABLE = "BATON_ENDPOINT"
 _START_TIME_TOLERANCE_S = 2.0
-"""The wall clock may be set while a process runs, and its start time with it."""
+"""Tolerance for changes of the wall clock, which shift the start time of a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,11 @@ class RunState:
     """One run of ``baton up``.
 
     Attributes:
-        pid: of the process that supervises the cluster.
-        pid_started_s: when that process started, in seconds since 1970; tells it from a later one with the same pid.
-        endpoint: base URL of the router; None while the cluster starts.
-        config: the configuration it runs with, as plain values.
-        log_file: where a detached run writes; None in the foreground.
+        pid: id of the process that supervises the cluster.
+        pid_started_s: start of that process in seconds since 1970, which tells it from a later one with its pid.
+        endpoint: base URL of the router; ``None`` while the cluster starts.
+        config: its configuration, as plain values.
+        log_file: log of a detached run; ``None`` in the foreground.
     """
 
     pid: int
@@ -48,7 +48,7 @@ class RunState:
         return replace(self, endpoint=endpoint)
 
     def is_running(self) -> bool:
-        """True while the very process that was recorded lives."""
+        """Whether the recorded process is still running."""
         try:
             process = psutil.Process(self.pid)
             if process.status() == psutil.STATUS_ZOMBIE:
@@ -68,7 +68,7 @@ def state_file() -> Path:
 
 
 def read_state() -> RunState | None:
-    """The last recorded run, alive or not; None when there is none or the record is unreadable."""
+    """The last recorded run, running or not; ``None`` if there is none or the record is unreadable."""
     try:
         values = json.loads(state_file().read_text(encoding="utf-8"))
         return RunState(
@@ -83,7 +83,7 @@ def read_state() -> RunState | None:
 
 
 def write_state(state: RunState) -> None:
-    """Replaces the record in one step: a reader sees the old one or the new one."""
+    """Replaces the record atomically."""
     folder = run_folder()
     folder.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(prefix=".cluster-", suffix=".json", dir=folder)
@@ -107,7 +107,7 @@ def find_endpoint(option: str | None = None) -> str:
     """The router's base URL: the option, else ``$BATON_ENDPOINT``, else the cluster that ``baton up`` recorded.
 
     Raises:
-        ConfigError: none of them says, the recorded cluster is gone or still starts, or the URL is none.
+        ConfigError: none of them is set, the recorded cluster is gone or still starts, or the URL is invalid.
     """
     chosen = option or os.environ.get(ENDPOINT_VARIABLE)
     if chosen:
@@ -126,7 +126,7 @@ def _base_url(text: str) -> str:
     expected = "Expected a URL such as http://127.0.0.1:8000."
     try:
         parts = urlsplit(url)
-        _ = parts.port  # raises for what is no number, or too large
+        _ = parts.port  # raises if it is not a number or too large
     except ValueError as error:
         raise ConfigError(f"{text!r} is not an endpoint: {error}. {expected}") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:

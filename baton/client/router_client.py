@@ -19,14 +19,14 @@ CHAT_PATH = "/v1/chat/completions"
 COMPLETION_PATH = "/v1/completions"
 _QUICK = httpx.Timeout(30.0, connect=10.0)
 _GENERATION = httpx.Timeout(None, connect=10.0)
-"""The router has its own deadline; waiting less here would only hide its error."""
+"""The router has its own deadline. A shorter timeout here would hide its error."""
 
 _JSON_HEADERS = {"Content-Type": "application/json"}
 API_KEY_VARIABLE = "BATON_API_KEY"
 
 
 class RouterUnreachableError(BatonError):
-    """Nothing that speaks the router's language answers at the endpoint."""
+    """There is no answer from the endpoint, or none in the router's protocol."""
 
     code = "router_unreachable"
     grpc_status = "UNAVAILABLE"
@@ -34,16 +34,16 @@ class RouterUnreachableError(BatonError):
 
 
 class ResponseError(BatonError):
-    """The router refused or failed a request, and its error has no class of its own here."""
+    """The router refused or failed a request with an error that has no class of its own here."""
 
     code = "response_error"
 
 
 def encode_body(body: object) -> bytes:
-    """JSON in UTF-8.
+    """Encodes a body as JSON in UTF-8.
 
     Raises:
-        InvalidRequestError: the values cannot be written as JSON: half a character, NaN, or nested too deeply.
+        InvalidRequestError: the values have no JSON form: a lone surrogate, NaN, or too deep nesting.
     """
     try:
         return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
@@ -57,7 +57,7 @@ class RouterClient:
     A key in the environment variable ``BATON_API_KEY`` is sent as bearer token.
 
     Raises:
-        ConfigError: what is in that variable is no key, or the endpoint is no URL.
+        ConfigError: the variable holds no valid key, or the endpoint is not a URL.
     """
 
     def __init__(self, endpoint: str, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
@@ -85,23 +85,23 @@ class RouterClient:
         await self._http.aclose()
 
     async def status(self) -> dict[str, Any]:
-        """Pools, workers, blocks and requests, as GET /admin/status gives them."""
+        """Pools, workers, blocks and requests, from ``GET /admin/status``."""
         return await self._json("GET", "/admin/status")
 
     async def scale(self, targets: Mapping[str, int | str]) -> dict[str, Any]:
-        """Sets how many workers the named pools should have, or ``auto``; returns when the router has taken it in."""
+        """Sets the number of workers of the named pools, or ``auto``. Returns once the router has accepted it."""
         return await self._json("POST", "/admin/scale", dict(targets))
 
     async def change_role(self, source: str, destination: str) -> dict[str, Any]:
-        """Makes a worker of one pool a worker of the other; returns when the router has taken it in."""
+        """Moves a worker from one pool to the other. Returns once the router has accepted it."""
         return await self._json("POST", "/admin/move", {"from": source, "to": destination})
 
     async def plan(self) -> dict[str, Any]:
-        """What the autoscaler would do next."""
+        """The next step of the autoscaler."""
         return await self._json("GET", "/admin/plan")
 
     async def advise(self) -> dict[str, Any]:
-        """What would serve the traffic seen better."""
+        """Advice on a better use of the workers for the observed traffic."""
         return await self._json("GET", "/admin/advise")
 
     async def model(self) -> str:
@@ -117,7 +117,7 @@ class RouterClient:
         return await self._json("GET", f"/v1/requests/{quote(request_id, safe='')}/timeline")
 
     async def requests(self, order: str, limit: int) -> list[dict[str, Any]]:
-        """The newest or the slowest of the requests whose timelines are kept."""
+        """The newest or the slowest requests with a stored timeline."""
         answer = await self._json("GET", f"/v1/requests?order={order}&limit={limit}")
         data = answer.get("data")
         if not isinstance(data, list):
@@ -125,7 +125,7 @@ class RouterClient:
         return data
 
     async def generate(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The whole answer to a request in OpenAI's shape.
+        """Sends a request in OpenAI's shape and returns the whole answer.
 
         Args:
             path: ``CHAT_PATH`` or ``COMPLETION_PATH``.
@@ -133,7 +133,7 @@ class RouterClient:
         return await self._json("POST", path, dict(body), _GENERATION)
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """The chunks of a streamed answer, as they arrive. Closing the iterator cancels the request."""
+        """Yields the chunks of a streamed answer as they arrive. Closing the iterator cancels the request."""
         content = encode_body({**body, "stream": True})
         try:
             async with self._http.stream(
@@ -172,7 +172,7 @@ class RouterClient:
         return values
 
     def _unreachable(self, error: httpx.HTTPError) -> RouterUnreachableError:
-        # A protocol error may quote headers, and with them the key.
+        # A protocol error may quote headers, including the key.
         reason = type(error).__name__ if isinstance(error, httpx.ProtocolError) else str(error) or type(error).__name__
         return RouterUnreachableError(
             f"No answer from {self.endpoint} ({reason}). Is the cluster running? See `baton up`."
@@ -180,7 +180,7 @@ class RouterClient:
 
 
 def _api_key() -> str | None:
-    """Raises :class:`ConfigError`, which does not quote it, for something that cannot be sent."""
+    """The key in the environment. Raises :class:`ConfigError`, without quoting it, if it cannot be sent."""
     key = os.environ.get(API_KEY_VARIABLE, "").strip()
     if key and not (key.isascii() and key.isprintable() and " " not in key):
         raise ConfigError(
@@ -212,7 +212,7 @@ def _error_of(status: int, content: bytes, headers: Mapping[str, str]) -> BatonE
 
 
 def _error_from_body(values: object, fallback: str, retry_after: str | None) -> BatonError:
-    """The error in OpenAI's shape, as the class it had on the other side where that is known."""
+    """Rebuilds an error in OpenAI's shape, with its original class if that is known."""
     error = values.get("error") if isinstance(values, dict) else None
     if not isinstance(error, dict):
         return ResponseError(fallback[0].upper() + fallback[1:] + ".")
@@ -231,7 +231,7 @@ def _seconds(text: str | None) -> float:
 
 
 def is_loopback(url: str) -> bool:
-    """Whether it names this machine's loopback, which a proxy of the environment cannot reach."""
+    """Whether a URL names this machine's loopback interface, which proxies cannot reach."""
     host = urlsplit(url).hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -1,1 +1,1 @@
-"""Where a request's time went, and what to blame for it. No torch."""
+"""Explains where a request's time went, and why. No torch."""

@@ -1,4 +1,4 @@
-"""Which stage to blame for a request's time to first token and for its slowest gap between tokens. No torch here."""
+"""Finds the stage to blame for a request's time to first token and for its slowest gap between tokens. No torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from baton.explain.critical_path import Segment, Stage, StageTime, between_steps
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """A stretch of a request's time, and the stage that had most of it.
+    """An interval of a request's time, and the stage that took most of it.
 
     Attributes:
-        stages: what the stretch consists of.
+        stages: the stages in the interval.
         token: number of the output token that ended it, from 1.
     """
 
@@ -42,9 +42,9 @@ class Blame:
 
 
 def explain(timeline: Timeline) -> dict[str, object]:
-    """JSON-ready: the stages that add up to the request's time, and what to blame; ``None`` for what it did not have.
+    """The stages that add up to the request's time, and the stages to blame; JSON-ready. Missing parts are ``None``.
 
-    ``stages`` and ``total_ms`` end with the last byte of the answer, or with the last event there is.
+    ``stages`` and ``total_ms`` end with the last byte of the answer, or else with the last event.
     """
     segments, origin_s = critical_path(timeline), timeline.origin_s
     first, gap = blame_first_token(timeline, segments), blame_slowest_gap(timeline, segments)
@@ -57,7 +57,7 @@ def explain(timeline: Timeline) -> dict[str, object]:
 
 
 def blame_first_token(timeline: Timeline, segments: Sequence[Segment]) -> Blame | None:
-    """From the receipt of the request until its first token was sent, or was at the router if nothing is streamed."""
+    """Blame from the receipt of a request until its first token was sent, or reached the router if not streamed."""
     end_s = timeline.events.get(Event.FIRST_TOKEN_SENT, timeline.events.get(Event.FIRST_TOKEN))
     if end_s is None:
         return None
@@ -70,7 +70,7 @@ def blame_first_token(timeline: Timeline, segments: Sequence[Segment]) -> Blame 
 
 
 def blame_slowest_gap(timeline: Timeline, segments: Sequence[Segment]) -> Blame | None:
-    """The longest time without a new token at the router; None with fewer than two tokens."""
+    """Blame for the longest time without a new token at the router; ``None`` with fewer than two tokens."""
     found = timeline.decode_steps.slowest_gap()
     if found is None or found[0].gap_s <= 0:
         return None
@@ -93,7 +93,7 @@ def _gap_stages(timeline: Timeline, segments: Sequence[Segment], row: StepRow, s
     delivery = StageTime(Stage.TOKEN_DELIVERY, row.received_s - delivery_s, delivery_s, 1)
     if rest is None or row.started_s < rest.started_s:
         return [*stage_times(list(within(segments, start_s, row.ended_s))), delivery]
-    # Segments of merged steps do not say what was when; the step itself does.
+    # Segments of merged steps have no exact times, but the step itself does.
     step_s = min(row.busy_s, row.gap_s - delivery_s)
     wait_s = row.gap_s - delivery_s - step_s
     busy = Stage.RECOMPUTE if row.recomputes else Stage.DECODE

@@ -1,4 +1,4 @@
-"""What a slow stage means in plain words, and what could be changed about it. No torch here."""
+"""Explains slow stages in plain words, with hints on what to change. No torch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """
+    """The explanation of a slow stage.
+
     Attributes:
-        clause: what was going on, to be put behind a colon.
+        clause: what happened, as a clause that follows a colon.
         hint: what to change.
     """
 
@@ -26,10 +27,10 @@ class Reason:
 
 
 def reason_for(stage: Stage, timeline: Timeline, failures: Sequence[FailedAttempt] = ()) -> Reason:
-    """Why a stage may have taken long, as far as the timeline tells.
+    """The likely reason, according to the timeline, that a stage took long.
 
     Args:
-        failures: attempts that failed in the stretch of time that the stage is blamed for.
+        failures: attempts that failed in the blamed interval.
     """
     if failures and stage in _AFTER_FAILURES:
         return _AFTER_FAILURES[stage](timeline, failures)
@@ -225,7 +226,7 @@ _AFTER_FAILURES: dict[Stage, Callable[[Timeline, Sequence[FailedAttempt]], Reaso
 
 
 def slow_step_reason(timeline: Timeline, row: StepRow) -> Reason:
-    """Why the engine's step that made a token was slow."""
+    """The likely reason that the engine's step for a token was slow."""
     worker = _worker(timeline, "decode_worker", "the decode worker")
     usual_s = median(other.busy_s / other.num_steps for other in timeline.decode_steps)
     usually = f" (its usual step took {usual_s * 1e3:.0f} ms)"
@@ -252,11 +253,11 @@ def slow_step_reason(timeline: Timeline, row: StepRow) -> Reason:
 
 
 def wait_reason(timeline: Timeline, row: StepRow, before: StepRow) -> Reason:
-    """Why time passed between two steps of a sequence."""
+    """The likely reason for the time between two steps of a sequence."""
     worker = _worker(timeline, "decode_worker", "the decode worker")
     failures = timeline.failed_attempts
     between = [attempt for attempt in failures if before.received_s <= attempt.failed_s <= row.received_s]
-    if between:  # each worker counts its own steps
+    if between:  # step numbers of different workers do not compare
         return _retry(timeline, between)
     skipped = int(row.step_index - before.step_index - row.num_steps)
     if skipped > 0:

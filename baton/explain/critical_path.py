@@ -1,7 +1,7 @@
-"""Cuts a request's time into stages that follow one another and add up to it exactly. No torch here.
+"""Splits a request's time into consecutive stages that add up to it exactly. No torch.
 
-Work of a request overlaps: its KV travels while its prompt is computed, text is sent while the next token is made. The
-stages here are what the request waited for at each moment, from its first byte to the last one of its answer.
+Work for a request overlaps: its KV is sent while its prompt is computed, and text is sent while the next token is
+computed. A stage is what the request waited for at a moment, from its first byte to the last byte of its answer.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from baton.core.timeline import Event, Timeline
 
 
 class Stage(StrEnum):
-    """In the order of a request that goes well."""
+    """The stages of a request, in the order without failures."""
 
     ACCEPT = "accept"
     """In the connection's buffer and the HTTP server, until the application began."""
     PARSE = "parse"
-    """Reading the body, which includes waiting for the client to send it."""
+    """Reading and parsing the body, including the wait for the client to send it."""
     TOKENIZE = "tokenize"
     ADMIT = "admit"
-    """Until the router took the sequence; further choices of a prompt wait for the first one here."""
+    """Until the router accepted the sequence. Further choices of a prompt wait for the first one here."""
     ADMISSION_QUEUE = "admission_queue"
     """In the router's queue, until its route had room or it was refused."""
     ROUTE = "route"
-    """Until workers were chosen, again after a failure: more than a moment only while a pool has none."""
+    """Until workers were chosen, at first or after a failure. It is short unless a pool has no worker."""
     TO_PREFILL = "to_prefill"
     """On the way to the prefill worker."""
     PREFILL_QUEUE = "prefill_queue"
@@ -46,26 +46,26 @@ class Stage(StrEnum):
     """The decode worker waited for the KV."""
     DECODE_QUEUE = "decode_queue"
     DECODE = "decode"
-    """In steps that made tokens."""
+    """In steps that produced tokens."""
     DECODE_WAIT = "decode_wait"
     """Between these steps."""
     RECOMPUTE = "recompute"
-    """In steps of the decode worker that computed again what was known: after a preemption or a failure."""
+    """In steps of the decode worker that recomputed known tokens after a preemption or a failure."""
     RETRY = "retry"
-    """Lost with an attempt that failed."""
+    """Time lost with a failed attempt."""
     TOKEN_DELIVERY = "token_delivery"
     """From the decode worker's last step to the router."""
     DETOKENIZE = "detokenize"
-    """Of the last tokens; that of the others goes on beside the work on their successors."""
+    """Detokenizing the last tokens. That of earlier tokens overlaps with later work."""
     OTHER_SEQUENCES = "other_sequences"
-    """This sequence was done, others of the request were not."""
+    """Waiting for the other sequences of the request."""
     SEND = "send"
     """Until the last byte was handed to the connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Seconds of the timeline's clock."""
+    """An interval in one stage, in seconds of the timeline's clock."""
 
     stage: Stage
     start_s: float
@@ -78,7 +78,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """All of a stage's segments together."""
+    """The total of a stage's segments."""
 
     stage: Stage
     start_s: float
@@ -87,10 +87,10 @@ class StageTime:
 
 
 def critical_path(timeline: Timeline) -> list[Segment]:
-    """Segments without gap or overlap, from the request's receipt to its last event; empty ones are left out.
+    """Segments without gaps or overlaps, from the request's receipt to its last event. Empty ones are left out.
 
-    Events of other processes are placed by a measured shift of their clocks, so a stage may lose what the measurement
-    is off to its neighbour. The sum does not change.
+    Events of other processes are placed by the measured offset of their clocks. An error of the offset shifts time
+    between neighbouring stages, but does not change the sum.
     """
     if not timeline.events:
         return []
@@ -99,12 +99,12 @@ def critical_path(timeline: Timeline) -> list[Segment]:
 
 
 def between_steps(timeline: Timeline, start_s: float, end_s: float) -> list[Segment]:
-    """What a sequence waited for between two of its steps in decode."""
+    """The stages of a sequence between two of its decode steps."""
     return _Cutter(timeline, start_s, end_s).between_steps()
 
 
 def stage_times(segments: Sequence[Segment]) -> list[StageTime]:
-    """Sums by stage, in the order in which stages first appear."""
+    """Totals by stage, in the order in which stages first appear."""
     totals: dict[Stage, StageTime] = {}
     for segment in segments:
         before = totals.get(segment.stage, StageTime(segment.stage, segment.start_s, 0.0, 0))
@@ -123,7 +123,7 @@ def within(segments: Sequence[Segment], start_s: float, end_s: float) -> Iterato
 
 
 class _Cutter:
-    """Goes through a request's life once, and calls what lies between two moments by a name."""
+    """Walks through a request's events in order, and assigns each interval to a stage."""
 
     def __init__(self, timeline: Timeline, start_s: float, end_s: float) -> None:
         self._timeline = timeline
@@ -161,7 +161,7 @@ class _Cutter:
         queued_s = self._events.get(Event.PREFILL_QUEUED)
         self._until(Stage.TO_PREFILL, queued_s)
         self._until(Stage.PREFILL_QUEUE, self._events.get(Event.PREFILL_STARTED))
-        # Steps of an attempt that failed lie before this one's arrival, and are lost time already.
+        # Steps of a failed attempt precede this one's arrival and count as lost time already.
         self._steps(self._timeline.prefill_steps, Stage.PREFILL_QUEUE, Stage.PREFILL, Stage.PREFILL_WAIT, Stage.PREFILL)
         if not self._timeline.prefill_steps:
             self._until(Stage.PREFILL, self._events.get(Event.FIRST_TOKEN_SAMPLED))
@@ -181,7 +181,7 @@ class _Cutter:
             (Stage.KV_WAIT, events.get(Event.KV_COMMITTED)),
             (Stage.KV_WAIT, events.get(Event.DECODE_QUEUED)),
         ):
-            # What came behind the first step belongs to a later attempt.
+            # Events after the first step belong to a later attempt.
             if at_s is not None and at_s <= begins_s:
                 self._until(stage, at_s)
         self._steps(log, Stage.DECODE_QUEUE, Stage.DECODE, Stage.DECODE_WAIT, Stage.RECOMPUTE)
@@ -192,7 +192,7 @@ class _Cutter:
         if self._take_over(self._end_s if finished_s is None else finished_s):
             delivery = Stage.DECODE_QUEUE
         if self._failures and self._failures[-1].resumed_s is None and self._now_s <= self._failures[-1].failed_s:
-            delivery = Stage.ROUTE  # no other worker came
+            delivery = Stage.ROUTE  # no other worker took over
         self._until(delivery, finished_s)
         self._until(Stage.DETOKENIZE, self._events.get(Event.DETOKENIZED))
         self._until(Stage.OTHER_SEQUENCES, self._events.get(Event.RESPONDED))
@@ -208,7 +208,7 @@ class _Cutter:
             before = wait
 
     def _busy(self, row: StepRow, busy: Stage, wait: Stage) -> None:
-        """One step, or merged ones: then first what they took, and behind it what was between them."""
+        """Adds a step. Merged steps count as their busy time first and the time between them after it."""
         if row.num_steps <= 1:
             self._until(busy, row.ended_s)
             return
@@ -221,7 +221,7 @@ class _Cutter:
         self._spend(left_s, busy, wait, row.ended_s)
 
     def _spend(self, busy_s: float, busy: Stage, wait: Stage, until_s: float) -> float:
-        """Seconds that are left of ``busy_s`` then."""
+        """Adds busy and waiting time up to ``until_s``. Returns the rest of ``busy_s``."""
         began_s = self._now_s
         self._until(busy, min(began_s + busy_s, until_s))
         left_s = busy_s - (self._now_s - began_s)
@@ -229,7 +229,7 @@ class _Cutter:
         return left_s
 
     def _take_over(self, before_s: float) -> bool:
-        """Attempts that were lost before a moment in decode, and the way to the next worker; False without any."""
+        """Adds attempts lost before a moment in decode, and the way to the next worker. Returns True if any."""
         was_lost = self._lose_attempts(before_s)
         if was_lost:
             self._travel(before_s)
@@ -237,12 +237,12 @@ class _Cutter:
 
     def _travel(self, before_s: float) -> None:
         received_s = self._events.get(Event.DECODE_RECEIVED)
-        # Of several attempts, only the last one's arrival is known.
+        # Only the arrival of the last attempt is known.
         if received_s is not None and received_s <= before_s:
             self._until(Stage.TO_DECODE, received_s)
 
     def _lose_attempts(self, before_s: float) -> bool:
-        """Up to each failure before a moment everything is lost, and then there may be no other worker yet."""
+        """Adds the lost time up to each failure before a moment, and the wait for another worker after it."""
         began_s = self._now_s
         for failure in self._failures:
             if failure.failed_s > before_s:

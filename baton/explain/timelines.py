@@ -1,4 +1,4 @@
-"""The timelines of the last requests."""
+"""The store of the timelines of the last requests."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from baton.core.timeline import Event, Timeline
 from baton.explain.blame import explain
 
 Order = Literal["newest", "slowest"]
-# In one answer: each takes some 3 ms of the event loop that tokens go through. All can be asked for one by one.
+# Limit per answer, since each takes about 3 ms of the event loop. Others are available one by one.
 _MOST_SEQUENCES = 16
 
 
 class TimelineStore:
-    """Keeps the newest ``capacity`` timelines, running requests included."""
+    """Keeps the newest ``capacity`` timelines, including those of running requests."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -31,11 +31,11 @@ class TimelineStore:
             self._timelines.popitem(last=False)
 
     def keeps(self, request_id: str) -> bool:
-        """Whether the id finds something, a request of several sequences included."""
+        """Whether the id names a stored sequence, or a request with several sequences."""
         return request_id in self._timelines or self._member(request_id, 0) is not None
 
     def to_dict(self, request_id: str) -> dict[str, Any] | None:
-        """A request's waterfall; None when unknown. Several sequences are under ``sequences``, the first ones."""
+        """A request's waterfall; ``None`` if unknown. The first of several sequences are under ``sequences``."""
         if (timeline := self._timelines.get(request_id)) is not None:
             return {**timeline.to_dict(), **explain(timeline)}
         sequences: list[dict[str, Any]] = []
@@ -44,12 +44,12 @@ class TimelineStore:
         return {"request_id": request_id, "sequences": sequences} if sequences else None
 
     def _member(self, group: str, index: int) -> Timeline | None:
-        """Not everything that is called so belongs to it: clients choose ids too."""
+        """A sequence of a request. The group is checked, since clients may choose ids of the same form."""
         timeline = self._timelines.get(f"{group}-{index}")
         return timeline if timeline is not None and timeline.group == group else None
 
     def find(self, request_id: str) -> dict[str, Any]:
-        """:meth:`to_dict`, or :class:`NotFoundError` that says how far back the store goes."""
+        """A request's waterfall, as from :meth:`to_dict`. Raises :class:`NotFoundError` if it is unknown."""
         found = self.to_dict(request_id)
         if found is None:
             raise NotFoundError(
@@ -61,7 +61,7 @@ class TimelineStore:
         return found
 
     def listing(self, order: Order, limit: int) -> list[dict[str, Any]]:
-        """The newest or the slowest sequences, with their figures; milliseconds."""
+        """The newest or the slowest sequences, with figures in milliseconds."""
         timelines = list(reversed(self._timelines.values()))
         if order == "slowest":
             timelines.sort(key=lambda timeline: _total_ms(timeline) or 0.0, reverse=True)

@@ -1,1 +1,1 @@
-"""What a process needs besides its work: signals, cores, garbage collection, environment, background tasks."""
+"""Process utilities: signals, cores, garbage collection, environment and background tasks."""

@@ -1,4 +1,4 @@
-"""Tasks that nobody awaits. The event loop alone would let a running task be garbage-collected."""
+"""Background tasks. The event loop alone would let a running task be garbage-collected."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class BackgroundTasks:
-    """Holds tasks until they end. They must deal with their own errors."""
+    """Holds tasks until they end. Tasks must handle their own errors."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()

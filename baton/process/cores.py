@@ -1,4 +1,4 @@
-"""How many CPU cores this process may use, which in a container are mostly not all that the machine has."""
+"""The number of CPU cores that this process may use, which in a container is often not all of the machine's."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ _OWN_CGROUP = Path("/proc/self/cgroup")
 
 
 def usable_cores(cgroups: Path = _CGROUPS, own_cgroup: Path = _OWN_CGROUP) -> int:
-    """At least 1: those that the process may run on, and no more than its quota of CPU time is worth, rounded up.
+    """Number of cores in the affinity mask, limited by the quota of CPU time, rounded up; at least 1.
 
     Args:
-        cgroups: where cgroup v2 is mounted.
-        own_cgroup: names the groups of this process.
+        cgroups: mount point of cgroup v2.
+        own_cgroup: file with the groups of this process.
     """
-    has_mask = hasattr(os, "sched_getaffinity")  # Linux has it
+    has_mask = hasattr(os, "sched_getaffinity")  # on Linux
     cores = len(os.sched_getaffinity(0)) if has_mask else os.cpu_count() or 1
     return max(1, min([cores, *_quotas(cgroups, own_cgroup)]))
 
 
 def _quotas(cgroups: Path, own_cgroup: Path) -> list[int]:
-    """In cores, of the process's group and of all above it; empty without limits or without cgroup v2."""
+    """Quotas, in cores, of the process's group and its ancestors; empty without limits or without cgroup v2."""
     try:
         lines = own_cgroup.read_text().splitlines()
     except OSError:
         return []
     quotas = []
     for line in lines:
-        if not line.startswith("0::/"):  # those of v1
+        if not line.startswith("0::/"):  # cgroup v1
             continue
         group = cgroups / line.removeprefix("0::/")
         for folder in (group, *group.parents):
@@ -40,7 +40,7 @@ def _quotas(cgroups: Path, own_cgroup: Path) -> list[int]:
 
 
 def _quota(path: Path) -> int | None:
-    """From ``"150000 100000"``: microseconds of CPU time in a period of so many; ``"max 100000"`` is no limit."""
+    """Parses ``"150000 100000"``, microseconds of CPU time per period in microseconds. ``"max 100000"`` is no limit."""
     try:
         quota, period = path.read_text().split()
         return None if quota == "max" else ceil(int(quota) / int(period))

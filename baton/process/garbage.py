@@ -1,4 +1,4 @@
-"""What makes a process pause in which others wait for answers: the garbage collector, and threads that compute."""
+"""Settings that shorten pauses by the garbage collector and by computing threads."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _YOUNG_OBJECTS = 3_000
-"""Some ten thousand would take ten milliseconds at a time."""
+"""Objects per collection of the youngest generation. Ten thousand would take about ten milliseconds."""
 _SWITCH_S = 0.0005
-"""After so long a thread that computes lets another one go on; usually it is 5 ms, for which tokens would wait."""
+"""Switch interval of threads. The default of 5 ms would delay tokens."""
 
 
 def collect_rarely() -> None:
-    """Call it when everything is loaded, in a process of one's own.
+    """Makes garbage collections rare. Call it in a dedicated process when everything is loaded.
 
-    What is there by then (libraries, a vocabulary: a million objects) stays, and no later collection looks at it again.
-    Collections become rarer: one request makes more objects than the usual 700, and nearly none of them are in cycles.
+    Existing objects (libraries, a vocabulary: about a million) are excluded from later collections. The threshold is
+    raised, since one request creates more objects than the default of 700, and almost none are in cycles.
     """
     gc.collect()
     gc.freeze()
@@ -25,14 +25,14 @@ def collect_rarely() -> None:
 
 
 def spare_pauses() -> None:
-    """:func:`collect_rarely` in a process where threads that compute share the interpreter with an event loop."""
+    """Like :func:`collect_rarely`, for processes in which computing threads share the interpreter with a loop."""
     collect_rarely()
     sys.setswitchinterval(_SWITCH_S)
 
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """:func:`collect_rarely` for as long as something is measured in a process that goes on."""
+    """Applies :func:`collect_rarely` during a block, such as a measurement."""
     before = gc.get_threshold()
     collect_rarely()
     try:
@@ -44,9 +44,9 @@ def rare_collections() -> Iterator[None]:
 
 @contextmanager
 def imports_that_stay() -> Iterator[None]:
-    """Around imports of large libraries, in a process of one's own, which are a fifth faster this way.
+    """Speeds up imports of large libraries by a fifth, in a dedicated process.
 
-    Nothing is collected meanwhile, and no later collection looks at what was made.
+    There are no collections in the block, and objects created in it are excluded from later ones.
     """
     gc.disable()
     try:

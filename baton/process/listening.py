@@ -8,7 +8,7 @@ from baton.core.errors import ConfigError
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises :class:`ConfigError` when the address cannot be had."""
+    """Opens a listening socket. Raises :class:`ConfigError` if the address is not available."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""What SIGINT and SIGTERM do to a process that starts and runs a cluster. Python delivers them to the main thread."""
+"""Handling of SIGINT and SIGTERM in a process that runs a cluster. Python delivers them to the main thread."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopEvent:
-    """An event that a signal handler may set.
+    """An event that may be set in a signal handler.
 
-    :meth:`threading.Event.set` takes a lock that the thread which the signal interrupts may hold, in
-    :meth:`threading.Event.wait`; it would then wait for ever. :class:`queue.SimpleQueue` is made for handlers.
+    :meth:`threading.Event.set` takes a lock that the interrupted thread may hold in :meth:`threading.Event.wait`,
+    which is a deadlock. :class:`queue.SimpleQueue` is safe in handlers.
     """
 
     def __init__(self) -> None:
@@ -32,19 +32,19 @@ class StopEvent:
         self._news.put(None)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits until it is set, or so long. Whether it is set."""
+        """Waits until the event is set, at most ``timeout_s``. Returns whether it is set."""
         if not self._is_set:
             with suppress(queue.Empty):
                 self._news.get(timeout=timeout_s)
-                self._news.put(None)  # for whoever else waits
+                self._news.put(None)  # for other waiting threads
         return self._is_set
 
 
 class StopSignals:
-    """As a context: the first signal sets ``stop`` and, until :meth:`end_of_start`, raises KeyboardInterrupt.
+    """A context in which the first signal sets ``stop`` and, until :meth:`end_of_start`, raises KeyboardInterrupt.
 
-    Of all exceptions only this one passes through asyncio and ray unharmed. Later signals change nothing, except that
-    with ``impatient`` another SIGINT raises it too: whoever presses Ctrl-C again does not want to wait for a shutdown.
+    Only KeyboardInterrupt passes through asyncio and ray unchanged. Later signals have no effect, except that with
+    ``impatient`` another SIGINT also raises it, so that a second Ctrl-C skips the shutdown.
     """
 
     def __init__(self, *, impatient: bool = True) -> None:
@@ -64,7 +64,7 @@ class StopSignals:
             signal.signal(number, handler)
 
     def end_of_start(self) -> None:
-        """From here on a signal only sets ``stop``."""
+        """Makes later signals only set ``stop``."""
         self._unwinds = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -81,9 +81,9 @@ class StopSignals:
 def signals_deferred() -> Iterator[None]:
     """Delivers signals after the block, to the handlers from before it.
 
-    For ``ray.init``, which crashes when a handler raises in the middle of it, and sets SIGTERM handlers of its own.
-    Those of Python exit, which is taken for the SIGTERM that it is; that of C++ has the process aborted three seconds
-    later by an alarm, which is called off.
+    It wraps ``ray.init``, which crashes if a handler raises inside it, and which sets SIGTERM handlers of its own. Its
+    Python handler exits, which is treated as a SIGTERM. Its C++ handler sets an alarm that aborts the process three
+    seconds later, which is cancelled.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -93,15 +93,15 @@ def signals_deferred() -> Iterator[None]:
     previous = {number: signal.signal(number, lambda number, _: arrived.append(number)) for number in _SIGNALS}
     try:
         yield
-    except SystemExit:  # nothing but those handlers exits in ray.init
+    except SystemExit:  # only ray's handlers exit in ray.init
         arrived.append(signal.SIGTERM)
-        raise  # unless a handler from before raises something else
+        raise  # unless an earlier handler raises something else
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
         if signal.SIGTERM in arrived:
             signal.setitimer(signal.ITIMER_REAL, *timer)
-            if on_alarm is not None:  # Python cannot set a handler again that others had set
+            if on_alarm is not None:  # Python cannot restore a handler set outside of Python
                 signal.signal(signal.SIGALRM, on_alarm)
         for late in arrived:
             signal.raise_signal(late)

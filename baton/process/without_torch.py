@@ -1,4 +1,4 @@
-"""For processes that never compute: routers, and workers that are simulated."""
+"""Keeps torch out of processes that do not need it: routers and simulated workers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 
 
 def do_without_torch() -> None:
-    """For the whole process: whoever looks for torch finds none.
+    """Hides torch from all imports in this process.
 
-    transformers imports it for a mere tokenizer, wherever it is installed: three seconds of CPU while the workers
-    start, and 260 MB. Where it is loaded already, nothing changes.
+    transformers imports it even for a tokenizer, which takes three seconds of CPU while the workers start, and 260 MB.
+    Does nothing if torch is loaded already.
     """
     if "torch" not in sys.modules:
-        sys.modules["torch"] = None  # type: ignore[assignment]  # Python's own way to say that there is no such module
-        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # or transformers says that it misses it
+        sys.modules["torch"] = None  # type: ignore[assignment]  # makes imports raise ModuleNotFoundError
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # or transformers warns about it

@@ -1,4 +1,4 @@
-"""Changes of a prefix cache ↔ ``CacheEvents``."""
+"""Conversions between changes of a prefix cache and ``CacheEvents``."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from baton.core.prefix_events import DELIVERY_PAUSE_S, CacheChanges, PrefixEvent
 from baton.rpc.wire import worker_pb2
 
 DECODE_PAUSE_S = 0.2
-"""Between two deliveries of a decode worker. Its cache changes with every few tokens, and what it gained is of use when
-the conversation goes on, which takes longer."""
+"""Time between two deliveries of a decode worker. Its cache changes with every few tokens, but the changes matter only
+when the conversation continues, which takes longer."""
 _MAX_BLOCKS = 4096
-"""In one message; the router takes a millisecond for that many, in which it relays no token."""
+"""Limit per message, since the router takes a millisecond for that many and relays no tokens meanwhile."""
 
 
 def pack_cache_changes(changes: CacheChanges) -> Iterator[worker_pb2.CacheEvents]:
-    """As many messages as it takes. What left goes first, so that a reader never counts more than the cache holds."""
+    """Packs changes into messages. Evictions go first, so that a reader never counts more than the cache holds."""
     is_snapshot = changes.is_snapshot
     for part in _parts(changes.evicted):
         yield worker_pb2.CacheEvents(evicted=part)
     for part in _parts(changes.stored):
         yield worker_pb2.CacheEvents(is_snapshot=is_snapshot, stored=part)
-        is_snapshot = False  # the rest adds to the first part
+        is_snapshot = False  # later parts add to the first one
     if is_snapshot:
         yield worker_pb2.CacheEvents(is_snapshot=True)
 
@@ -34,7 +34,7 @@ def _parts(hashes: Sequence[bytes]) -> Iterator[bytes]:
 
 
 def unpack_hashes(packed: bytes) -> list[bytes]:
-    """Raises ``ValueError`` when these are not whole hashes."""
+    """Splits concatenated hashes. Raises :class:`ValueError` if the last one is incomplete."""
     if len(packed) % HASH_BYTES:
         raise ValueError(f"{len(packed)} bytes are no row of hashes of {HASH_BYTES} bytes")
     return [packed[start : start + HASH_BYTES] for start in range(0, len(packed), HASH_BYTES)]
@@ -43,7 +43,7 @@ def unpack_hashes(packed: bytes) -> list[bytes]:
 async def watch_messages(
     events: PrefixEvents, pause_s: float = DELIVERY_PAUSE_S
 ) -> AsyncGenerator[worker_pb2.CacheEvents]:
-    """What ``Worker.WatchCache`` answers: a snapshot, then changes as they come, but at most every ``pause_s``."""
+    """The stream of ``Worker.WatchCache``: a snapshot, then changes, at most every ``pause_s``."""
     async with aclosing(watch(events, pause_s)) as deliveries:
         async for changes in deliveries:
             for message in pack_cache_changes(changes):

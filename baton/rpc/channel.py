@@ -23,8 +23,8 @@ from baton.core.request_ids import request_id_of_call
 
 ERROR_KEY = "baton-error"
 MAX_MESSAGE_BYTES = 65 * 1024 * 1024
-"""The largest ``kv_transfer.part_bytes`` and its header; nothing else comes near, a million token ids take 4 MB."""
-_MAX_DETAILS_BYTES = 2000  # they travel in HTTP/2 headers, up to three characters a byte; peers refuse above 8 KiB
+"""Room for the largest ``kv_transfer.part_bytes`` and its header. Other messages are much smaller."""
+_MAX_DETAILS_BYTES = 2000  # sent in HTTP/2 headers, up to three characters a byte; peers refuse above 8 KiB
 
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -44,7 +44,7 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.keepalive_permit_without_calls", 1),
 ]
 
-# A call that we cancel ourselves raises asyncio.CancelledError, so CANCELLED is a worker that stopped under the call.
+# A call cancelled on this side raises asyncio.CancelledError, so CANCELLED means that the worker stopped.
 _BROKEN = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.UNKNOWN,
@@ -62,7 +62,7 @@ def create_channel(address: str) -> grpc.aio.Channel:
 
 
 def as_baton_error(error: BaseException, call_id: str) -> BatonError:
-    """``error`` itself; for what is unforeseen an internal error without its text, which is for the log alone."""
+    """Returns a ``BatonError`` unchanged, and any other error as an internal error without its text."""
     if isinstance(error, BatonError):
         return error
     request_id = request_id_of_call(call_id)
@@ -105,12 +105,12 @@ async def reporting_errors(
     """Wraps a handler: ``BatonError`` keeps its class on the wire, anything else is logged and becomes internal.
 
     Args:
-        call_id: of the request, as the router sent it.
+        call_id: id of the call, as the router sent it.
     """
     try:
         yield
     except grpc.aio.BaseError:
-        raise  # of a call that is over
+        raise  # the call has ended already
     except Exception as error:  # noqa: BLE001 - a handler's last line of defence
         if not isinstance(error, BatonError):
             RequestLog(logger, request_id_of_call(call_id)).exception("a call failed unexpectedly")

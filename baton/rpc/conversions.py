@@ -1,4 +1,4 @@
-"""Engine objects ↔ wire messages, for requests and tokens."""
+"""Conversions between engine objects and wire messages, for requests and tokens."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pack_params(params: SamplingParams) -> worker_pb2.SamplingParams:
 
 
 def unpack_params(message: worker_pb2.SamplingParams) -> SamplingParams:
-    """Raises :class:`InvalidRequestError` when a value is out of range."""
+    """Raises :class:`InvalidRequestError` if a value is out of range."""
     scalars = {name: getattr(message, name) for name in _SCALARS if name != "logprobs"}
     return SamplingParams(
         **scalars,
@@ -56,9 +56,10 @@ def pack_sequence(
     tpot_target_s: float = 0.0,
     now_s: float = 0.0,
 ) -> worker_pb2.Sequence:
-    """
+    """Packs a sequence.
+
     Args:
-        now_s: of the clock that the deadline of ``queue_priority`` is on.
+        now_s: present time on the clock of the deadline in ``queue_priority``.
     """
     return worker_pb2.Sequence(
         request_id=request_id,
@@ -86,7 +87,7 @@ def _unpack_queue_priority(message: worker_pb2.QueuePriority, now_s: float) -> Q
 
 
 def unpack_sequence(message: worker_pb2.Sequence, eos_token_ids: frozenset[int], arrival_s: float) -> Request:
-    """Raises :class:`InvalidRequestError` when the message makes no valid request."""
+    """Raises :class:`InvalidRequestError` if the message is not a valid request."""
     if not message.request_id or not message.prompt_token_ids:
         raise InvalidRequestError("A sequence needs a request_id and at least one prompt token.", param="prompt")
     tpot_target_s = message.tpot_target_s

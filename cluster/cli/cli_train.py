@@ -1,6 +1,6 @@
-"""``baton train``: starts the trainers, which are named by strings, as roles are.
+"""``baton train``: starts the trainers, which are named by strings and imported when a command runs.
 
-They load models into this process, as the benchmarks do.
+Trainers load models into this process.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ SettingsT = TypeVar("SettingsT", bound=BaseModel)
 def settings_command(settings: type[SettingsT], run: Callable[[typer.Context, SettingsT], None]) -> Callable[..., None]:
     """Creates a function to register with typer, which calls ``run`` with the settings. Its help is their docstring.
 
-    The function raises :class:`ConfigError` when the model refuses a value; the message names the option.
+    The function raises :class:`ConfigError` if the model refuses a value. The message names the option.
     """
 
     def command(context: typer.Context, **values: Any) -> None:

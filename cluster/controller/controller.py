@@ -185,7 +185,7 @@ class Controller:
         return {name: pool.status() for name, pool in self._pools.items()}
 
     async def pool_status(self) -> dict[str, Any]:
-        """Does what :meth:`pools` does, for callers in other processes."""
+        """Like :meth:`pools`, for callers in other processes."""
         return self.pools()
 
     async def figures(self) -> tuple[dict[str, PoolFigures], int]:
@@ -207,7 +207,7 @@ class Controller:
         await asyncio.gather(*(pool.stop() for pool in self._pools.values()))
 
     async def worker_ready(self, info: WorkerInfo) -> None:
-        """See :class:`PoolListener`.
+        """Adds a ready worker to the router.
 
         Raises:
             LayoutMismatchError: the worker's KV layout differs from that of the others.
@@ -224,17 +224,14 @@ class Controller:
         await self._tell_router("add_worker", info.to_dict())
 
     async def worker_gone(self, worker_id: str) -> None:
-        """See :class:`PoolListener`."""
         self._infos.pop(worker_id, None)
         await self._tell_router("remove_worker", worker_id)
 
     async def drain(self, worker_id: str, timeout_s: float) -> None:
-        """See :class:`PoolListener`."""
         self._infos.pop(worker_id, None)  # a router that restarts now must not use the worker
         await self._tell_router("drain_worker", worker_id, timeout_s)
 
     def report(self, text: str) -> None:
-        """See :class:`PoolListener`."""
         logger.info("%s", text)
         self._reports.put_nowait(text)
 

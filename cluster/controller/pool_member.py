@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 ROLES = {"prefill": "prefill_worker.role:PrefillRole", "decode": "decode_worker.role:DecodeRole"}
 
 _MAX_CONCURRENT_CALLS = 16
-"""``start``, ``wait`` and ``stop`` overlap, and a ``wait`` whose caller gave up stays open."""
+"""``start``, ``wait`` and ``stop`` overlap, and a ``wait`` stays open after its caller has given up."""
 _STOP_TIMEOUT_S = 15.0
 
 
@@ -90,7 +90,7 @@ class PoolMember:
             raise ConfigError(f"Ray refuses {pool}.resources: {error}") from error
 
     async def placed(self) -> None:
-        """Waits until the actor's process runs. Raises ``RayError`` when it cannot be created."""
+        """Waits until the actor's process runs. Raises ``RayError`` if it cannot be created."""
         try:
             await _result(self._actor.__ray_ready__.remote())
         except RayError:
@@ -116,12 +116,12 @@ class PoolMember:
         return self._actor is not None
 
     async def change_role(self, pool: str) -> WorkerInfo:
-        """Makes the received process a worker of ``pool``. Raises ``BatonError`` or ``RayError`` when that fails."""
+        """Makes the received process a worker of ``pool``. Raises ``BatonError`` or ``RayError`` if that fails."""
         call = self._actor.change_role.remote(self.worker_id, pool, ROLES[pool])
         return WorkerInfo.from_dict(await _result(call))
 
     async def start(self) -> WorkerInfo:
-        """Loads the model and serves. Raises ``BatonError`` or ``RayError`` when that fails."""
+        """Loads the model and serves. Raises ``BatonError`` or ``RayError`` if that fails."""
         return WorkerInfo.from_dict(await _result(self._actor.start.remote()))
 
     async def ended(self) -> None:

@@ -1,4 +1,4 @@
-"""Sizes a worker's KV cache: as configured, or what the weights and the largest step leave of its memory."""
+"""Sizes a worker's KV cache: the configured size, or the memory left by the weights and the largest step."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ SCHEMAS = ("kv.proto", "worker.proto")
 
 
 def generate(repository: Path, output_root: Path) -> None:
-    """Writes ``baton/rpc/wire/*_pb2*.py`` below ``output_root``. Raises RuntimeError when a schema does not compile."""
+    """Writes ``baton/rpc/wire/*_pb2*.py`` below ``output_root``. Raises RuntimeError if a schema does not compile."""
     from grpc_tools import protoc
 
     # The virtual path makes the generated modules import each other as baton.rpc.wire.*, not as top-level modules.
