@@ -120,6 +120,18 @@ class UnsupportedModelError(BatonError):
     error_type = "invalid_request_error"
 
 
+class NotFusableError(UnsupportedModelError):
+    """The fused decoder does not support a part of the model; transformers' own modules can compute it."""
+
+
+class ModelUnavailableError(BatonError):
+    """A model can be neither found nor made; the message says what to do."""
+
+    code = "model_unavailable"
+    grpc_status = "FAILED_PRECONDITION"
+    http_status = 503
+
+
 class OverloadedError(BatonError):
     """The cluster accepts no more work at the moment.
 
@@ -253,7 +265,3 @@ def error_classes() -> dict[str, type[BatonError]]:
 def rebuild_error(code: str, message: str) -> BatonError:
     """Rebuilds a peer's error from its ``code`` and message; an unknown code becomes :class:`InternalError`."""
     return error_classes().get(code, InternalError)(message)
-
-
-class NotFusableError(UnsupportedModelError):
-    """The fused decoder does not support a part of the model; transformers' own modules can compute it."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from baton.core.errors import ConfigError
+from baton.core.errors import ConfigError, ModelUnavailableError
 from baton.engine.models.default_model import ensure_default_model, is_default_model
-from baton.engine.models.model_cache import ModelUnavailableError, Report
+from baton.engine.models.model_cache import Report
 from baton.engine.models.model_source import is_hub_id, resolve_model
 
 _FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")

@@ -11,15 +11,9 @@ import sys
 import zipfile
 from pathlib import Path
 
+from baton.core.errors import ModelUnavailableError
 from baton.engine.models.gguf_cache import convert
-from baton.engine.models.model_cache import (
-    ModelUnavailableError,
-    Report,
-    cache_dir,
-    ensure_folder,
-    last_line,
-    run_logged,
-)
+from baton.engine.models.model_cache import Report, cache_dir, ensure_folder, last_line, run_logged
 from baton.engine.models.model_folder import copy_and_hash
 
 DEFAULT_MODEL_NAME = "smollm2-135m-instruct"

@@ -8,15 +8,8 @@ import signal
 import sys
 from pathlib import Path
 
-from baton.core.errors import ConfigError, UnsupportedModelError
-from baton.engine.models.model_cache import (
-    ModelUnavailableError,
-    Report,
-    cache_dir,
-    ensure_folder,
-    last_line,
-    run_logged,
-)
+from baton.core.errors import ConfigError, ModelUnavailableError, UnsupportedModelError
+from baton.engine.models.model_cache import Report, cache_dir, ensure_folder, last_line, run_logged
 
 REFUSAL = "error: "
 """Prefix of the line in which ``baton.engine.models.gguf_convert`` says why it refuses a file."""

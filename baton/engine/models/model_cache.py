@@ -17,21 +17,13 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from baton.core.errors import BatonError
+from baton.core.errors import ModelUnavailableError
 from baton.engine.models.model_folder import find_problem, write_manifest
 
 CACHE_VARIABLE = "BATON_CACHE"
 _POLL_S = 0.5
 
 Report = Callable[[str], None]
-
-
-class ModelUnavailableError(BatonError):
-    """A model can be neither found nor made; the message says what to do."""
-
-    code = "model_unavailable"
-    grpc_status = "FAILED_PRECONDITION"
-    http_status = 503
 
 
 def cache_dir() -> Path:

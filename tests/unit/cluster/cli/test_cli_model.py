@@ -6,8 +6,7 @@ from httpx import Request, Response
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 
-from baton.core.errors import ConfigError
-from baton.engine.models.model_cache import ModelUnavailableError
+from baton.core.errors import ConfigError, ModelUnavailableError
 from cluster.cli import cli, cli_model
 from tests.tiny_gguf import write_gguf
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from baton.core.errors import ModelUnavailableError
 from baton.engine.models import default_model
 from baton.engine.models.default_model import default_model_folder, ensure_default_model
-from baton.engine.models.model_cache import ModelUnavailableError, cache_dir
+from baton.engine.models.model_cache import cache_dir
 
 GGUF = b"not really a model"
 

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from baton.core.errors import ConfigError, UnsupportedModelError
+from baton.core.errors import ConfigError, ModelUnavailableError, UnsupportedModelError
 from baton.engine.models import gguf_cache
 from baton.engine.models.gguf_cache import ensure_converted
-from baton.engine.models.model_cache import ModelUnavailableError
 from tests.tiny_gguf import write_gguf
 
 
