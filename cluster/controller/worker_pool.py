@@ -356,7 +356,7 @@ class WorkerPool:
 
     def _why_not_ready(self, timeout_s: float) -> str:
         pending = [member for member in self._members.values() if member.is_pending]
-        reasons = [self._explain_pending()] if pending else []  # anew, because the nodes may have changed
+        reasons = [self._explain_pending()] if pending else []  # recomputed, because the nodes may have changed
         reasons += [
             member.reason
             for member in (*self._members.values(), *self._dead)

@@ -240,8 +240,8 @@ class ArrivalTimes:
     """Seconds of the monotonic clock.
 
     Attributes:
-        received_s: when the request reached this machine, as far as the server knows.
-        accepted_s: when the application began to work on it.
+        received_s: time at which the request reached this machine, if the server knows it, else ``accepted_s``.
+        accepted_s: time at which the application began to work on it.
     """
 
     received_s: float

@@ -22,7 +22,7 @@ _LAST_WORDS_S = 5.0
 
 
 def encode_event(data: Any) -> bytes:
-    """One event with ``data`` as JSON."""
+    """Encodes one event with ``data`` as JSON."""
     return b"data: " + orjson.dumps(data) + b"\n\n"
 
 

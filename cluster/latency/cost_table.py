@@ -164,8 +164,8 @@ class CostTable(NamedTuple):
         """Costs of a prompt on each of the workers.
 
         Prompts are served in order and share steps. The step in progress was composed before this prompt came, so the
-        prompt can join the next step at the earliest. The budget of a step is what the targets of the sequences that
-        decode leave.
+        prompt can join the next step at the earliest. The TPOT targets of the sequences that decode limit the budget of
+        a step.
 
         Args:
             rates: ``[num_workers, 2]``: tokens per round of a decoding sequence, and drafted tokens per round.

@@ -176,7 +176,7 @@ class LatencyModel:
 
         Args:
             batch: number of sequences in it.
-            context_tokens: of all of them together.
+            context_tokens: tokens in the contexts of all of them together.
             drafted_tokens: drafted tokens that it verifies, for all sequences together.
         """
         cost = self._worker(worker_id).cost
@@ -209,7 +209,7 @@ class LatencyModel:
 
         Args:
             batch: sequences that will decode on the worker, this one included.
-            context_tokens: of all of them together.
+            context_tokens: tokens in the contexts of all of them together.
             output_tokens: expected output tokens of this sequence.
             handoff_ms: time between the first token and the first decode step, spread over the tokens.
             contended: another worker computes on the same processor.

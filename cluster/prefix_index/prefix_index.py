@@ -49,7 +49,7 @@ class PromptHasher:
         self.block_size = block_size
         self._kept_tokens = kept_tokens
         self._num_tokens = 0
-        self._newest: OrderedDict[int, tuple[Sequence[int], PromptHashes]] = OrderedDict()  # by id
+        self._newest: OrderedDict[int, tuple[Sequence[int], PromptHashes]] = OrderedDict()  # by id, holding the prompt
 
     def hash(self, prompt_token_ids: Sequence[int]) -> PromptHashes:
         key = id(prompt_token_ids)

@@ -62,7 +62,7 @@ class TokenChunk:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What clients may know about the served model.
+    """The public description of the served model.
 
     Attributes:
         max_model_len: prompt and output tokens together.

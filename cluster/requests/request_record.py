@@ -21,7 +21,7 @@ from cluster.requests.generation import GenerationRequest, TokenChunk
 
 
 class RequestState(StrEnum):
-    """Where a request is in its life."""
+    """The state of a request in its life."""
 
     ARRIVED = "arrived"
     """The router has just received it."""

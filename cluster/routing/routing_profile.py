@@ -101,7 +101,7 @@ class RoutingProfile:
     """Implements :class:`cluster.routing.routing_contracts.RouteChooser`.
 
     Args:
-        scorers: by name.
+        scorers: scorers by name.
         weights: weight of each scorer.
         observe: called with the name and the seconds of each scorer.
         timer: seconds, to time the scorers.
@@ -249,7 +249,7 @@ def routing_record(
     """The best candidates and the chosen one, with scores and predictions; JSON-ready.
 
     Args:
-        scores: by scorer, each ``[num_candidates]``.
+        scores: values by scorer, each ``[num_candidates]``.
         totals: weighted sums of these.
         num_routes: number of routes, scored or not.
         among: indices of the routes that could be taken; the others had no room.
