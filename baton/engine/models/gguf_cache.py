@@ -47,7 +47,7 @@ def convert(gguf_file: Path, work: Path) -> Path:
         ModelUnavailableError: the conversion failed.
     """
     folder, log = work / "converted", work / "convert.log"
-    source_root = str(Path(__file__).resolve().parent.parent)
+    source_root = str(Path(__file__).resolve().parents[3])
     python_path = os.pathsep.join(filter(None, (source_root, os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-m", "baton.engine.models.gguf_convert", str(gguf_file), str(folder)]
     returncode = run_logged(command, log, {"PYTHONPATH": python_path})

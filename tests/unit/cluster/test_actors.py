@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from cluster.gateway.admin import AdminBackend
 
 from baton.process.without_torch import do_without_torch
+from cluster import actors
 from cluster.actors import RouterActor, WorkerActor
+from cluster.gateway.gateway import AdminBackend
 from cluster.router_process import RouterHost
 from cluster.worker.worker_host import WorkerHost
 from tests.tiny_tokenizers import byte_level_tokenizer
@@ -48,8 +49,8 @@ def test_actors_take_what_their_hosts_take() -> None:
     assert methods(RouterActor) == {name: taken for name, taken in methods(RouterHost).items() if name not in by_http}
 
 
-def record_calls_of(host: str, calls: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaces the class at the dotted path ``host`` by one that records every call and returns the method's name."""
+def record_calls_of(host: type, calls: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts a class in the host's place that notes its making and every call, and answers with the method's name."""
 
     class Recorder:
         def __init__(self, *arguments: object) -> None:
@@ -62,13 +63,13 @@ def record_calls_of(host: str, calls: list[tuple[object, ...]], monkeypatch: pyt
 
             return call
 
-    monkeypatch.setattr(host, Recorder)
-    monkeypatch.setattr("cluster.actors.imports_that_stay", nullcontext)  # this process goes on to other tests
+    monkeypatch.setattr(f"{host.__module__}.{host.__name__}", Recorder)
+    monkeypatch.setattr(actors, "imports_that_stay", nullcontext)  # this process goes on to other tests
 
 
 async def test_a_routers_actor_passes_everything_on(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[object, ...]] = []
-    record_calls_of("cluster.router_process.RouterHost", calls, monkeypatch)
+    record_calls_of(RouterHost, calls, monkeypatch)
     actor = RouterActor({"model": "m"}, 8000, "controller")
     assert await actor.start() == "start"
     await actor.add_worker({"worker_id": "decode-1"})
@@ -89,7 +90,7 @@ async def test_a_routers_actor_passes_everything_on(monkeypatch: pytest.MonkeyPa
 
 async def test_a_workers_actor_passes_everything_on(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[object, ...]] = []
-    record_calls_of("cluster.worker.worker_host.WorkerHost", calls, monkeypatch)
+    record_calls_of(WorkerHost, calls, monkeypatch)
     actor = WorkerActor("decode-1", "decode", "module:Role", {}, None)
     assert await actor.start() == "start"
     assert await actor.change_role("prefill-2", "prefill", "module:Other") == "change_role"

@@ -39,7 +39,7 @@ def test_a_late_reader_misses_the_oldest_only() -> None:
 def test_chunks_of_a_prompt_and_decode_steps() -> None:
     engine = build_engine(build_runner(tiny_model("llama"), num_blocks=64), chunk_tokens=8)
     run(engine, [list(range(1, 21))], greedy(3))
-    chunks, decodes = engine.samples.after(0)[:3], engine.samples.after(0)[3:]
+    chunks, decodes = engine.meter.samples.after(0)[:3], engine.meter.samples.after(0)[3:]
     assert [chunk.prompt_tokens for chunk in chunks] == [8, 8, 4]
     assert sum(chunk.attention_pairs for chunk in chunks) == 20 * 21 // 2  # however it is cut
     assert [(step.decoding, step.context_tokens) for step in decodes] == [(1, 21), (1, 22)]
@@ -49,7 +49,7 @@ def test_chunks_of_a_prompt_and_decode_steps() -> None:
 def test_a_batch_is_one_sample() -> None:
     engine = build_engine(build_runner(tiny_model("llama"), num_blocks=64))
     run(engine, [[1, 2, 3], [4, 5, 6, 7]], greedy(2))
-    prompts, decode = engine.samples.after(0)
+    prompts, decode = engine.meter.samples.after(0)
     assert (prompts.sequences, prompts.prompt_tokens, prompts.decoding) == (2, 7, 0)
     assert (decode.sequences, decode.decoding, decode.context_tokens) == (2, 2, 4 + 5)
 

@@ -17,7 +17,7 @@ class Workers:
         self.serving: dict[str, None] = {}
         self.num_paid: Counter[str] = Counter()
         self._number = 0
-        self.pools = VirtualPools(PoolActions(self.add, self.remove, self.pay), START_S, switch_s=1.0)
+        self.pools = VirtualPools(PoolActions(self.add, self.remove, self.pay), START_S, role_change_s=1.0)
 
     async def add(self, pool: str) -> str:
         self._number += 1

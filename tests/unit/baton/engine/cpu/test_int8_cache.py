@@ -109,7 +109,7 @@ def test_where_weights_are_rounded_too_both_are_named(monkeypatch: pytest.Monkey
     runner = ModelRunner(loaded, 16, BLOCK_SIZE, RunnerOptions(weights="int8", kv_cache="int8"))
     check_model(runner)
     for name in ("_QUANTIZED_TOLERANCE", "_ENCODED_TOLERANCE"):
-        monkeypatch.setattr(f"baton.engine.runner.model_runner.{name}", 1e-5)
+        monkeypatch.setattr(f"baton.engine.runner.self_check.{name}", 1e-5)
     with pytest.raises(
         UnsupportedModelError, match=r"int8 weights and a KV cache.*engine\.weights or engine\.kv_cache"
     ):

@@ -29,13 +29,14 @@ import threading
 import torch
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
 from baton.core.request import Request, SamplingParams
-from baton.engine.scheduling.scheduler import ScheduledSequence
+from baton.core.drafts import ScheduledSequence
 from tests.tiny_models import tiny_model
 
 threading.stack_size(64 * 1024)
 torch.set_num_threads(2)
-runner = ModelRunner(prepare_model(tiny_model("llama"), "float32"), 4, 16, decoder="fused")
+runner = ModelRunner(prepare_model(tiny_model("llama"), "float32"), 4, 16, RunnerOptions(decoder="fused"))
 request = Request("a", [5, 6, 7], SamplingParams())
 request.block_ids = [0]
 batch = runner.build_batch([ScheduledSequence(request, 3)])
