@@ -1,4 +1,4 @@
-"""What the machine allows: bytes read and products computed per second, by the simplest code that does it."""
+"""The machine's ceilings: memory bandwidth and matrix rate, measured by the simplest code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn.functional import ScalingType, scaled_mm
 from baton.engine.models.float32_products import has_bfloat16
 
 _READ_BYTES = {"cpu": 512 * 2**20, "cuda": 4 * 2**30}
-# The larger a product, the better it is computed, up to a point that differs between machines.
+# Larger products reach higher rates, up to a size that differs between machines.
 _PRODUCT_SIZES = {"cpu": (1024, 2048), "cuda": (4096, 8192)}
 _REPEATS = 5
 _WARM_UPS = 2
@@ -23,11 +23,12 @@ _FP8_CAPABILITY = (8, 9)
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """
+    """The highest rates that this machine reaches.
+
     Attributes:
-        bytes_per_second: read from memory, or read and written by a copy, whichever is more.
-        flops_per_second: of a product of two matrices; an addition and a multiplication are two.
-        multiplied: their dtype: the model's, but float32 where the CPU has no instructions for bfloat16.
+        bytes_per_second: the higher of the rate of reading and that of copying, which counts reads and writes.
+        flops_per_second: rate of a matrix product, where a multiplication and an addition count as two.
+        multiplied: dtype of the product: the model's, or float32 where the CPU has no instructions for bfloat16.
     """
 
     bytes_per_second: float
@@ -35,23 +36,23 @@ class Ceilings:
     multiplied: str
 
     def least_ms(self, num_bytes: float, num_flops: float) -> float:
-        """No step that reads and computes that much can be faster."""
+        """The shortest possible duration of a step that reads and computes this much, in milliseconds."""
         return 1e3 * max(num_bytes / self.bytes_per_second, num_flops / self.flops_per_second)
 
 
 class MemoryReader:
-    """Memory to be read and copied, half a GiB of a CPU's or 4 GiB of a GPU's: random numbers, for some GPUs are faster
-    with zeros."""
+    """Memory to be read and copied, by default 0.5 GiB on a CPU and 4 GiB on a GPU. It holds random numbers, because
+    some GPUs are faster with zeros."""
 
     def __init__(self, device: torch.device, num_bytes: int | None = None) -> None:
         self._memory = torch.rand((num_bytes or _READ_BYTES[device.type]) // 4, dtype=torch.float32, device=device)
 
     def bytes_per_second(self) -> float:
-        """Read, as it is now."""
+        """The rate of reading."""
         return self._memory.nbytes / _seconds(self._memory.sum, self._memory.device)
 
     def copied_bytes_per_second(self) -> float:
-        """Read and written by a copy of one half into the other."""
+        """The rate of copying one half into the other, counting reads and writes."""
         source, target = self._memory.chunk(2)
         return 2 * source.nbytes / _seconds(partial(target.copy_, source), self._memory.device)
 
@@ -59,7 +60,7 @@ class MemoryReader:
 def measure_ceilings(
     dtype: torch.dtype, device: torch.device, num_bytes: int | None = None, sizes: Sequence[int] | None = None
 ) -> Ceilings:
-    """Takes about two seconds on a small CPU.
+    """Measures the ceilings, which takes about two seconds on a small CPU.
 
     Args:
         num_bytes: see :class:`MemoryReader`.
@@ -72,9 +73,9 @@ def measure_ceilings(
 
 
 def matrix_rate(dtype: torch.dtype, device: torch.device, sizes: Sequence[int] | None = None) -> tuple[float, str]:
-    """Operations per second of a product of random matrices, an addition and a multiplication being two, and the dtype
-    that is computed: float32 instead of bfloat16 where the CPU has no instructions for that."""
-    # Torch multiplies bfloat16 number by number there: widening is faster, and the fused decoder widens, too.
+    """Operations per second of a product of random matrices, where an addition and a multiplication count as two, and
+    the dtype of the product, which is float32 instead of bfloat16 on CPUs without instructions for bfloat16."""
+    # There, torch multiplies bfloat16 one by one: widening is faster, and the fused decoder widens too.
     computed = torch.float32 if dtype == torch.bfloat16 and not has_bfloat16(device) else dtype
     rates = []
     for size in sizes or _PRODUCT_SIZES[device.type]:
@@ -84,7 +85,7 @@ def matrix_rate(dtype: torch.dtype, device: torch.device, sizes: Sequence[int] |
 
 
 def fp8_matrix_rate(device: torch.device) -> float | None:
-    """The same of e4m3 with one scale a matrix; None where the device has no such products."""
+    """Operations per second of e4m3 products with one scale per matrix; ``None`` if the device has none."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
         return None
     rates = []
@@ -108,7 +109,7 @@ def fp8_matrix_rate(device: torch.device) -> float | None:
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Best of a few: a ceiling is what the machine can do, not what it mostly does."""
+    """The best of several runs, because a ceiling is what the machine can reach."""
     times = []
     for _ in range(_REPEATS + 1):
         started_s = time.perf_counter()
@@ -120,7 +121,7 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 def median_ratio(numerators: list[float], denominators: list[float]) -> float:
-    """Of runs that were taken in turn."""
+    """The median of the ratios of neighbouring runs."""
     return statistics.median(a / b for a, b in zip(numerators, denominators, strict=True))
 
 
@@ -128,7 +129,7 @@ def in_turn(works: dict[str, Callable[[], float]], repeats: int) -> dict[str, li
     """Runs the works in turn (``A B A B``), so that a machine that slows down slows all of them.
 
     Returns:
-        What each work returned in each of ``repeats`` rounds; two rounds before them warm up.
+        The results of each work in ``repeats`` rounds, after two rounds of warm-up.
     """
     results: dict[str, list[float]] = {name: [] for name in works}
     for number in range(repeats + _WARM_UPS):

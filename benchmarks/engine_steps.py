@@ -41,10 +41,10 @@ _WIDTH = 110
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``batch`` sequences, each with ``tokens`` new tokens behind ``context`` others.
+    """A step of ``batch`` sequences, each with ``tokens`` new tokens after ``context`` others.
 
     Attributes:
-        tree: all tokens but the first are the nodes of a tree.
+        tree: whether all tokens except the first are the nodes of a tree.
     """
 
     batch: int
@@ -54,7 +54,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name in tables."""
         if self.context == 0:
             return f"prefill {self.tokens}"
         kind = "decode" if self.tokens == 1 else f"tree of {self.tokens}" if self.tree else f"verify {self.tokens}"
@@ -63,10 +63,11 @@ class Case:
 
 @dataclass(slots=True)
 class Result:
-    """
+    """The measurements of one case.
+
     Attributes:
-        least_ms: what the machine allows.
-        times_ms: by decoder, run by run.
+        least_ms: the lower limit that the machine's ceilings give.
+        times_ms: durations by decoder and run.
     """
 
     case: Case
@@ -74,7 +75,7 @@ class Result:
     times_ms: dict[str, list[float]] = field(default_factory=dict)
 
     def ms(self, decoder: str) -> float:
-        """Median."""
+        """The median duration with a decoder, in milliseconds."""
         return statistics.median(self.times_ms[decoder])
 
 
@@ -82,7 +83,7 @@ class Work:
     """How much a step must read and compute.
 
     Args:
-        weights: those of the runner whose limit it is.
+        weights: the weight format of the runner for which the limit is computed.
     """
 
     def __init__(self, loaded: LoadedModel, kv_bytes_per_token: int, weights: str = "native") -> None:
@@ -91,7 +92,7 @@ class Work:
         tensors = [*model.get_decoder().layers.parameters(), *model.get_decoder().layers.buffers()]  # fp8 are buffers
         layers = sum(tensor.numel() for tensor in tensors)
         sizes = sum(tensor.nbytes for tensor in tensors) / layers, head.element_size()
-        # int4 have a step and a minimum for 32 of them, and a head of int8.
+        # int4 has a scale and a minimum per 32 weights, and an int8 head.
         self._layer_item, self._head_item = {"int8": (1.0, 1.0), "int4": (0.625, 1.0)}.get(weights, sizes)
         self._head, self._layers, self._kv_bytes = head.numel(), layers, kv_bytes_per_token
         config = model.config.get_text_config(decoder=True)
@@ -99,7 +100,7 @@ class Work:
         self._attention = 4 * config.num_hidden_layers * config.num_attention_heads * head_dim
 
     def least_ms(self, case: Case, ceilings: Ceilings) -> float:
-        """See :meth:`Ceilings.least_ms`."""
+        """The lower limit of a case's duration; see :meth:`Ceilings.least_ms`."""
         num_tokens = case.batch * case.tokens
         num_rows = case.batch * (case.tokens if case.context else 1)
         reads = self._layers * self._layer_item + self._head * self._head_item
@@ -116,9 +117,9 @@ def make_runners(
     weights: Sequence[str] = ("native",),
     kv_caches: Sequence[str] = ("native",),
 ) -> dict[str, ModelRunner]:
-    """One for each way of computing the model that there is here; only the fused decoder has other weights.
+    """A runner for each combination of decoder, weights and cache; only the fused decoder supports non-native weights.
 
-    They are named for what computes them, or for the weights if these are others, with ``+kv_int8`` for such a cache.
+    Runners are named after the decoder, or after non-native weights, with ``+kv_int8`` for an int8 cache.
     """
     runners: dict[str, ModelRunner] = {}
     for kind, kv_cache, name in product(*map(dict.fromkeys, (weights, kv_caches, decoders))):
@@ -135,13 +136,13 @@ def make_runners(
 
 
 def write_everywhere(cache: PagedKVCache) -> None:
-    """Pages that nobody has written to may be one and the same, which is read from the processor's caches."""
+    """Writes to all pages: unwritten pages may share one physical page, which the CPU would read from its caches."""
     for tensor in (*cache.keys, *cache.values):
         tensor.zero_()
 
 
 def make_plan(case: Case, num_blocks: int) -> list[ScheduledSequence]:
-    """The step, with blocks of its own."""
+    """The plan of the step, with its own blocks."""
     blocks = BlockManager(num_blocks, _BLOCK_SIZE, prefix_caching=False)
     plan = []
     for index in range(case.batch):
@@ -153,7 +154,7 @@ def make_plan(case: Case, num_blocks: int) -> list[ScheduledSequence]:
             plan.append(ScheduledSequence(request, case.tokens))
             continue
         size = case.tokens - 1
-        # Two children each, as heads draft them.
+        # Each node has two children, as in trees of draft heads.
         parents = tuple(ROOT if node < 2 else node // 2 - 1 for node in range(size)) if case.tree else ()
         token_ids = tuple(5 + node % 2 for node in range(size)) if case.tree else (5,) * size
         plan.append(ScheduledSequence(request, 1, Draft(token_ids, parents)))
@@ -161,13 +162,13 @@ def make_plan(case: Case, num_blocks: int) -> list[ScheduledSequence]:
 
 
 def run_case(case: Case, runners: dict[str, ModelRunner], repeats: int, result: Result) -> None:
-    """Fills in the times, the runners taking turns."""
+    """Fills in the times; the runners take turns."""
     steps = {name: step_of(case, runner) for name, runner in runners.items()}
     result.times_ms = in_turn(steps, repeats)
 
 
 def step_of(case: Case, runner: ModelRunner) -> Callable[[], float]:
-    """What takes the step, and gives its milliseconds."""
+    """A function that runs the step and returns its milliseconds."""
     plan = make_plan(case, runner.cache.num_blocks)
 
     def step() -> float:
@@ -179,7 +180,7 @@ def step_of(case: Case, runner: ModelRunner) -> Callable[[], float]:
 
 
 def cases_of(arguments: argparse.Namespace) -> list[Case]:
-    """What the options ask for."""
+    """The cases that the options select."""
     decode = [Case(batch, 1, context) for context in arguments.contexts for batch in arguments.batches]
     verify = [Case(1, tokens, arguments.contexts[0]) for tokens in arguments.verify]
     trees = [Case(1, tokens, arguments.contexts[0], tree=True) for tokens in arguments.trees]
@@ -187,7 +188,7 @@ def cases_of(arguments: argparse.Namespace) -> list[Case]:
 
 
 def show(results: Sequence[Result], decoders: Sequence[str], console: Console) -> None:
-    """One row for each case; the first decoder is compared with the others."""
+    """Prints a row for each case, in which the first decoder is compared with the others."""
     first = decoders[0]
     table = Table("step", "tokens/s", *(f"{name} ms" for name in decoders), "limit ms", "of limit")
     for other in decoders[1:]:

@@ -45,12 +45,12 @@ _LABELS = {
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """One transfer.
+    """The measurements of one transfer.
 
     Attributes:
-        seconds: from the first call until the receiver has said that it has everything.
-        sender_cpu_s, receiver_cpu_s: processor time of the two processes meanwhile.
-        shared_share: of the bytes, those that the receiver read from the sender's memory.
+        seconds: from the first call until the receiver has acknowledged everything.
+        sender_cpu_s, receiver_cpu_s: CPU time of the two processes during the transfer.
+        shared_share: share of the bytes that the receiver read from the sender's memory.
     """
 
     seconds: float
@@ -61,11 +61,11 @@ class HandOver:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Neighbours in time.
+    """Measurements that were taken one after the other.
 
     Attributes:
-        tcp_s: for as many bytes through a plain socket.
-        hand_overs: by way, the hand-off.
+        tcp_s: duration of sending as many bytes through a plain socket.
+        hand_overs: the hand-off by each way.
     """
 
     tcp_s: float
@@ -74,7 +74,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of all runs."""
+    """The results of all runs."""
 
     layout: Layout
     part_bytes: int
@@ -83,12 +83,12 @@ class Result:
 
     @property
     def ways(self) -> tuple[str, ...]:
-        """Those that were measured."""
+        """The measured ways."""
         return tuple(self.runs[0].hand_overs)
 
     @property
     def figures(self) -> dict[str, float]:
-        """Medians: GB/s of every way, their ratios, and seconds of processor time per GB."""
+        """Medians: GB/s of every way, their ratios to plain TCP, and seconds of CPU time per GB."""
         giga = self.layout.num_bytes / 1e9
 
         def values(way: str, name: str) -> list[float]:
@@ -120,14 +120,14 @@ async def measure(
     more_ways: Sequence[str] = (),
     limits: Limits = NO_LIMITS,
 ) -> Result:
-    """Starts both processes and measures; the first transfer each way is only checked, byte by byte.
+    """Starts both processes and measures. The first transfer by each way is only checked, byte by byte.
 
     Args:
-        more_ways: of NIXL and INT8, those that are measured besides.
-        limits: of hand-offs; plain TCP has none.
+        more_ways: the additional ways to measure, out of NIXL and INT8.
+        limits: bandwidth limits of hand-offs; plain TCP is not limited.
 
     Raises:
-        TransferError: what arrived is not what was sent.
+        TransferError: the received bytes differ from the sent ones.
         InternalError: a process did not start, or ended.
     """
     runs = []
@@ -166,7 +166,7 @@ async def _check_first(sender: Child, receiver: Child, peer: str, way: str) -> N
 async def _end(
     end: str, layout: Layout, part_bytes: int, ways: Sequence[str], limits: Limits = NO_LIMITS
 ) -> AsyncIterator[tuple[Child, dict[str, Any]]]:
-    """A process, and what it says first."""
+    """A process, and its first message."""
     sizes: dict[str, int | float | None] = {
         "--layers": layout.num_layers,
         "--kv-heads": layout.num_kv_heads,
@@ -192,7 +192,7 @@ async def _ask(child: Child, order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def show(result: Result) -> Table:
-    """The medians."""
+    """A table of the medians."""
     figures = result.figures
     layout = result.layout
     size = f"{layout.num_bytes / 1e9:.2f} GB, {layout.num_tokens} tokens, parts of {result.part_bytes / 2**20:g} MiB"

@@ -52,23 +52,23 @@ from prefill_worker.kv_export import ExportSummary, KVExporter
 
 BLOCK_SIZE = 16
 WAYS = ("grpc", "connected", "striped", "shared")
-"""How KV travels: in gRPC messages, or with gRPC for control through one TCP connection, several, or the sender's
-memory."""
+"""The ways of KV: in gRPC messages, or, with gRPC for control, through one TCP connection, several connections, or the
+sender's memory."""
 INT8 = "int8"
-"""In messages, too, and as int8."""
+"""In gRPC messages, encoded as int8."""
 NIXL = "nixl"
-"""Read from the sender's memory by NIXL, which has to be installed."""
+"""Read from the sender's memory through NIXL, which must be installed."""
 _HOST = "127.0.0.1"
 _TIMEOUT_S = 60.0
 _SOCKET_BYTES = 1 << 20
 _DONE = b"."
 _SO_MAX_PACING_RATE = 47
-"""Of Linux, see socket(7)."""
+"""A socket option of Linux; see socket(7)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Of the KV that travels, in bfloat16, and how many tokens there are of it."""
+    """The layout of the KV, in bfloat16, and its number of tokens."""
 
     num_layers: int
     num_kv_heads: int
@@ -77,18 +77,18 @@ class Layout:
 
     @property
     def num_bytes(self) -> int:
-        """Keys and values of all layers and tokens."""
+        """The size of the keys and values of all layers and tokens."""
         return self.num_tokens * self.num_layers * self.num_kv_heads * self.head_dim * 2 * 2
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of what a link gives.
+    """Bandwidth limits that simulate a link.
 
     Attributes:
-        bytes_per_second: all of it, or None.
-        bytes_per_second_each: what a single connection of the hand-off's own gets, or None.
-        connections: how many are dealt out to.
+        bytes_per_second: limit of the whole hand-off; ``None`` means no limit.
+        bytes_per_second_each: limit of each TCP connection of the hand-off; ``None`` means no limit.
+        connections: maximum number of TCP connections.
     """
 
     bytes_per_second: float | None = None
@@ -97,7 +97,7 @@ class Limits:
 
     @property
     def options(self) -> tuple[SocketOption, ...]:
-        """The system sends no faster: what a network does by dropping packets."""
+        """Socket options by which the system limits the rate, as a network does by dropping packets."""
         if self.bytes_per_second_each is None:
             return ()
         rate = struct.pack("Q", math.ceil(self.bytes_per_second_each))
@@ -108,7 +108,7 @@ NO_LIMITS = Limits()
 
 
 def make_runner(layout: Layout) -> ModelRunner:
-    """A model with such KV, over a cache with room for one transfer."""
+    """A runner of a tiny model with this KV layout, whose cache has room for one transfer."""
     config = LlamaConfig(
         vocab_size=16,
         hidden_size=8 * layout.num_kv_heads,
@@ -126,13 +126,13 @@ def make_runner(layout: Layout) -> ModelRunner:
 
 
 def make_engine(runner: ModelRunner) -> AsyncEngine:
-    """Remembers no prefix, so that every transfer brings all of its KV."""
+    """An engine without prefix caching, so that every transfer sends all of its KV."""
     limits = SchedulerLimits(BLOCK_SIZE, 1, runner.loaded.max_model_len)
     return AsyncEngine(runner, limits, prefix_caching=False, num_threads=1)
 
 
 class Sender:
-    """A prefill worker as far as the hand-off sees it."""
+    """The hand-off's parts of a prefill worker."""
 
     def __init__(self, layout: Layout, part_bytes: int, limits: Limits, ways: Sequence[str]) -> None:
         self._layout = layout
@@ -143,7 +143,7 @@ class Sender:
             NIXL: lambda: NixlSendPath(part_bytes),
         }
         self._engine = make_engine(make_runner(layout))
-        # All ways through one cache. Every exporter listens to the engine's steps, and one alone has a transfer.
+        # All ways share one cache. All exporters observe the engine's steps, but only one of them has a transfer.
         self._transports = {
             way: GrpcKVTransport(
                 [*([paths[way]()] if way in paths else []), InlineSendPath()],
@@ -166,7 +166,7 @@ class Sender:
         self._engine.block_holders.append(lambda: [self._request.block_ids])
 
     async def start(self) -> None:
-        """Fills the cache with what is to travel."""
+        """Fills the cache with the KV to be sent."""
         generator = torch.Generator().manual_seed(1)
         for tensor in (*self.cache.keys, *self.cache.values):
             tensor.uniform_(-1.0, 1.0, generator=generator)
@@ -179,7 +179,7 @@ class Sender:
             await transport.close()
 
     async def send(self, transfer_id: str, peer: str, way: str) -> ExportSummary:
-        """Moves all of the KV one way."""
+        """Sends all of the KV by one way."""
         transfer = self._exporters[way].start(self._request, transfer_id, peer, {})
         await self._engine.call(self._pretend_to_compute)
         summary = await transfer
@@ -189,19 +189,19 @@ class Sender:
 
     @property
     def cache(self) -> PagedKVCache:
-        """Whose first tokens are sent."""
+        """The cache that holds the KV to be sent."""
         return self._engine.runner.cache
 
     def digest(self) -> str:
-        """Of what is sent."""
+        """A digest of the KV to be sent."""
         return digest_of(self.cache, self._request)
 
     def round(self) -> None:
-        """What is sent from now on is what int8 made of it."""
+        """Rounds the KV to be sent as int8 encoding would."""
         self.cache.pass_through(self._request.block_ids, self._layout.num_tokens, KVEncoding.INT8)
 
     def _pretend_to_compute(self) -> None:
-        """Engine's thread: one step, and the whole prompt is there."""
+        """Simulates one step that computes the whole prompt. Runs in the engine's thread."""
         self._request.num_computed_tokens = 0
         plan = [ScheduledSequence(self._request, self._layout.num_tokens)]
         for exporter in self._exporters.values():
@@ -212,7 +212,7 @@ class Sender:
 
 
 class Receiver:
-    """A decode worker as far as the hand-off sees it."""
+    """The hand-off's parts of a decode worker."""
 
     def __init__(self, layout: Layout, ways: Sequence[str]) -> None:
         self._engine = make_engine(make_runner(layout))
@@ -227,7 +227,7 @@ class Receiver:
             self._nixl = KVTransferService(self._importer, nixl)
 
     async def start(self) -> dict[str, str]:
-        """The addresses to send to: of NIXL's way, which sees no memory of this host, and of all others."""
+        """The addresses to send to: one for NIXL's way, which does not use shared memory, and one for all others."""
         self._engine.start()
         self._service.start(_HOST)
         peers = {"peer": await self._serve(self._service)}
@@ -252,7 +252,7 @@ class Receiver:
         await self._engine.stop()
 
     async def take(self, transfer_id: str, *, with_digest: bool) -> str:
-        """Claims a committed transfer and frees its blocks; the digest of what came, or nothing."""
+        """Claims a committed transfer and frees its blocks; returns a digest of the received KV if wanted."""
         imported = await self._importer.claim(transfer_id)
         try:
             if not with_digest or imported.holder is None:
@@ -260,11 +260,11 @@ class Receiver:
             return digest_of(self._engine.runner.cache, imported.holder)
         finally:
             self._importer.release(imported)
-            await self._engine.call(lambda: None)  # behind the release
+            await self._engine.call(lambda: None)  # waits for the release
 
 
 def digest_of(cache: PagedKVCache, request: Request) -> str:
-    """Of all layers of a request's KV, in order of position."""
+    """A digest of all layers of a request's KV, in order of position."""
     digest = hashlib.blake2b(digest_size=16)
     for layer in range(len(cache.spec.layers)):
         num_tokens = len(request.block_ids) * BLOCK_SIZE
@@ -273,7 +273,7 @@ def digest_of(cache: PagedKVCache, request: Request) -> str:
 
 
 def send_plainly(port: int, num_bytes: int) -> float:
-    """Seconds from connecting until the other side says that it has everything."""
+    """Sends bytes; returns the seconds from connecting until the other side has acknowledged everything."""
     data = memoryview(bytes(_SOCKET_BYTES))
     started_s = time.perf_counter()
     with socket.create_connection((_HOST, port), timeout=_TIMEOUT_S) as connection:
@@ -289,7 +289,7 @@ def send_plainly(port: int, num_bytes: int) -> float:
 
 
 def serve_plainly(listener: socket.socket) -> None:
-    """Takes in what :func:`send_plainly` sends, one connection after the other, until the listener is closed."""
+    """Receives what :func:`send_plainly` sends, one connection at a time, until the listener is closed."""
     buffer = bytearray(_SOCKET_BYTES)
     while True:
         try:
@@ -313,7 +313,7 @@ def _cpu_s() -> float:
 
 
 async def _answer_each(handle: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]) -> None:
-    """One line of JSON for each that comes, until there are no more."""
+    """Answers each line of JSON on standard input with one line, until the input ends."""
     while line := await asyncio.to_thread(sys.stdin.readline):
         begun_s = _cpu_s()
         answer = await handle(json.loads(line))
@@ -382,7 +382,7 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=NO_LIMITS.connections)
     parser.add_argument("--ways", nargs="+", required=True)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # as a worker does for all but its engine's thread
+    torch.set_num_threads(1)  # as in a worker, except for the engine's thread
     layout = Layout(arguments.layers, arguments.kv_heads, arguments.head_dim, arguments.tokens)
     if arguments.end == "send":
         each = arguments.max_bytes_per_second_each

@@ -51,9 +51,10 @@ _REPORTS_OF_A_CASE = 20
 
 @dataclass(frozen=True, slots=True)
 class ChiSquare:
-    """
+    """The result of a chi-square test.
+
     Attributes:
-        p_value: the chance of counts at least as far from the expected ones, if they are draws from it.
+        p_value: the probability of counts that deviate at least this much from the expected ones.
     """
 
     statistic: float
@@ -63,12 +64,13 @@ class ChiSquare:
 
 @dataclass(frozen=True, slots=True)
 class LosslessnessSettings:
-    """
+    """The settings of the test.
+
     Attributes:
-        draws: answers per case.
-        seeds: of as many groups of answers, each of which is tested by itself too.
-        top_k: tokens that may be sampled at each place.
-        batch: answers at once.
+        draws: number of answers per case.
+        seeds: number of groups of answers, each of which is also tested separately.
+        top_k: number of tokens that may be sampled at each position.
+        batch: number of concurrent answers.
     """
 
     draws: int
@@ -80,7 +82,7 @@ class LosslessnessSettings:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A method with a rule of acceptance, over chains or trees."""
+    """A method with an acceptance rule, with chains or trees."""
 
     method: str
     acceptance: AcceptanceRule
@@ -94,7 +96,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a case's answers say."""
+    """The test results of a case."""
 
     case: Case
     together: ChiSquare
@@ -112,13 +114,13 @@ class Outcome:
 
 
 def run(config: BatonConfig, report: Callable[[str], None], draws: int, seeds: int) -> tuple[Table, bool]:
-    """Tests every case that the configuration's draft allows; a table of p-values, and whether all passed.
+    """Tests every case that the configuration's draft allows; returns a table of p-values, and whether all passed.
 
-    In half precision the expected probabilities are off by a few percent themselves, since logits depend a little on
-    how many rows are computed at once. So ``dtype: auto`` means float32 here.
+    In half precision the expected probabilities are inexact by a few percent, since logits depend slightly on the
+    number of rows computed at once. So ``dtype: auto`` means float32 here.
 
     Raises:
-        BatonError: more seeds than draws, or model or draft cannot be loaded.
+        BatonError: there are more seeds than draws, or the model or the draft cannot be loaded.
     """
     if not 1 <= seeds <= draws:
         raise ConfigError(f"--seeds must be from 1 to as many as --draws, which is {draws}; got {seeds}.")
@@ -153,9 +155,9 @@ def chi_square(counts: Mapping[T, int], expected: Mapping[T, float], least_expec
     """Pearson's test of goodness of fit.
 
     Args:
-        counts: draws by outcome.
-        expected: probabilities by outcome; they add up to 1. Outcomes that are not in it must not occur.
-        least_expected: outcomes that are expected less often than this are put together.
+        counts: number of draws by outcome.
+        expected: probabilities by outcome, with sum 1. Other outcomes must not occur.
+        least_expected: outcomes that are expected less often than this are merged.
     """
     num_draws = sum(counts.values())
     if any(count and not expected.get(outcome, 0.0) > 0 for outcome, count in counts.items()):
@@ -179,13 +181,13 @@ def chi_square(counts: Mapping[T, int], expected: Mapping[T, float], least_expec
 
 
 def group_sizes(draws: int, seeds: int) -> list[int]:
-    """Answers for each seed, ``draws`` in all: where they do not divide, the first ones have one more."""
+    """The number of answers for each seed, with sum ``draws``; the first groups have one more if necessary."""
     each, rest = divmod(draws, seeds)
     return [each + (seed < rest) for seed in range(seeds)]
 
 
 class _Progress:
-    """Reports now and then how many answers of a case there are."""
+    """Reports the progress of a case at intervals."""
 
     def __init__(self, name: str, total: int, report: Callable[[str], None]) -> None:
         self._name = name
@@ -195,7 +197,7 @@ class _Progress:
         self._show()
 
     def count(self) -> None:
-        """One more answer."""
+        """Counts one answer."""
         self._num_done += 1
         reports = self._num_done * _REPORTS_OF_A_CASE // self._total
         if reports != (self._num_done - 1) * _REPORTS_OF_A_CASE // self._total:
@@ -206,20 +208,20 @@ class _Progress:
 
 
 class _Bench:
-    """One model, one prompt, and the probabilities of all triples behind it."""
+    """One model, one prompt, and the probabilities of all triples after it."""
 
     def __init__(self, target: Target, settings: LosslessnessSettings, report: Callable[[str], None]) -> None:
         self._target = target
         self._report = report
         self._settings = settings
-        # With whole blocks of it in the prefix cache, an answer costs its own tokens only.
+        # If the prefix cache holds the prompt in whole blocks, an answer costs only its own tokens.
         self._prompt = _behind_whole_blocks(self._encode(), target.config.engine.block_size)
         self._runner = target.runner(4 + settings.batch * 8)
         report(f"computing the model's own probabilities of {settings.top_k**_LENGTH} answers")
         self._expected = dict(self._extend([((), 1.0)], _LENGTH))
 
     def cases(self) -> Iterator[Case]:
-        """Everything that drafts for a prompt of a few tokens."""
+        """Yields the cases of all methods that draft for a short prompt."""
         yield Case("lookahead", "match")
         draft = self._target.draft
         if draft is not None:
@@ -230,9 +232,10 @@ class _Bench:
                 yield Case(draft.method, "residual")
 
     def test(self, case: Case, place: str = "") -> Outcome:
-        """
+        """Tests one case.
+
         Args:
-            place: what progress is reported as.
+            place: name of the case in reports of progress.
         """
         settings = self._settings
         progress = _Progress(place or case.name, settings.draws, self._report)
@@ -264,7 +267,7 @@ class _Bench:
     ) -> Counter[tuple[int, ...]]:
         blocks = BlockManager(self._runner.cache.num_blocks, self._runner.spec.block_size)
         limits = SchedulerLimits(4096, self._settings.batch, self._target.loaded.max_model_len)
-        # Trees need room for more nodes than tokens that are left.
+        # Trees need room for more nodes than there are tokens left.
         engine = Engine(self._runner, Scheduler(limits, blocks), verifier, controller, max_draft_tokens=_TREE_TOKENS)
         found: Counter[tuple[int, ...]] = Counter()
         open_requests: dict[str, Request] = {}
@@ -284,12 +287,12 @@ class _Bench:
                 if len(request.output_token_ids) >= _LENGTH:
                     found[tuple(open_requests.pop(output.request_id).output_token_ids[:_LENGTH])] += 1
                     progress.count()
-                    if output.finish_reason is None:  # the tokens behind were asked for to have room for drafts only
+                    if output.finish_reason is None:  # the further tokens were requested only as room for drafts
                         engine.finish(request.request_id, FinishReason.ABORT)
 
     def _params(self) -> SamplingParams:
         settings = self._settings
-        # More tokens than are counted, so that there is room for drafts behind the last one that is.
+        # More tokens than are counted, so that there is room for drafts after the last counted one.
         return SamplingParams(
             max_tokens=_LENGTH + 4, temperature=settings.temperature, top_k=settings.top_k, ignore_eos=True
         )
@@ -310,7 +313,7 @@ class _Bench:
         return self._extend(longer, depth - 1)
 
     def _next(self, path: tuple[int, ...]) -> Mapping[int, float]:
-        """The tokens that may follow, by the engine's own forward over the whole text."""
+        """The probabilities of the next tokens, by the engine's own forward over the whole text."""
         blocks = BlockManager(self._runner.cache.num_blocks, self._runner.spec.block_size, prefix_caching=False)
         scheduler = Scheduler(SchedulerLimits(4096, 1, self._target.loaded.max_model_len), blocks)
         request = Request("probe", list(self._prompt), self._params(), output_token_ids=list(path))
@@ -322,7 +325,7 @@ class _Bench:
 
 
 def _behind_whole_blocks(prompt: tuple[int, ...], block_size: int) -> tuple[int, ...]:
-    """As much of the end of a prompt as fills blocks and leaves one token, which is always computed."""
+    """The longest end of a prompt that fills whole blocks plus one token, which is always computed."""
     num_blocks = (len(prompt) - 1) // block_size
     return prompt[-(num_blocks * block_size + 1) :]
 

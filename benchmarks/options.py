@@ -1,5 +1,5 @@
-"""Command lines of benchmarks: types of options for argparse, whose errors name the option and what was given, how help
-is shown, and how a typer command runs."""
+"""Command lines of benchmarks: option types for argparse, whose errors name the option and the given value, the format
+of help, and the execution of typer commands."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def run_command(command: Callable[..., None], name: str, arguments: Sequence[str
     """Runs a function whose parameters are typer options, as ``python -m name``.
 
     Args:
-        arguments: Of the command line; ``None`` takes those of this process.
+        arguments: the command line; ``None`` means that of this process.
 
     Returns:
         The exit status.
     """
-    import typer  # which a machine that only runs device_run lacks
+    import typer  # imported late: a machine that only runs device_run may lack it
 
     from cluster.cli.cli_reporter import run_app
 
@@ -33,10 +33,10 @@ def run_command(command: Callable[..., None], name: str, arguments: Sequence[str
 
 
 def overrides_of(assignments: Iterable[str] | None, **given: object) -> dict[str, Any]:
-    """Values of the configuration by dotted key: ``KEY=VALUE`` texts, then the options that were given.
+    """Values of the configuration by dotted key: ``KEY=VALUE`` texts, then the given options.
 
     Args:
-        given: Values by key with ``__`` for the dot; ``None`` for an option that was left out.
+        given: values by key with ``__`` for the dot; ``None`` for an omitted option.
     """
     from cluster.config.config_reading import parse_override
 
@@ -45,14 +45,14 @@ def overrides_of(assignments: Iterable[str] | None, **given: object) -> dict[str
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """The module's own lines, and every default that says something."""
+    """Keeps the lines of descriptions, and shows defaults other than ``None`` and False."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return action.help if action.default in (None, False) else super()._get_help_string(action)
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Whole numbers from ``least`` on."""
+    """An option type for whole numbers of at least ``least``."""
 
     def parse(text: str) -> int:
         try:
@@ -67,7 +67,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def over_zero(text: str) -> float:
-    """Finite numbers."""
+    """An option type for finite positive numbers."""
     try:
         number = float(text)
     except ValueError:

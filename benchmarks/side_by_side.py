@@ -47,10 +47,11 @@ _STOP_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """
+    """A load.
+
     Attributes:
-        mean_input, mean_output: tokens, of lognormal lengths.
-        num_requests: of a turn, warming up aside.
+        mean_input, mean_output: mean number of tokens, of lognormally distributed lengths.
+        num_requests: number of requests of a turn, without warm-up.
     """
 
     name: str
@@ -71,10 +72,11 @@ FIGURES = ("TTFT p50 ms", "TPOT p50 ms", "ITL p99 ms", "output tokens/s", "faile
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """
+    """A server to measure.
+
     Attributes:
-        command: runs in the foreground until it is told to stop by SIGTERM.
-        url: its OpenAI-compatible base, with ``/v1``.
+        command: command that runs in the foreground until SIGTERM.
+        url: OpenAI-compatible base URL, with ``/v1``.
     """
 
     name: str
@@ -83,12 +85,13 @@ class Server:
 
     @classmethod
     def parse(cls, text: str) -> Server:
-        """
+        """Parses an option.
+
         Args:
             text: ``NAME=URL=COMMAND``.
 
         Raises:
-            argparse.ArgumentTypeError: it is not of that form.
+            argparse.ArgumentTypeError: the text does not have this form.
         """
         name, _, rest = text.partition("=")
         url, _, command = rest.partition("=")
@@ -100,7 +103,7 @@ class Server:
 
 
 def prompts(load: Load, seed: int) -> list[str]:
-    """Prose of lognormal lengths, one text for each request and as many again for warming up."""
+    """Prose of lognormal lengths: one text per request, and ``concurrency`` texts for warm-up."""
     rng = random.Random(f"{load.name} {seed}")
     words = [word for key in sorted(topics.topics) for word in topics.topics[key].split()]
     texts = []
@@ -114,10 +117,10 @@ def prompts(load: Load, seed: int) -> list[str]:
 
 @contextmanager
 def running(server: Server, log_file: Path) -> Iterator[None]:
-    """Starts a server and stops it again, with all that it started.
+    """Starts a server and, at the end, stops it with all its descendants.
 
     Raises:
-        ConfigError: it ended, or did not answer in time.
+        ConfigError: the server ended, or did not answer in time.
     """
     with log_file.open("ab") as output:
         process = subprocess.Popen(
@@ -158,7 +161,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def measure(server: Server, load: Load, seed: int, folder: Path) -> dict[str, float]:
-    """One load on a server that runs: :data:`FIGURES`."""
+    """Measures one load on a running server; returns :data:`FIGURES`."""
     prompt_file, report = folder / "prompts.jsonl", folder / "report.json"
     lines = (json.dumps({"prompt": text}) for text in prompts(load, seed))
     prompt_file.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -193,16 +196,16 @@ def measure(server: Server, load: Load, seed: int, folder: Path) -> dict[str, fl
 
 
 Results = dict[str, dict[str, list[dict[str, float]]]]
-"""By load, then by server: the figures of each turn."""
+"""The figures of each turn, by load and server."""
 
 
 def run_turns(
     servers: Sequence[Server], loads: Sequence[Load], rounds: int, log_file: Path, tell: Console, together: bool = False
 ) -> Results:
-    """A B B A …; every turn of a round sends the same prompts.
+    """Measures in turns (A B B A …). Every turn of a round sends the same prompts.
 
     Args:
-        together: both servers run from the beginning to the end.
+        together: whether both servers run throughout.
     """
     results: Results = {load.name: {server.name: [] for server in servers} for load in loads}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as alive:
@@ -221,14 +224,14 @@ def run_turns(
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Where the median lies with 95 % confidence, by the sign test; None for fewer than six values."""
+    """The 95 % confidence interval of the median, by the sign test; ``None`` for fewer than six values."""
     interval = quantile_test(values, q=0, p=0.5).confidence_interval(0.95)
     return None if isnan(interval.low) else (float(interval.low), float(interval.high))
 
 
 def render(results: Results) -> Table:
-    """Medians of each server, and how the first compares with the last: the median of the rounds' ratios, and from six
-    rounds on where it lies with 95 % confidence."""
+    """A table of each server's medians, and of the ratio of the first server to the last: the median over the rounds,
+    and its 95 % confidence interval from six rounds on."""
     names = list(next(iter(results.values())))
     shown = Table(title="medians over the rounds; ratio: first to last, within a round")
     shown.add_column("load")
@@ -270,7 +273,7 @@ def main() -> None:
     console = Console()
     loads = [load for load in LOADS if not arguments.loads or load.name in arguments.loads]
     try:
-        load_benchmark("baton.bench.client:LoadClient")  # its libraries are missed before anything is started
+        load_benchmark("baton.bench.client:LoadClient")  # fails on missing libraries before anything is started
         results = run_turns(arguments.servers, loads, arguments.rounds, arguments.log, console, arguments.together)
     except ConfigError as error:
         parser.exit(1, f"{error}\n")

@@ -45,18 +45,20 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class SpeculationSettings:
-    """
+    """The settings of the benchmark.
+
     Attributes:
-        methods: names; empty for every method that can run.
-        workloads: names; empty for the known ones and those of ``prompts``.
+        methods: names of methods; empty means every method that can run.
+        workloads: names of workloads; empty means the built-in ones and those of ``prompts``.
         prompts: ``NAME=FILE``, see :func:`benchmarks.speculation_workloads.parse_prompt_files`.
-        max_tokens: of each answer, which ends before where the model says so.
-        rounds: pairs of runs of each cell. Every pair has other prompts, as far as there are enough.
-        requests: of each cell, at least: small batches get more rounds, since prompts differ more than runs do.
+        max_tokens: maximum length of each answer.
+        rounds: pairs of runs of each cell. Every pair has different prompts, if there are enough.
+        requests: minimum number of requests of each cell; small batches get more rounds, since prompts differ more
+            than runs.
         out: folder of the JSON report.
 
     Raises:
-        ConfigError: a value is out of its range, or a name is not known.
+        ConfigError: a value is out of its range, or a name is unknown.
     """
 
     methods: tuple[str, ...] = ()
@@ -91,20 +93,20 @@ class SpeculationSettings:
         return tuple(dict.fromkeys([*WORKLOADS, *parse_prompt_files(self.prompts)]))
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """The settings as JSON-ready values."""
         return {**asdict(self), "out": str(self.out)}
 
 
 def run(config: BatonConfig, report: Report, **settings: Any) -> RenderableType:
-    """Measures every cell and writes the JSON report, after each of them anew.
+    """Measures every cell, and rewrites the JSON report after each of them.
 
     Args:
-        config: names model and draft, and how to speculate; pools and router do not matter.
-        report: called with one line of progress at a time.
-        settings: of :class:`SpeculationSettings`.
+        config: the model, the draft and the speculation settings; pools and router are ignored.
+        report: called with lines of progress.
+        settings: attributes of :class:`SpeculationSettings`.
 
     Returns:
-        What there is to show.
+        The tables to show.
 
     Raises:
         BatonError: settings, model, draft or prompts cannot be used; the message says why.
@@ -129,7 +131,7 @@ def run(config: BatonConfig, report: Report, **settings: Any) -> RenderableType:
 def run_on(
     target: Target, workloads: Sequence[Workload], settings: SpeculationSettings, report: Report
 ) -> SpeculationReport:
-    """The same, on a model that is loaded."""
+    """The same with a loaded model."""
     longest = max(len(prompt) for workload in workloads for prompt in workload.prompts)
     factory = EngineFactory(target, max(settings.batches), longest, settings.max_tokens)
     engines, left_out = factory.choose_methods(settings.methods)

@@ -49,10 +49,11 @@ of these the median and lowest-highest. differ: requests that got other tokens t
 
 @dataclass(slots=True)
 class SpeculationReport:
-    """
+    """The results of the benchmark.
+
     Attributes:
-        environment: what it ran on; has ``dtype`` and ``acceptance`` among others.
-        settings: what was asked for.
+        environment: machine, versions and model, including ``dtype`` and ``acceptance``.
+        settings: the benchmark's settings.
         left_out: methods that cannot run here, with the reason.
     """
 
@@ -62,7 +63,7 @@ class SpeculationReport:
     results: list[CellResult] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready. Milliseconds everywhere; acceptances are in [0, 1]."""
+        """The report as JSON-ready values. Times are in milliseconds, acceptances in [0, 1]."""
         return {
             "format": FORMAT,
             "version": _FORMAT_VERSION,
@@ -74,7 +75,7 @@ class SpeculationReport:
         }
 
     def write(self, file: Path) -> None:
-        """Takes the place of an older report at once, so that there is a whole one at any time."""
+        """Replaces an older report atomically."""
         file.parent.mkdir(parents=True, exist_ok=True)
         unfinished = file.with_suffix(".part")
         unfinished.write_text(json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
@@ -89,7 +90,7 @@ class SpeculationReport:
         }
 
     def render(self) -> RenderableType:
-        """A table for each workload, and below what there is to say about all of them."""
+        """A table for each workload, followed by notes on all of them."""
         parts: list[RenderableType] = []
         for workload in dict.fromkeys(result.cell.workload for result in self.results):
             parts += [Text(workload, style="bold"), self._table(workload), *self._auto_notes(workload), Text("")]
@@ -112,7 +113,7 @@ class SpeculationReport:
         return table
 
     def _auto_notes(self, workload: str) -> list[Text]:
-        """Whose drafts were verified, where the method is free to choose."""
+        """The shares of the methods whose drafts were verified with ``auto``."""
         return [
             Text(f"auto at T {result.cell.temperature:g}, batch {result.cell.batch}: {_shares_in_words(result.tally)}")
             for result in self.results
@@ -205,7 +206,7 @@ def _cell_dict(result: CellResult) -> dict[str, Any]:
 
 
 def _shares(tally: RoundTally) -> dict[str, float]:
-    """Parts of the rounds by method, the largest first."""
+    """The shares of the rounds by method, the largest first."""
     return {name: count / tally.num_rounds for name, count in tally.by_method.most_common()}
 
 

@@ -1,4 +1,4 @@
-"""Watches a speculation method at work: what it drafts, what of that is accepted, and where the time goes."""
+"""Observes a speculation method: what it drafts, how much is accepted, and how long it takes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ NO_METHOD = "none"
 
 @dataclass(slots=True)
 class RoundTally:
-    """Sums over rounds. A round is one sequence in one step of decoding, whether anything was drafted for it or not.
+    """Sums over rounds. A round is one sequence in one decode step, with or without a draft.
 
     Attributes:
-        num_tokens: that came out.
-        num_drafted: tokens that methods drafted, verified or not; those of a tree all count.
-        num_verified: drafted tokens that the target looked at; ``num_accepted`` of them were right.
-        by_method: rounds by whose draft was verified in them, ``none`` for those without.
-        offered: rounds by position, in which a draft was verified that reached that far; ``offered[0]`` is the first.
-        reached: those of them in which everything in front of the position was accepted.
-        accepted: those of them in which the position was accepted as well.
-        draft_ms, verify_ms: of each step.
+        num_tokens: number of output tokens.
+        num_drafted: number of drafted tokens, verified or not, including all nodes of trees.
+        num_verified: number of verified drafted tokens; ``num_accepted`` of them were accepted.
+        by_method: number of rounds by the method whose draft was verified; ``none`` for rounds without a draft.
+        offered: by position from 0, the number of rounds whose verified draft reached the position.
+        reached: the number of those rounds in which everything before the position was accepted.
+        accepted: the number of those rounds in which the position was accepted too.
+        draft_ms, verify_ms: durations of each step's drafting and verification.
     """
 
     num_rounds: int = 0
@@ -45,26 +45,26 @@ class RoundTally:
 
     @property
     def tau(self) -> float:
-        """Mean accepted length: tokens per round, the target's own token included; 1 without speculation."""
+        """The mean accepted length: tokens per round, including the target's own token; 1 without speculation."""
         return self.num_tokens / self.num_rounds if self.num_rounds else 0.0
 
     @property
     def acceptance(self) -> list[float]:
-        """By position, the chance that a draft which reaches so far is accepted up to there."""
+        """By position, the probability that a draft that reaches the position is accepted up to it."""
         return [taken / count for taken, count in zip(self.accepted, self.offered, strict=True)]
 
     @property
     def conditional_acceptance(self) -> list[float | None]:
-        """The same, given that everything in front was accepted; None where that never happened."""
+        """The same, given that everything before was accepted; ``None`` if that never happened."""
         return [taken / count if count else None for taken, count in zip(self.accepted, self.reached, strict=True)]
 
     def add(self, draft: Draft, num_accepted: int, method: str | None) -> None:
-        """Books a round.
+        """Adds a round.
 
         Args:
-            draft: what was verified; empty for nothing.
-            num_accepted: tokens of it, along one path.
-            method: that it came from.
+            draft: the verified draft, which may be empty.
+            num_accepted: number of accepted tokens, along one path.
+            method: the method that made the draft.
         """
         self.num_rounds += 1
         self.num_tokens += num_accepted + 1
@@ -81,17 +81,17 @@ class RoundTally:
 
 
 class RoundMeter:
-    """Implements ``Proposer`` around another one, which drafts while rounds are counted.
+    """Implements ``Proposer`` around another proposer, which drafts only while rounds are counted.
 
-    Prompts are computed before that, without drafts, as they are where prefill has workers of its own.
+    Prompts are computed before that, without drafts, as on separate prefill workers.
 
     Args:
-        proposer: the one to watch.
-        drafted_by: the method that a request's latest draft is from, for proposers that choose among several.
-        num_drafted: tokens drafted since the start, for proposers that do not offer all of them for verification.
+        proposer: the observed proposer.
+        drafted_by: returns the method of a request's latest draft, for proposers that choose among several.
+        num_drafted: returns the tokens drafted since the start, for proposers that do not offer all of them.
 
     Attributes:
-        tally: of the rounds since :meth:`start`; None while nothing is counted and drafted.
+        tally: the rounds since :meth:`start`; ``None`` while counting and drafting are off.
     """
 
     def __init__(
@@ -109,13 +109,13 @@ class RoundMeter:
         self.tally: RoundTally | None = None
 
     def start(self) -> None:
-        """Drafts and counts from the next step on."""
+        """Begins to draft and count with the next step."""
         self.tally = RoundTally()
         self._num_drafted_before = self._num_drafted()
         self._draft_ms = 0.0
 
     def stop(self) -> RoundTally:
-        """Ends that, and gives what was counted."""
+        """Stops drafting and counting, and returns the tally."""
         tally = self.tally or RoundTally()
         tally.num_drafted = self._num_drafted() - self._num_drafted_before
         self.tally = None
@@ -131,7 +131,7 @@ class RoundMeter:
         return drafts
 
     def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
-        """The step's last call of a method that may take its time, so that the step is booked here."""
+        """Forwards the call and records the step, because this is the step's last call that may take long."""
         started_s = time.perf_counter()
         self._proposer.computed(batch, logits, results)
         self._draft_ms += (time.perf_counter() - started_s) * 1e3
@@ -154,7 +154,7 @@ class RoundMeter:
 
 
 def merged(tallies: Sequence[RoundTally]) -> RoundTally:
-    """One tally over all."""
+    """The sum of several tallies."""
     total = RoundTally()
     for tally in tallies:
         total.num_rounds += tally.num_rounds

@@ -1,4 +1,4 @@
-"""Runs the same requests with and without speculation, a few steps of either in turn, and compares."""
+"""Runs the same requests with and without speculation, alternating every few steps, and compares them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.speculation_rounds import RoundMeter, RoundTally, merged
 
 _SEED = 1000
 _STEPS_OF_A_TURN = 4
-"""What a slow moment of the machine does to one of a pair, it does to the other as well."""
+"""Few enough that a slow moment of the machine affects both runs of a pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Cell:
     """One row of the benchmark's table.
 
     Attributes:
-        workload: its name.
-        batch: sequences at once.
+        workload: name of the workload.
+        batch: number of concurrent sequences.
     """
 
     method: str
@@ -38,13 +38,13 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What one batch of requests took to decode, counted from when every one of them had its first token.
+    """The decoding of one batch of requests, measured from when all of them had their first token.
 
     Attributes:
-        token_ids: of each request, in the order in which they were given.
-        tpots_ms: of each request, milliseconds per token up to its last one; None: it was over with its first.
-        decode_ms: until the last request was done.
-        num_decode_tokens: of all requests together, in that time.
+        token_ids: tokens of each request, in order.
+        tpots_ms: milliseconds per token of each request; ``None`` if the request ended with its first token.
+        decode_ms: time until the last request was done.
+        num_decode_tokens: number of tokens of all requests in that time.
     """
 
     token_ids: tuple[tuple[int, ...], ...]
@@ -54,17 +54,18 @@ class RunResult:
 
     @property
     def tpot_ms(self) -> float:
-        """Median over the requests."""
+        """The median over the requests."""
         return _median((self,))
 
 
 @dataclass(slots=True)
 class CellResult:
-    """
+    """The result of a cell.
+
     Attributes:
-        plain, speculative: the runs of a cell, pair by pair.
-        tally: over the rounds of all speculative runs.
-        num_failures: times that the method broke until then. It is off from there on, so that the figures mean little.
+        plain, speculative: the runs of the cell, in pairs.
+        tally: the rounds of all speculative runs.
+        num_failures: how often the method has failed. A failed method is disabled, so the figures mean little then.
     """
 
     cell: Cell
@@ -75,32 +76,32 @@ class CellResult:
 
     @property
     def plain_tpot_ms(self) -> float:
-        """Median over all requests."""
+        """The median TPOT without speculation over all requests."""
         return _median(self.plain)
 
     @property
     def tpot_ms(self) -> float:
-        """Median over all requests."""
+        """The median TPOT with speculation over all requests."""
         return _median(self.speculative)
 
     @property
     def speedups(self) -> list[float]:
-        """Of each pair of runs, TPOT without speculation over TPOT with it: the geometric mean over its requests."""
+        """For each pair of runs, the geometric mean over its requests of TPOT without speculation over TPOT with it."""
         return [_speedup(plain, speculative) for plain, speculative in zip(self.plain, self.speculative, strict=True)]
 
     @property
     def speedup(self) -> float:
-        """Median over the pairs."""
+        """The median over the pairs."""
         return statistics.median(self.speedups)
 
     @property
     def plain_ms_per_token(self) -> float:
-        """Decoding time of all runs over the tokens of all requests."""
+        """The decoding time of all plain runs divided by the number of their tokens."""
         return _ms_per_token(self.plain)
 
     @property
     def ms_per_token(self) -> float:
-        """Decoding time of all runs over the tokens of all requests."""
+        """The decoding time of all speculative runs divided by the number of their tokens."""
         return _ms_per_token(self.speculative)
 
     @property
@@ -109,7 +110,7 @@ class CellResult:
 
     @property
     def num_different(self) -> int:
-        """Requests that got other tokens with speculation than without."""
+        """The number of requests whose tokens differ with speculation."""
         return sum(
             one != other
             for plain, speculative in zip(self.plain, self.speculative, strict=True)
@@ -141,17 +142,17 @@ def measure(
     max_tokens: int,
     eos_token_ids: frozenset[int] = frozenset(),
 ) -> CellResult:
-    """Plain and speculative runs over the same requests, a pair for each of ``batches``.
+    """Measures plain and speculative runs over the same requests, a pair for each of ``batches``.
 
-    The two engines take turns of a few steps, and each has a clock that stands while the other one computes. A pair
-    that is not counted goes first, over the last of the batches, so that costs and acceptance at this size are
-    known to the method as they are to a worker that has served for a while.
+    The two engines alternate every few steps; the clock of each stands still while the other computes. An uncounted
+    pair with the last batch runs first, so that the method knows costs and acceptance at this size, as on a worker that
+    has served for a while.
 
     Args:
-        plain, speculative: with caches of their own; the latter has ``meter`` as its proposer.
-        batches: of prompts.
-        max_tokens: of each answer.
-        eos_token_ids: that end one before.
+        plain, speculative: engines with separate caches; the latter has ``meter`` as its proposer.
+        batches: batches of prompts.
+        max_tokens: maximum length of each answer.
+        eos_token_ids: tokens that end an answer.
     """
     result = CellResult(cell)
     tallies: list[RoundTally] = []
@@ -187,14 +188,14 @@ def run_batch(engine: Engine, requests: Sequence[Request], meter: RoundMeter | N
 
 
 class _Run:
-    """Some requests on their way through an engine. Its clock stands between two turns.
+    """Requests that run through an engine. The clock stands still between two turns.
 
     Args:
-        requests: are added, and computed until each of them has its first token.
-        meter: the engine's proposer; begins to count, and to draft, then.
+        requests: added to the engine and computed until each of them has its first token.
+        meter: the engine's proposer, which then begins to count and to draft.
 
     Raises:
-        InternalError: as every other call that computes: a request failed, or nothing can be scheduled.
+        InternalError: a request failed, or nothing can be scheduled. All calls that compute may raise this.
     """
 
     def __init__(self, engine: Engine, requests: Sequence[Request], meter: RoundMeter | None = None) -> None:
@@ -215,7 +216,7 @@ class _Run:
         return not self._engine.scheduler.has_work()
 
     def advance(self, num_steps: int) -> None:
-        """So many steps, or those that are left."""
+        """Runs ``num_steps`` steps, or fewer if the run ends."""
         for _ in range(num_steps):
             if self.is_over:
                 return
@@ -225,7 +226,7 @@ class _Run:
             self._ended_ms |= dict.fromkeys(progressed, self._ms)
 
     def result(self) -> RunResult:
-        """Of a run that is over."""
+        """The result of a finished run."""
         requests, known = self._requests, self._known
         new = {request.request_id: len(request.output_token_ids) - known[request.request_id] for request in requests}
         return RunResult(
@@ -237,7 +238,7 @@ class _Run:
 
 
 def _step(engine: Engine) -> list[str]:
-    """Ids of the requests that got tokens."""
+    """Runs a step; returns the ids of the requests that got tokens."""
     outputs = engine.step()
     if not engine.last_step_ran:
         raise InternalError("requests are waiting, but the engine can schedule nothing")
@@ -250,7 +251,7 @@ def _step(engine: Engine) -> list[str]:
 def _requests(
     cell: Cell, prompts: Sequence[tuple[int, ...]], max_tokens: int, eos_token_ids: frozenset[int]
 ) -> Iterator[Request]:
-    """New requests, always the same ones."""
+    """Yields new requests, equal in every call."""
     for index, prompt in enumerate(prompts):
         params = SamplingParams(max_tokens=max_tokens, temperature=cell.temperature, seed=_SEED + index)
         yield Request(f"request-{index}", list(prompt), params, eos_token_ids, arrival_s=index)

@@ -1,4 +1,4 @@
-"""The model under test, its draft, and engines over both: in one process, put together as on a decode worker."""
+"""The model under test, its draft, and engines with both, in one process, assembled as on a decode worker."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOST_PREFILL_TOKENS = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A loaded model with its draft, before it is known how large its cache must be."""
+    """A loaded model with its draft, before the size of its cache is known."""
 
     config: BatonConfig
     loaded: LoadedModel
@@ -39,7 +39,7 @@ class Target:
     draft: LoadedDraft | None
 
     def runner(self, num_blocks: int, *, with_draft: bool = True) -> ModelRunner:
-        """What computes it, with a cache of so many blocks and the engine's settings."""
+        """A runner of the model with a cache of ``num_blocks`` blocks and the engine's settings."""
         engine = self.config.engine
         draft = self.draft if with_draft else None
         return ModelRunner(
@@ -59,10 +59,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeEngine:
-    """An engine with one method, and what watches it.
+    """An engine with one method, and its meter.
 
     Attributes:
-        meter: the engine's proposer, around ``controller``.
+        meter: the engine's proposer, which wraps ``controller``.
     """
 
     engine: Engine
@@ -71,10 +71,10 @@ class SpeculativeEngine:
 
 
 def load_target(config: BatonConfig) -> Target:
-    """Loads what the configuration names, and gives torch its threads.
+    """Loads the configured model and draft, and sets torch's number of threads.
 
     Raises:
-        BatonError: model or draft cannot be found or used; the message says why.
+        BatonError: the model or the draft cannot be found or used; the message says why.
     """
     torch.set_num_threads(config.engine.threads or usable_cores())
     source = resolve_model(config.model)
@@ -86,7 +86,7 @@ def load_target(config: BatonConfig) -> Target:
 
 
 def _check_room(target: Target, num_blocks: int, batch: int) -> None:
-    """Of two caches, one of them with the draft's layers."""
+    """Checks the memory for two caches, one of which includes the draft's layers."""
     engine, draft = target.config.engine, target.draft
     spec = target.loaded.kv_spec(engine.block_size, engine.weights, KVEncoding(engine.kv_cache))
     whole = spec if draft is None else spec.with_draft("", draft.network.layer_specs)
@@ -107,17 +107,16 @@ def _free_memory(device: torch.device) -> int:
 
 
 class EngineFactory:
-    """Builds engines. Speculative ones share one cache, so that only one of them may have requests at a time; the plain
-    one has a cache of its own, and nothing of a draft.
+    """Builds engines. Speculative engines share one cache, so only one of them may have requests at a time; the plain
+    engine has its own cache and no draft.
 
     Args:
-        batch: most sequences at once.
-        prompt_tokens: of the longest prompt.
-        max_tokens: of each answer.
+        batch: maximum number of concurrent sequences.
+        prompt_tokens: length of the longest prompt.
+        max_tokens: maximum length of each answer.
 
     Raises:
-        ConfigError: prompt and answer are longer than the model's context, or the memory that is free cannot hold so
-            many.
+        ConfigError: prompt and answer exceed the model's context, or the free memory is too small.
     """
 
     def __init__(self, target: Target, batch: int, prompt_tokens: int, max_tokens: int) -> None:
@@ -136,21 +135,21 @@ class EngineFactory:
         _check_room(target, num_blocks, batch)
         self._runner = target.runner(num_blocks)
         self._plain_runner = target.runner(num_blocks, with_draft=False)
-        # All prompts in one step, if that is no monster: then no sequence waits for another's prefill while it decodes.
+        # All prompts in one step, within a limit, so that no decoding sequence waits for another's prefill.
         chunk_tokens = min(batch * prompt_tokens, _MOST_PREFILL_TOKENS)
         self._limits = SchedulerLimits(max(chunk_tokens, config.decode.chunk_tokens), batch, loaded.max_model_len)
 
     def plain(self) -> Engine:
-        """Without anything of speculation."""
+        """An engine without speculation."""
         return Engine(self._plain_runner, self._scheduler())
 
     def speculative(self, method: str) -> SpeculativeEngine:
-        """With a method as the default of its requests.
+        """An engine with a method as the default of its requests.
 
         Raises:
-            ConfigError: the method is not known or needs another draft.
+            ConfigError: the method is unknown or needs another draft.
         """
-        # The benchmark sends the same prompts again and again, so that memory would be all that it measures.
+        # The benchmark repeats its prompts, so with remembered outputs it would only measure memory.
         config = self._config.speculation.model_copy(update={"remember_outputs": False})
         speculation = assemble_speculation(config, self._runner, self._draft, default=method)
         controller = speculation.controller
@@ -168,13 +167,13 @@ class EngineFactory:
         """An engine for each method, by name.
 
         Args:
-            wanted: names; empty for every method that can run here.
+            wanted: names of methods; empty means every method that can run here.
 
         Returns:
-            The engines, and of the methods that were not named and cannot run the reason why.
+            The engines, and the reasons why unnamed methods cannot run.
 
         Raises:
-            ConfigError: a method that was named cannot run here.
+            ConfigError: a named method cannot run here.
         """
         engines: dict[str, SpeculativeEngine] = {}
         left_out: dict[str, str] = {}

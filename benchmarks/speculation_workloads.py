@@ -1,4 +1,4 @@
-"""What the speculation benchmark lets the model answer: a few prompts of each kind, or those of a user's own files."""
+"""The prompts of the speculation benchmark: a few of each kind, or those of a user's own files."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from baton.core.errors import ConfigError
 from baton.engine.models.tokenizer import Tokenizer
 
 WORKLOADS = ("chat", "code", "summarise", "story")
-"""``summarise`` has its text in the prompt, to be summarised, quoted or edited; ``story`` is the other extreme."""
+"""Answers of ``summarise`` repeat much of the prompt, which they summarise, quote or edit; those of ``story`` least."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """
+    """A named list of prompts.
+
     Attributes:
-        prompts: token ids, with the model's chat template around them if it has one.
+        prompts: token ids, with the model's chat template if it has one.
     """
 
     name: str
     prompts: tuple[tuple[int, ...], ...]
 
     def take(self, start: int, count: int) -> list[tuple[int, ...]]:
-        """``count`` prompts from number ``start`` on; behind the last one comes the first again."""
+        """``count`` prompts from number ``start`` on, cyclically."""
         return [self.prompts[index % len(self.prompts)] for index in range(start, start + count)]
 
 
 def parse_prompt_files(assignments: Iterable[str]) -> dict[str, Path]:
-    """Reads ``NAME=FILE``, each of which adds a workload or takes the place of the one of that name.
+    """Parses ``NAME=FILE`` assignments, each of which adds a workload or replaces the one with this name.
 
     Raises:
-        ConfigError: it is not of that form.
+        ConfigError: an assignment does not have this form.
     """
     files = {}
     for text in assignments:
@@ -48,10 +49,10 @@ def parse_prompt_files(assignments: Iterable[str]) -> dict[str, Path]:
 
 
 def load_workloads(names: Sequence[str], files: Mapping[str, Path], tokenizer: Tokenizer) -> list[Workload]:
-    """The workloads of these names, in order. See :func:`check_names` for what may be named.
+    """Loads the workloads with these names, in order. Check the names with :func:`check_names` before.
 
     Raises:
-        ConfigError: a file cannot be read or has something else than prompts in it.
+        ConfigError: a file cannot be read, or contains other things than prompts.
     """
     return [Workload(name, tuple(_encode(tokenizer, text) for text in _texts(name, files))) for name in names]
 
@@ -60,7 +61,7 @@ def check_names(kind: str, names: Iterable[str], known: Sequence[str]) -> None:
     """Raises :class:`ConfigError` for the first of ``names`` that is not ``known``.
 
     Args:
-        kind: what they are names of, for the message.
+        kind: what the names stand for, for the message.
     """
     for name in names:
         if name not in known:

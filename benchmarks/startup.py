@@ -32,7 +32,7 @@ from baton.engine.models.model_cache import CACHE_VARIABLE, cache_dir
 from benchmarks.options import at_least
 
 _SHARED = ("models", "kernels")
-"""Folders of the cache that runs have in common; a run of its own must not find another cluster's state."""
+"""Folders of the cache that runs share; the rest is separate, so that a run does not find another cluster's state."""
 _OVERRIDES = ("router.port=0", "log.level=info", "log.json=true")
 _LOGS = "router and workers log to "
 _READY = "ready: "
@@ -40,13 +40,13 @@ _STOP_TIMEOUT_S = 60.0
 _WIDTH = 100
 _TAIL = 15
 
-# What the command says on standard error, by the phase that ends with it.
+# The beginnings of the command's lines on standard error, by the phase that each of them ends.
 _SAID = {
     "command line, model": "starting a local Ray cluster",
     "Ray": _LOGS,
     "controller": "starting the router and the workers",
 }
-# The same of each worker's log; they start side by side, and the router beside them.
+# The same for the log of each worker; the workers and the router start concurrently.
 _LOGGED = {
     "worker: process, imports": "the process is up",
     "worker: model": "the model is loaded",
@@ -59,10 +59,11 @@ PHASES = (*_SAID, *_LOGGED, _LAST)
 
 @dataclass(frozen=True, slots=True)
 class Startup:
-    """
+    """The measurements of one start.
+
     Attributes:
-        total_s: from starting the command until it said that it was ready.
-        phases_s: in order; those of workers are of the one that was ready last.
+        total_s: from starting the command until it reported that it was ready.
+        phases_s: durations of the phases in order; those of workers are of the worker that was ready last.
     """
 
     total_s: float
@@ -71,20 +72,21 @@ class Startup:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A line of the command's progress, and when it came."""
+    """A line of the command's progress, and when it was read."""
 
     at: datetime
     text: str
 
 
 def phases_of(started: datetime, said: Sequence[Said], logged: Sequence[dict[str, Any]]) -> Startup:
-    """
+    """Computes the phases of a start.
+
     Args:
         said: lines of the command's progress.
-        logged: lines of the logs of workers, in any order.
+        logged: lines of the workers' logs, in any order.
 
     Raises:
-        WorkerLostError: the lines do not tell the whole story.
+        WorkerLostError: lines are missing.
     """
     phases: dict[str, float] = {}
     last = started
@@ -97,7 +99,7 @@ def phases_of(started: datetime, said: Sequence[Said], logged: Sequence[dict[str
             for line in logged
             if line["process"] == worker and line["message"] == message
         ]
-        if moments or name not in ("worker: self-check",):  # which may be switched off
+        if moments or name not in ("worker: self-check",):  # the self-check may be off
             last = _take(phases, name, last, moments)
     ready = _take(phases, _LAST, last, [line.at for line in said if line.text.startswith(_READY)])
     return Startup((ready - started).total_seconds(), phases)
@@ -118,11 +120,11 @@ def _last_worker(logged: Sequence[dict[str, Any]]) -> str:
 
 
 def start_once(config: Path | None, overrides: Sequence[str], timeout_s: float) -> Startup:
-    """Starts a cluster, waits until it is ready, and ends it.
+    """Starts a cluster, waits until it is ready, and stops it.
 
     Raises:
-        DeadlineError: it was not ready in time.
-        WorkerLostError: it ended first.
+        DeadlineError: the cluster was not ready in time.
+        WorkerLostError: the cluster ended before it was ready.
     """
     options = [] if config is None else ["--config", str(config)]
     for override in (*overrides, *_OVERRIDES):
@@ -155,7 +157,7 @@ def _own_cache() -> Iterator[Path]:
 
 
 def _listen(process: subprocess.Popen[bytes], timeout_s: float) -> list[Said]:
-    """Lines of the command's progress, up to the one that says that it is ready."""
+    """The lines of the command's progress up to the report that it is ready."""
     if process.stderr is None:
         raise RuntimeError("the process was started without a pipe")
     said: list[Said] = []
@@ -170,7 +172,7 @@ def _listen(process: subprocess.Popen[bytes], timeout_s: float) -> list[Said]:
 
 
 def _lines_within(stream: IO[bytes], timeout_s: float) -> Iterator[str]:
-    """Until the stream ends, or the time is over."""
+    """Yields lines until the stream ends or the time has passed."""
     ends_s = time.monotonic() + timeout_s
     rest = b""
     with selectors.DefaultSelector() as selector:
@@ -184,7 +186,7 @@ def _lines_within(stream: IO[bytes], timeout_s: float) -> Iterator[str]:
 
 
 def _log_lines(folder: Path) -> Iterator[dict[str, Any]]:
-    """Of baton's own, in the files that Ray keeps for its workers' standard errors."""
+    """Yields baton's own log lines from the files with the standard error of Ray's workers."""
     for file in folder.glob("worker-*.err"):
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
@@ -205,14 +207,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def figures_of(runs: Sequence[Startup]) -> dict[str, float]:
-    """Medians, in seconds."""
+    """The medians of the total and of each phase, in seconds."""
     phases = {name: [run.phases_s[name] for run in runs if name in run.phases_s] for name in PHASES}
     medians = {name: statistics.median(values) for name, values in phases.items() if values}
     return {"total": statistics.median(run.total_s for run in runs), **medians}
 
 
 def show(runs: Sequence[Startup]) -> Table:
-    """Phase by phase: medians, and what they were from the best run to the worst."""
+    """A table of the phases: the median, the minimum and the maximum over the runs."""
     table = Table("phase", "median s", "from", "to", title=f"baton up until ready, {len(runs)} runs")
     for name, median in figures_of(runs).items():
         values = [run.total_s if name == "total" else run.phases_s.get(name, median) for run in runs]

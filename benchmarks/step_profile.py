@@ -47,7 +47,7 @@ _PHASES: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """Seconds in one Python function, over all calls; ``own_s`` without what it called."""
+    """Seconds in one Python function over all calls; ``own_s`` excludes callees."""
 
     name: str
     calls: int
@@ -57,12 +57,13 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """
+    """The profile of a step.
+
     Attributes:
-        undisturbed_ms: median of a step before anything watched.
-        step_ms: mean under the profiler.
-        shares: of the profiled steps' time, by phase; the rest is in none of them.
-        functions: by their own time, the longest first.
+        undisturbed_ms: median duration of a step without the profiler.
+        step_ms: mean duration under the profiler.
+        shares: share of the profiled time by phase, with a sum of at most 1.
+        functions: functions in descending order of their own time.
     """
 
     undisturbed_ms: float
@@ -72,12 +73,12 @@ class Profile:
 
     @property
     def rest(self) -> float:
-        """Share of a step that is in no phase."""
+        """The share of a step that belongs to no phase."""
         return 1.0 - sum(self.shares.values())
 
 
 def decoding_engine(runner: ModelRunner, batch: int, context: int, num_steps: int) -> Engine:
-    """Has computed ``batch`` prompts of ``context`` tokens and decodes them for at least ``num_steps`` more steps."""
+    """An engine that has computed ``batch`` prompts of ``context`` tokens and decodes for ``num_steps`` more steps."""
     most = _most_tokens(batch, context, num_steps)
     limits = SchedulerLimits(max(_CHUNK_TOKENS, 2 * batch), batch, most)
     blocks = BlockManager(runner.cache.num_blocks, _BLOCK_SIZE, prefix_caching=False)
@@ -94,17 +95,17 @@ def decoding_engine(runner: ModelRunner, batch: int, context: int, num_steps: in
 
 
 def blocks_needed(batch: int, context: int, num_steps: int) -> int:
-    """Of the cache, for :func:`decoding_engine`."""
+    """The number of the cache's blocks for :func:`decoding_engine`."""
     return batch * (-(-_most_tokens(batch, context, num_steps) // _BLOCK_SIZE) + 1)
 
 
 def _most_tokens(batch: int, context: int, num_steps: int) -> int:
-    """Of one sequence: those whose prompts are computed first decode while the others wait."""
+    """The maximum length of a sequence: those with early prompts decode while other prompts are computed."""
     return context + num_steps + 2 + 2 * -(-batch * context // _CHUNK_TOKENS)
 
 
 def profile_steps(engine: Engine, num_steps: int) -> Profile:
-    """Takes ``2 * num_steps`` steps."""
+    """Profiles an engine over ``2 * num_steps`` steps."""
     times = []
     for _ in range(num_steps):
         started_s = time.perf_counter()
@@ -132,14 +133,14 @@ def _code(function: Callable[..., Any]) -> CodeType:
 
 
 def _name(code: CodeType | str) -> str:
-    """A function's own and its module's file; those that are not Python have a name alone."""
+    """A function's file and qualified name; functions that are not Python have only a name."""
     if isinstance(code, str):
         return code
     return f"{'/'.join(code.co_filename.split('/')[-2:])} {code.co_qualname}"
 
 
 def show(profile: Profile, num_steps: int, num_functions: int) -> list[Table]:
-    """Phases, and the functions with most time of their own."""
+    """Tables of the phases, and of the functions with most time of their own."""
     phases = Table("phase", "share", "ms", title=f"a step: {profile.undisturbed_ms:.2f} ms undisturbed")
     for name, share in (*profile.shares.items(), ("the rest", profile.rest)):
         phases.add_row(name, f"{share:.1%}", f"{share * profile.step_ms:.3f}")

@@ -1,1 +1,1 @@
-"""One command that runs the whole product on one GPU: a router, a prefill worker and a decode worker that share it."""
+"""Runs the whole product on one GPU: a router, and a prefill and a decode worker that share the GPU."""

@@ -25,7 +25,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> int:
-    """Exit status 0 when all parts passed or cannot run here, 2 when an option is wrong."""
+    """Runs the command. Exit status 0: all parts passed or cannot run here; 2: an option is wrong."""
     with tempfile.TemporaryDirectory(prefix="baton-device-cluster-") as folder:
         parts = cluster_parts(Path(folder))
         parser = make_parser(parts, __doc__)
@@ -41,7 +41,7 @@ def _provide_ray(wheels: Path | None) -> None:
     """Makes Ray importable here and in every process that this one starts.
 
     Raises:
-        WheelsError: it is not installed, and neither is it among the wheels.
+        WheelsError: Ray is neither installed nor among the wheels.
     """
     if wheels is not None and not wheels.is_dir():
         raise WheelsError(f"--wheels: {wheels} is not a folder. `make device-wheels` fills .device-wheels-cluster.")

@@ -1,4 +1,4 @@
-"""The work of each part of :mod:`benchmarks.device_cluster.parts`: tokens by every way of KV, and speed. Needs Ray."""
+"""The work of the parts of :mod:`benchmarks.device_cluster.parts`: tokens with every KV path, and speed. Needs Ray."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _VOCAB_SIZE = 300
 
 
 def write_model(folder: Path, shape: str, device: torch.device) -> Path:
-    """Writes config, weights and a byte-level tokenizer, unless they are there. Equal calls give equal weights.
+    """Writes config, weights and a byte-level tokenizer, unless they exist. Equal calls give equal weights.
 
-    The tokenizer knows fewer tokens than the model, so most tokens have no text; requests and answers are compared by
-    their token ids.
+    The tokenizer has fewer tokens than the model, so most tokens have no text; requests and answers are compared by
+    token ids.
     """
     if (folder / "tokenizer.json").exists():
         return folder
@@ -57,11 +57,12 @@ _CONCURRENCY = 8
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """
+    """The sizes of models and loads.
+
     Attributes:
-        exact_shape: shape of the model whose tokens are compared; it is float32, so that rounding decides nothing.
-        count, longest, max_tokens: number, longest prompt and output tokens of the requests that are compared.
-        concurrencies: requests at a time while speed is measured.
+        exact_shape: shape of the model whose tokens are compared; it is float32, so that rounding does not matter.
+        count, longest, max_tokens: number, longest prompt and output tokens of the compared requests.
+        concurrencies: concurrent requests of each speed measurement.
     """
 
     exact_shape: str
@@ -71,7 +72,7 @@ class Sizes:
     concurrencies: tuple[int, ...]
 
     def requests(self) -> list[Asked]:
-        """The requests whose tokens are compared."""
+        """The compared requests."""
         return make_requests(self.count, self.longest, self.max_tokens, SHAPES[self.exact_shape]["vocab_size"])
 
 
@@ -80,12 +81,12 @@ _TINY = Sizes("tiny", count=10, longest=96, max_tokens=8, concurrencies=(2,))
 
 
 def sizes_for(setting: Setting) -> Sizes:
-    """Few and small requests for a tiny model."""
+    """The sizes for a setting; small ones for a tiny model."""
     return _TINY if setting.is_tiny else _FULL
 
 
 def answer_without_cluster(part: ClusterPart, setting: Setting) -> Iterator[Row]:
-    """Writes the models, and the tokens of an engine that computes prompts and decodes, without a cluster."""
+    """Writes the models, and the tokens of a single engine without a cluster."""
     sizes = sizes_for(setting)
     for shape in dict.fromkeys((sizes.exact_shape, setting.shape)):
         started_s = time.monotonic()
@@ -100,7 +101,7 @@ def answer_without_cluster(part: ClusterPart, setting: Setting) -> Iterator[Row]
 
 
 def compare_tokens(part: ClusterPart, setting: Setting) -> Iterator[Row]:
-    """Compares a cluster's tokens with the engine's, with KV by the path that the part is named for."""
+    """Compares a cluster's tokens with the engine's, with the KV path that the part is named after."""
     if part.name == "nixl" and importlib.util.find_spec("nixl") is None:
         yield {"name": part.name, "not_run": "nixl is not installed"}
         return
@@ -113,7 +114,7 @@ def compare_tokens(part: ClusterPart, setting: Setting) -> Iterator[Row]:
 
 
 def measure_speed(part: ClusterPart, setting: Setting) -> Iterator[Row]:
-    """Measures a cluster under a few loads, with KV by the default path."""
+    """Measures a cluster under several loads, with the default KV path."""
     sizes = sizes_for(setting)
     with _cluster(setting, part.folder / setting.shape, next(iter(KV_PATHS))) as (cluster, startup_s):
         yield {"name": "start of both workers", "startup_s": startup_s}
@@ -130,7 +131,7 @@ def measure_speed(part: ClusterPart, setting: Setting) -> Iterator[Row]:
 
 @contextmanager
 def _cluster(setting: Setting, model: Path, path: str) -> Iterator[tuple[Cluster, float]]:
-    """A running 1 + 1 cluster whose workers share the GPU, and the seconds that it took to start."""
+    """A running 1 + 1 cluster whose workers share the GPU, and the duration of its start in seconds."""
     resources = {"cpus": 1.0, "gpus": 0.5 if setting.device.type == "cuda" else 0.0}
     config = BatonConfig.from_dict(
         {
@@ -152,7 +153,7 @@ def _cluster(setting: Setting, model: Path, path: str) -> Iterator[tuple[Cluster
 
 
 def _metrics(endpoint: str) -> dict[str, float]:
-    """Sums over label sets."""
+    """The router's metrics, summed over label sets."""
     sums: dict[str, float] = {}
     for line in httpx.get(f"{endpoint}/metrics", timeout=30).text.splitlines():
         if not line.startswith("#"):
@@ -163,7 +164,7 @@ def _metrics(endpoint: str) -> dict[str, float]:
 
 
 def _compare(path: str, load: Load, expected: Sequence[Sequence[int]], metrics: Mapping[str, float]) -> dict[str, Any]:
-    """Right if all tokens are those of the engine alone, and all KV went by the path."""
+    """A row that is right if all tokens equal those of the engine alone and all KV used the path."""
     num_equal = sum(answer.token_ids == tokens for answer, tokens in zip(load.answers, expected, strict=True))
     moved = metrics["baton_kv_transfer_bytes_total"]
     read = metrics["baton_kv_transfer_shared_bytes_total"]

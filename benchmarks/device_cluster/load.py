@@ -1,4 +1,4 @@
-"""Sends requests to a cluster: their tokens, and how soon these came."""
+"""Sends requests to a cluster and records their tokens and latencies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.device_cluster.requests import Asked
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Tokens of one request, and when its first and last ones came, in seconds after it was sent."""
+    """The tokens of one request, and when the first and the last arrived, in seconds after it was sent."""
 
     token_ids: list[int]
     ttft_s: float
@@ -28,7 +28,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """All answers, in the order of the requests, and the seconds that they took together."""
+    """All answers, in the order of the requests, and the duration of the whole load in seconds."""
 
     answers: list[Answer]
     wall_s: float

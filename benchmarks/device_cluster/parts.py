@@ -1,4 +1,4 @@
-"""What is checked and measured: tokens by every way that KV can travel, then speed by the default one."""
+"""The checks and measurements: tokens with every KV path, then speed with the default path."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ _ALONE = "alone"
 
 @dataclass(frozen=True, slots=True)
 class ClusterPart(Part):
-    """A function of :mod:`benchmarks.device_cluster.checks`, executed in a process of its own.
+    """A function of :mod:`benchmarks.device_cluster.checks` that runs in its own process.
 
     Attributes:
-        module: the function's name.
-        folder: holds the models, and the tokens of the engine alone; shared by the parts of a run.
+        module: name of the function.
+        folder: folder with the models and the tokens of the engine alone, shared by the parts of a run.
     """
 
     folder: Path = field(default_factory=Path)
 
     def load(self) -> Run:
         """See :meth:`Part.load`."""
-        checks = import_module("benchmarks.device_cluster.checks")  # imports Ray, which the list of parts does not need
+        checks = import_module("benchmarks.device_cluster.checks")  # imports Ray, which listing the parts must not need
         return partial(getattr(checks, self.module), self)
 
 
 def cluster_parts(folder: Path) -> tuple[Part, ...]:
-    """All parts in their order. The most important come first, in case the budget does not last.
+    """All parts in order, the most important first, in case the budget runs out.
 
     Args:
         folder: shared by all parts.

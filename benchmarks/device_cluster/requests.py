@@ -1,4 +1,4 @@
-"""The requests of a device run, and what the engine alone answers to them."""
+"""The requests of a device run, and the answers of the engine alone."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _BLOCK_SIZE = 16
 _CHUNK_TOKENS = 512
 _MAX_NUM_SEQS = 16
 DECODER = "transformers"
-"""What computes the model on a GPU; a CPU would first have to compile its own decoder for minutes."""
+"""The decoder; on a CPU, compiling the fused decoder would take minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request: the prompt's token ids, how many tokens to generate, and a seed, or None for the likeliest."""
+    """One request: the prompt's token ids, the number of tokens to generate, and a seed; ``None`` means greedy."""
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -48,14 +48,14 @@ class Asked:
 
     @property
     def params(self) -> SamplingParams:
-        """The same request's parameters for the engine."""
+        """The request's parameters for the engine."""
         if self.seed is None:
             return SamplingParams(max_tokens=self.max_tokens, temperature=0.0, ignore_eos=True)
         return SamplingParams(max_tokens=self.max_tokens, temperature=1.0, seed=self.seed, ignore_eos=True)
 
 
 def make_requests(count: int, longest: int, max_tokens: int, vocab_size: int, seed: int = 0) -> list[Asked]:
-    """Random prompts of 1 to ``longest`` tokens, the longest among them; every other request is sampled."""
+    """Requests with random prompts of 1 to ``longest`` tokens, including both; every other request is sampled."""
     rng = random.Random(seed)
     lengths = [longest, 1, *(rng.randint(1, longest) for _ in range(count - 2))][:count]
     return [
@@ -65,7 +65,7 @@ def make_requests(count: int, longest: int, max_tokens: int, vocab_size: int, se
 
 
 async def answer_alone(folder: Path, dtype: str, device: torch.device, asked: Sequence[Asked]) -> list[list[int]]:
-    """Tokens of one engine that computes prompts and decodes, with neither hand-off nor speculation."""
+    """The tokens of a single engine, without hand-off and speculation."""
     loaded = load_model(resolve_model(str(folder)), dtype, device)
     longest = max(len(each.prompt) + each.max_tokens for each in asked)
     runner = ModelRunner(

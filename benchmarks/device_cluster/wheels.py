@@ -45,10 +45,10 @@ def cut(folder: Path, piece_bytes: int = PIECE_BYTES) -> None:
 
 
 def join(folder: Path, target: Path) -> list[Path]:
-    """All wheels of a folder; those in pieces are put together in ``target``.
+    """Lists all wheels of a folder. Wheels in pieces are joined in ``target``.
 
     Raises:
-        WheelsError: a piece is missing or damaged, or there is no wheel at all.
+        WheelsError: a piece is missing or damaged, or there are no wheels.
     """
     wheels = sorted(folder.glob("*.whl"))
     names = {path.name.rpartition(suffix)[0] for suffix in (_PIECE, _PIECES) for path in folder.glob(f"*.whl{suffix}*")}
@@ -85,10 +85,10 @@ def _piece(wheel: Path, number: int) -> Path:
 def install(folder: Path, target: Path) -> Path:
     """Installs the wheels of ``folder`` without a package index; returns the path to import them from.
 
-    A later call with the same wheels, unchanged, finds what an earlier one has installed in ``target``.
+    A later call with the same unchanged wheels reuses what an earlier call installed in ``target``.
 
     Raises:
-        WheelsError: see :func:`join`; or pip refused a wheel.
+        WheelsError: see :func:`join`, or pip refused a wheel.
     """
     if not folder.is_dir():
         raise WheelsError(f"{folder} is not a folder. {_AGAIN}")
@@ -109,13 +109,13 @@ def install(folder: Path, target: Path) -> Path:
 
 
 def _fingerprint(files: Iterable[Path]) -> str:
-    """Differs where files or Pythons differ."""
+    """A hash of the files' names, sizes and times, and of the Python version."""
     stats = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files)
     return hashlib.sha256(repr((sys.version, stats)).encode()).hexdigest()[:16]
 
 
 def main() -> None:
-    """``cut FOLDER``."""
+    """Runs ``cut FOLDER``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=["cut"])
     parser.add_argument("folder", type=Path)

@@ -1,1 +1,1 @@
-"""One command that checks and measures baton on a GPU machine, and keeps its report whatever breaks."""
+"""Checks and measures baton on a GPU machine. The report survives every failure."""

@@ -47,10 +47,10 @@ def main(
     parts: Sequence[Part] = PARTS,
     parser: argparse.ArgumentParser | None = None,
 ) -> int:
-    """Exit status 0 when all parts passed or cannot run here, 2 when an option is wrong.
+    """Runs the command. Exit status 0: all parts passed or cannot run here; 2: an option is wrong.
 
     Args:
-        parser: from :func:`make_parser` for the same parts, perhaps with further options.
+        parser: from :func:`make_parser` for the same parts, possibly with further options.
     """
     parser = parser or make_parser(parts, __doc__)
     arguments = parser.parse_args(options)
@@ -92,13 +92,13 @@ def _folder(text: str) -> Path:
 
 
 def _chosen(parts: Sequence[Part], names: Sequence[str]) -> list[Part]:
-    """The named parts and what they need, in their order."""
+    """The named parts and those that they need, in order."""
     needed = {need for part in parts if part.name in names for need in part.needs}
     return [part for part in parts if part.name in needed or part.name in names]
 
 
 def make_parser(parts: Sequence[Part], description: str | None) -> argparse.ArgumentParser:
-    """A parser for the options of a run, whose default budget is at least the sum of the parts' limits."""
+    """A parser of a run's options. The default budget is at least the sum of the parts' limits."""
     parser = argparse.ArgumentParser(description=description, formatter_class=HelpFormatter)
     names = [part.name for part in parts]
     budget_s = max(_BUDGET_S, sum(part.limit_s for part in parts))

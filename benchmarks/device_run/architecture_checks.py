@@ -1,4 +1,4 @@
-"""Whole tiny models: the engine's tokens are those of transformers, however its steps are computed."""
+"""Checks whole tiny models: the engine's tokens equal those of transformers in every mode of computing steps."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _NUM_TOKENS = 12
 
 
 def make_runner(loaded: LoadedModel, cuda_graphs: str) -> ModelRunner:
-    """Over the model's own modules, with the device's best attention."""
+    """A runner with the model's own modules and the device's best attention."""
     return ModelRunner(loaded, NUM_BLOCKS, BLOCK_SIZE, RunnerOptions(decoder="transformers", cuda_graphs=cuda_graphs))
 
 
 def compared(
     name: str, found: Sequence[Sequence[int]], expected: Sequence[Sequence[int]], **figures: int | float
 ) -> dict[str, object]:
-    """A row that is right when all tokens are equal. Otherwise it says where the first difference is."""
+    """A row that is right when all tokens are equal; otherwise it names the first difference."""
     row: dict[str, object] = {"name": name, "ok": found == expected, "tokens": sum(map(len, expected)), **figures}
     for index, (own, other) in enumerate(zip(found, expected, strict=True)):
         if own != other:
@@ -45,21 +45,21 @@ def compared(
 
 
 def sampled_params(count: int) -> list[SamplingParams]:
-    """Seeded, of several kinds."""
+    """Seeded sampling parameters of several kinds."""
     plain = SamplingParams(max_tokens=_NUM_TOKENS)
     kinds = [plain, replace(plain, top_k=20), replace(plain, top_p=0.8), replace(plain, repetition_penalty=1.2)]
     return [replace(kinds[index % len(kinds)], seed=1000 + index) for index in range(count)]
 
 
 def check_architecture(name: str, device: torch.device) -> Iterator[Row]:
-    """Greedy tokens against ``transformers.generate``, then seeded ones against those of the first way.
+    """Compares greedy tokens with ``transformers.generate``, then seeded tokens with those of the first mode.
 
-    The ways are: without graphs, with graphs (on CUDA), and each of them with steps that are launched before the tokens
-    of the step before them are known.
+    The modes are: without graphs, with graphs (on CUDA), and each of them with steps that are launched before the
+    tokens of the previous step are known.
     """
     prompts = random_prompts(_LENGTHS)
     model, expected = model_with_reference(name, prompts, _NUM_TOKENS, device)
-    model.set_experts_implementation("batched_mm")  # transformers' choice waits for the device in float32
+    model.set_experts_implementation("batched_mm")  # transformers' default waits for the device in float32
     loaded = prepare_model(model, "float32")
     seeded: list[list[int]] | None = None
     for way in ("eager", *(["graphs"] if device.type == "cuda" else [])):

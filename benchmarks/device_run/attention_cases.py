@@ -1,4 +1,4 @@
-"""Random batches of attention, and what a backend must do with each: the right numbers, and no other memory touched."""
+"""Random batches of attention, on which a backend must compute the right numbers and touch no other memory."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ CreateBackend = Callable[[PagedKVCache], AttentionBackend]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What cases are drawn from.
+    """The ranges from which cases are drawn.
 
     Attributes:
-        dtypes: take turns.
-        value_dims: of some key dims; the others have values of the same length.
-        most_heads: query heads.
-        long_context: keys of the longest sequence.
-        prompt: new tokens of the longest prompt.
-        batch: sequences of the largest batch.
+        dtypes: used in turn.
+        value_dims: value dims for some key dims; for the others, the value dim equals the key dim.
+        most_heads: maximum number of query heads.
+        long_context: number of keys of the longest sequence.
+        prompt: number of new tokens of the longest prompt.
+        batch: number of sequences of the largest batch.
     """
 
     dtypes: tuple[str, ...] = ("bfloat16", "float16", "float32")
@@ -47,7 +47,7 @@ class Sizes:
     tree: int = 40
 
 
-# The interpreter computes bfloat16 on its bits, so there is none.
+# Without bfloat16, which Triton's interpreter computes wrongly, as integers.
 TINY = Sizes(("float32", "float16"), (8, 20), ((20, 12),), (1, 2, 3), 6, (4, 8), (1, 7), 48, 20, 3, 6)
 KINDS = ("decode", "long", "chains", "trees", "prompts", "mixed")
 
@@ -57,7 +57,7 @@ class AttentionCase:
     """One batch.
 
     Attributes:
-        padding: sequences and tokens for which a static plan has room beside the batch's; ``None``: a plan of its size.
+        padding: extra sequences and tokens of a static plan; ``None`` means a plan of the batch's size.
     """
 
     name: str
@@ -72,13 +72,13 @@ class AttentionCase:
 
     @property
     def cost(self) -> int:
-        """Products of the scores, to choose small cases by."""
+        """The number of products in the scores, a measure of the case's size."""
         pairs = sum(span.num_tokens * span.end for span in self.spans)
         return pairs * self.shape.num_kv_heads * self.shape.share * self.shape.key_dim
 
 
 def draw_cases(count: int, sizes: Sizes, seed: int = 0) -> dict[str, AttentionCase]:
-    """Random cases by name. Kinds, dtypes and encodings take turns, so that all combinations occur."""
+    """Draws random cases by name. Kinds, dtypes and encodings alternate, so that all combinations occur."""
     cases = [_draw_case(index, random.Random(seed * 1_000_003 + index), sizes) for index in range(count)]
     return {case.name: case for case in cases}
 
@@ -118,7 +118,7 @@ def _draw_case(index: int, chance: random.Random, sizes: Sizes) -> AttentionCase
         " ".join(word for word in words if word),
         shape,
         spans,
-        # Some are peaked, as trained models are, so that one wrong key shows.
+        # Some distributions are peaked, as in trained models, so that a single wrong key is noticed.
         key_dim**-0.5 * chance.choice([1.0, 3.0]),
         window,
         softcap,
@@ -141,7 +141,7 @@ def _draw_spans(kind: str, chance: random.Random, sizes: Sizes, block_size: int)
     if kind == "trees":
         for _ in range(chance.randint(1, 4)):
             size = chance.randint(2, sizes.tree)
-            # Part of a tree may be older than the new tokens, and tokens may lie between these and the tree.
+            # Part of a tree may be older than the new tokens, and there may be tokens between these and the tree.
             known = chance.randrange(size // 2) if chance.random() < 0.3 else -chance.randint(1, 3)
             lengths.append((max(1, chance.randrange(long // 4)) + max(0, known), size - known, size))
     if kind in ("prompts", "mixed"):
@@ -163,10 +163,10 @@ def _draw_spans(kind: str, chance: random.Random, sizes: Sizes, block_size: int)
 
 
 def check_case(case: AttentionCase, create_backend: CreateBackend, device: torch.device) -> Row:
-    """Runs the case and compares it; see :class:`~.attention_world.World` for what is NaN meanwhile.
+    """Runs the case and compares the results; :class:`~.attention_world.World` says which memory is NaN meanwhile.
 
-    The row has the error and the tolerance of the worst number, and ``of_tolerance``, their ratio. ``error`` is there
-    where memory was touched that should not have been.
+    The row has the error and the tolerance of the worst number, and ``of_tolerance``, their ratio. It has ``error`` if
+    other memory was touched.
     """
     num_blocks = sum(len(span.block_ids) for span in case.spans) + 3
     world = World(case.shape, case.spans, device=device, seed=case.seed, window=case.window, num_blocks=num_blocks)
@@ -182,7 +182,7 @@ def check_case(case: AttentionCase, create_backend: CreateBackend, device: torch
             output, left_over = world.run(backend, variant), None
     exact = world.exact(variant)
     errors = (output.double().cpu() - exact.output).abs()
-    # What is no number compares as no error at all.
+    # NaN would compare as no error.
     errors = torch.where(torch.isfinite(errors), errors, torch.inf)
     ratios = errors / exact.bound.clamp_min(1e-300)
     worst = int(ratios.argmax())
@@ -203,7 +203,7 @@ def _run_padded(
     """Runs the case in a static plan that held another batch before, as a CUDA graph does.
 
     Returns:
-        Output of the case's tokens, and output of the tokens that pad the batch.
+        The output of the case's tokens, and the output of the padding tokens.
     """
     more_seqs, more_tokens = case.padding or (1, 0)
     spans = list(case.spans)
@@ -243,7 +243,7 @@ def _problem(world: World, before: Sequence[torch.Tensor], left_over: torch.Tens
 
 @contextmanager
 def poisoned_allocations() -> Iterator[None]:
-    """Within it, torch fills new memory with NaN, so that a number that a kernel does not write shows."""
+    """In this context torch fills new memory with NaN, so that numbers that a kernel does not write are noticed."""
     was_on = torch.are_deterministic_algorithms_enabled()
     was_lenient = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -254,5 +254,5 @@ def poisoned_allocations() -> Iterator[None]:
 
 
 def smallest(cases: dict[str, AttentionCase], count: int) -> list[str]:
-    """Names of those that compute least."""
+    """The names of the smallest cases."""
     return sorted(cases, key=lambda name: cases[name].cost)[:count]

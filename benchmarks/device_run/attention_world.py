@@ -1,7 +1,7 @@
-"""A paged cache that is NaN wherever attention must not read, and what attention over it gives in float64.
+"""A paged cache that is NaN wherever attention must not read, and the exact attention over it in float64.
 
-The reference is dense and written without the code under test: it walks up from each token to find what it may see. It
-also gives a bound for the error of each number, so that a check fails on a wrong key and passes on rounding.
+The reference is dense and independent of the code under test: for each token it walks up the tree to find the visible
+keys. It also bounds the error of each number, so that a check fails on a wrong key and passes on rounding.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ CPU = torch.device("cpu")
 _FLOAT32_ROUNDOFF = 2.0**-24
 _ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 _SMALLEST = {"float32": 0.0, "bfloat16": 0.0, "float16": 2.0**-24}
-"""The smallest number above 0 where softmax weights can fall below it; weights are at most 1 before the division."""
+"""The smallest positive number of dtypes in which softmax weights can underflow; weights are at most 1 before the
+division."""
 _LIKELY = 6.0
 """Sums of n rounding errors stay below this times sqrt(n) units (Higham and Mary, "A new approach to probabilistic
 rounding error analysis", 2019), with a probability of failure of about 1e-8 for each sum."""
 _FEW = 16
-"""Units of float32 that exponentials, their arguments and the division cost, whatever the length."""
+"""Units of float32 rounding for exponentials, their arguments and the division, independent of the length."""
 _SAFETY = 2.0
 
 
@@ -58,11 +59,11 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """What attention should give.
+    """The exact result of attention.
 
     Attributes:
         output: float64 ``[num_tokens, num_heads, value_dim]``.
-        bound: largest error that rounding explains, of the same shape.
+        bound: the largest error that rounding explains, of the same shape.
     """
 
     output: torch.Tensor
@@ -71,10 +72,10 @@ class Exact:
 
 @dataclass(slots=True)
 class World:
-    """Spans over a cache, and random queries, keys and values for their new tokens.
+    """Spans over a cache, and random queries, keys and values of their new tokens.
 
     Attributes:
-        window: keys that no token can see under this sliding window are NaN, too; ``None`` keeps them.
+        window: keys outside this sliding window of all tokens are NaN too; ``None`` means no window.
         num_blocks: size of the cache without its scratch block.
     """
 
@@ -108,7 +109,7 @@ class World:
         slots = [slots_of(span.block_ids, span.start, span.end, shape.block_size) for span in spans]
         groups = group_spans(spans, shape.block_size, self.device, dtype)
         self.batch = Batch(torch.cat(slots).to(self.device), groups)
-        # As transformers passes them: [heads, tokens, dim] seen from the other side.
+        # Transposed views of [heads, tokens, dim], as transformers passes them.
         num_tokens, num_kv_heads = self.num_tokens, shape.num_kv_heads
         self.query = self.random(num_kv_heads * shape.share, num_tokens, shape.key_dim).transpose(0, 1)
         self.key = self.random(num_kv_heads, num_tokens, shape.key_dim).transpose(0, 1)
@@ -116,7 +117,7 @@ class World:
 
     @property
     def num_tokens(self) -> int:
-        """New ones of all spans."""
+        """The number of new tokens of all spans."""
         return sum(span.num_tokens for span in self.spans)
 
     def random(self, *size: int) -> torch.Tensor:
@@ -125,15 +126,15 @@ class World:
         return numbers.to(self.device)
 
     def run(self, backend: AttentionBackend, variant: AttentionVariant, layer: int = 0) -> torch.Tensor:
-        """``[num_tokens, num_heads, value_dim]`` by the backend."""
+        """The backend's output, ``[num_tokens, num_heads, value_dim]``."""
         return backend.forward(layer, self.query, self.key, self.value, self.batch, variant)
 
     def expected(self, variant: AttentionVariant, layer: int = 0) -> torch.Tensor:
-        """:meth:`exact` without the bound."""
+        """The output of :meth:`exact`."""
         return self.exact(variant, layer).output
 
     def exact(self, variant: AttentionVariant, layer: int = 0) -> Exact:
-        """Call after the new keys and values were written. Computed on the CPU."""
+        """The exact result, computed on the CPU. Call this after the new keys and values have been written."""
         queries = self.query.double().cpu()
         sinks = None if variant.sinks is None else variant.sinks.double().cpu()
         results: list[Exact] = []
@@ -147,7 +148,8 @@ class World:
     def _exact_span(
         self, span: Span, queries: torch.Tensor, variant: AttentionVariant, sinks: torch.Tensor | None, layer: int
     ) -> Exact:
-        """
+        """The exact result of one span.
+
         Args:
             queries: ``[num_heads, num_tokens, key_dim]``
         """
@@ -187,27 +189,27 @@ class World:
 
 
 def poison(cache: PagedKVCache) -> None:
-    """Makes every key and value NaN, whatever the cache's encoding is."""
+    """Makes every key and value NaN, in every encoding of the cache."""
     for tensor in (*cache.keys, *cache.values):
         (scales_of_rows(tensor) if tensor.dtype == torch.int8 else tensor).fill_(torch.nan)
 
 
 def decoded(rows: torch.Tensor) -> torch.Tensor:
-    """What rows of a cache stand for, exactly, in float64."""
+    """The exact values of a cache's rows in float64."""
     if rows.dtype != torch.int8:
         return rows.double()
     return rows[..., :-SCALE_BYTES].double() * scales_of_rows(rows).double()[..., None]
 
 
 def first_visible(span: Span, window: int | None) -> int:
-    """The first place that any new token of a span may see."""
+    """The first position that any new token of a span may see."""
     if window is None:
         return span.first_key
     return min(span.start, max(span.first_key, min(span.start, span.tree_start) - window + 1))
 
 
 def seen_from(span: Span, place: int, window: int | None) -> npt.NDArray[np.int64]:
-    """Places whose keys a token sees: itself, its ancestors in the tree, and all that comes before the tree."""
+    """The positions whose keys a token sees: itself, its ancestors in the tree, and all positions before the tree."""
     path: list[int] = []
     while span.parents and place >= span.tree_start:
         path.append(place)
@@ -218,7 +220,7 @@ def seen_from(span: Span, place: int, window: int | None) -> npt.NDArray[np.int6
 
 
 def visible_keys(span: Span, window: int | None) -> npt.NDArray[np.bool_]:
-    """``[num_tokens, span.end]``"""
+    """The mask of visible keys, ``[num_tokens, span.end]``."""
     visible = np.zeros((span.num_tokens, span.end), dtype=np.bool_)
     for row, place in enumerate(range(span.start, span.end)):
         visible[row, seen_from(span, place, window)] = True

@@ -1,4 +1,4 @@
-"""All tiny architectures: how many CUDA graphs are recorded, where they wait for the device, and what stays behind."""
+"""Checks the capture of CUDA graphs for all tiny architectures, and finds where their forward waits for the device."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _SYNCHRONIZES = re.compile("synchroni[sz]ing CUDA operation")
 
 
 def check_capture(name: str, device: torch.device) -> Iterator[Row]:
-    """One row. It is right when tokens after the recording, which may fail, are those from before it.
+    """Yields one row, which is right when the tokens after the capture, which may fail, equal those before it.
 
-    Models with experts are in bfloat16: in float32, torch waits for the device to group their products. There is a
-    graph for each size of a batch, so both ways compute the same products, and rounding cannot tell them apart.
+    Models with experts use bfloat16: in float32, torch waits for the device to group their products. There is a graph
+    for each batch size, so both modes compute the same products with the same rounding.
     """
     prompts = random_prompts(_LENGTHS)
     model: Any = tiny_model(name)
@@ -54,7 +54,7 @@ def check_capture(name: str, device: torch.device) -> Iterator[Row]:
 
 
 def places_that_wait(runner: ModelRunner) -> list[str]:
-    """Places, as ``file:line``, at which a decode step's forward makes the host wait for the device."""
+    """The places, as ``file:line``, where a decode step's forward makes the host wait for the device."""
     request = Request("wait", [5] * 9, SamplingParams(), num_computed_tokens=8, block_ids=[0])
     batch = runner.build_batch([ScheduledSequence(request, 1)])
     with warnings.catch_warnings(record=True) as caught:

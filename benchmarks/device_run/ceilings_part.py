@@ -1,4 +1,4 @@
-"""What the device copies, reads and multiplies per second: the ceilings that every other figure is compared with."""
+"""The device's rates of copying, reading and multiplying, with which other figures are compared."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ceilings_of(setting: Setting) -> Ceilings:
 
 
 def run(setting: Setting) -> Iterator[Row]:
-    """Bandwidth of reading and of copying, and matrix rates, all on random data."""
+    """Measures the bandwidth of reading and copying, and the matrix rates, on random data."""
     memory = MemoryReader(setting.device, _TINY_BYTES if setting.is_tiny else None)
     yield {"name": "read", "gb_per_s": memory.bytes_per_second() / 1e9}
     yield {"name": "copy, reads and writes counted", "gb_per_s": memory.copied_bytes_per_second() / 1e9}

@@ -42,22 +42,22 @@ _Rows: TypeAlias = "SimpleQueue[tuple[str, Row] | None]"
 
 
 def processes_per_gpu() -> int:
-    """How many children share a GPU at a time: most of their time goes into compiling."""
+    """The number of children that share a GPU at a time: most of their time is spent on compiling."""
     return max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) - 2))
 
 
 @dataclass(frozen=True, slots=True)
 class Children:
-    """How checks are run.
+    """Runs checks in child processes.
 
     Attributes:
-        module: its full name.
-        num_processes: children at a time.
-        limit_s: a process that takes longer for one check, once it has started, is killed with all that it started.
-            The check then gets a row that is not ``ok``.
+        module: full name of the module with the checks.
+        num_processes: number of concurrent children.
+        limit_s: time limit of one check after its process has started. When it is exceeded, the process and its
+            descendants are killed, and the check gets a row that is not ``ok``.
         begin_s: seconds after the start until which checks may begin.
         wrapper: command that runs the child, such as a tool with its options.
-        variables: added to its environment.
+        variables: additional environment variables of the child.
     """
 
     module: str
@@ -68,11 +68,11 @@ class Children:
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, names: Sequence[str], setting: Setting) -> Iterator[Row]:
-        """The rows of all checks as they come. A check that ends its process gives a row that says so."""
+        """Yields the rows of all checks as they arrive. A check that ends its process gives a row that says so."""
         return (row for _, row in self.run_named(names, setting))
 
     def run_named(self, names: Sequence[str], setting: Setting) -> Iterator[tuple[str, Row]]:
-        """:meth:`run` with the name of the check beside each row."""
+        """Yields what :meth:`run` does, with the name of the check beside each row."""
         waiting, ends_s = deque(names), time.monotonic() + self.begin_s
         rows: _Rows = SimpleQueue()
         count = min(self.num_processes, len(names))
@@ -86,7 +86,7 @@ class Children:
                 yield named_row
 
     def _serve(self, waiting: deque[str], ends_s: float, setting: Setting, rows: _Rows) -> None:
-        """One process at a time, until no name waits."""
+        """Runs one process at a time until no check is waiting."""
         child: _Child | None = None
         name = self.module
         try:
@@ -113,7 +113,7 @@ class Children:
 
 
 class _EndedError(Exception):
-    """A process ended in the middle of a check."""
+    """A process ended during a check."""
 
 
 class _Child:
@@ -139,15 +139,15 @@ class _Child:
         self._is_ready = False
 
     def check(self, name: str, rows: _Rows) -> bool:
-        """Runs one check. Whether the process can run another.
+        """Runs one check and returns whether the process can run another one.
 
         Raises:
-            _EndedError: it ended before the check was done.
+            _EndedError: the process ended before the check was done.
         """
         if not self._is_ready:
             self._wait_for(_IS_READY, _START_S, name, rows)
             self._is_ready = True
-        with suppress(BrokenPipeError):  # what it wrote before it ended says why
+        with suppress(BrokenPipeError):  # its earlier output says why it ended
             self._stdin.write(json.dumps(name) + "\n")
             self._stdin.flush()
         return self._wait_for(_IS_USABLE, self._limit_s, name, rows)
@@ -173,7 +173,7 @@ class _Child:
         return _EndedError(f"the check's process ended ({why}): {self._last_words()}")
 
     def _wait(self) -> int:
-        """The exit status. A process that does not end by itself is killed."""
+        """Returns the exit status. A process that does not end by itself is killed."""
         try:
             return self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
@@ -181,7 +181,7 @@ class _Child:
             return self._process.wait()
 
     def _kill(self) -> None:
-        """Kills the process and all that it started: a wrapper does not take the check along when it ends."""
+        """Kills the process and its descendants, because the end of a wrapper does not end the check."""
         try:
             started = psutil.Process(self._process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
@@ -192,7 +192,7 @@ class _Child:
         self._process.kill()
 
     def end(self) -> None:
-        """Returns when the process has ended."""
+        """Ends the process and waits for it."""
         with suppress(BrokenPipeError):
             self._stdin.close()
         self._wait()
@@ -203,7 +203,7 @@ class _Child:
 
 
 def _read(stdout: IO[str], lines: SimpleQueue[str | None]) -> None:
-    """Runs in a thread, since a process that outlives the check's may hold the pipe open."""
+    """Reads lines. Runs in a thread, because a descendant that outlives the check may hold the pipe open."""
     try:
         with stdout:
             for line in stdout:
@@ -221,7 +221,7 @@ def _answer_in(line: str) -> dict[str, Any]:
 
 
 def run_here(module: str, names: Sequence[str], setting: Setting) -> Iterator[Row]:
-    """The same in this process. Ends behind a check that broke the device's context."""
+    """Runs checks in this process. Stops after a check that broke the device's context."""
     checks = importlib.import_module(module)
     for name in names:
         is_usable = yield from _rows_of(checks, name, setting)
@@ -230,10 +230,10 @@ def run_here(module: str, names: Sequence[str], setting: Setting) -> Iterator[Ro
 
 
 def _rows_of(checks: Any, name: str, setting: Setting) -> Generator[Row, None, bool]:
-    """Returns whether the process is good for another check."""
+    """Yields the rows of one check and returns whether the process can run another one."""
     try:
         yield from checks.check(name, setting)
-    except Exception as error:  # noqa: BLE001 - whatever broke the check belongs into the report
+    except Exception as error:  # noqa: BLE001 - every failure of a check belongs in the report
         tail = traceback.format_exc().splitlines()[-_TRACEBACK_LINES:]
         yield {"name": name, "ok": False, "error": f"{type(error).__name__}: {error}", "traceback": tail}
         if is_device_lost(error):
@@ -246,7 +246,7 @@ def _rows_of(checks: Any, name: str, setting: Setting) -> Generator[Row, None, b
 
 
 def main() -> None:
-    """A child's main function."""
+    """The main function of a child."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("module")
     parser.add_argument("--device", required=True)
@@ -266,7 +266,7 @@ def main() -> None:
                 break
         _tell({_IS_USABLE: is_usable})
         if not is_usable:
-            os._exit(1)  # a broken CUDA context makes an orderly end hang or crash
+            os._exit(1)  # after a broken CUDA context, a normal exit may hang or crash
 
 
 def _tell(answer: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""KV from one cache to another beside running steps, and what such copies move per second: ``--only kv_copies``."""
+"""Copies of KV from one cache to another during steps, and the rate of such copies: ``--only kv_copies``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TINY_TOKENS = (16, 64)
 
 
 def measure_rates(device: torch.device, is_tiny: bool) -> Iterator[Row]:
-    """Parts of all layers. The blocks are scattered, as those of a cache that is in use."""
+    """Measures the rates of parts of all layers, with scattered blocks as in a used cache."""
     spec, sizes = (_TINY, _TINY_TOKENS) if is_tiny else (_LLAMA_8B, _TOKENS)
     cache = PagedKVCache(spec, 2 * max(sizes) // _BLOCK_SIZE, device)
     layers = range(len(spec.layers))
@@ -64,7 +64,7 @@ _NUM_TINY = 4
 
 
 def run(setting: Setting) -> Iterator[Row]:
-    """A row for each interleaving, then rates."""
+    """Yields a row for each interleaving, then rates."""
     count = _NUM_TINY if setting.is_tiny else NUM_INTERLEAVINGS
     yield from check_interleavings(count, setting.device, setting.seed)
     yield from measure_rates(setting.device, setting.is_tiny)

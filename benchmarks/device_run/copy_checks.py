@@ -1,6 +1,6 @@
-"""KV that is exported from one cache and imported into another while both compute: bytes and tokens stay what they are.
+"""Checks that bytes and tokens stay correct when KV moves between two caches while both engines compute.
 
-Streams that are ordered wrongly seldom show on a fast device, so every copy and every step begins with a random delay.
+Wrongly ordered streams are seldom noticed on a fast device, so every copy and every step begins with a random delay.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from tests.tiny_models import model_with_reference, random_prompts
 
 _LENGTHS = (61, 5, 17, 9, 26)
 _TRAVELLER, _NUM_AT_SENDER = 0, 3
-"""The first prompt travels. It and the next ones are computed by the sender, the others by the receiver."""
+"""The first prompt's KV is sent. The sender computes it and the next two prompts, the receiver the others."""
 _NUM_TOKENS = 20
 _MOST_STEPS_BEHIND = 6
-"""Steps of the sender between the end of the prompt and the receiver's first step. Fewer than it generates tokens."""
+"""Steps of the sender between the end of the prompt and the receiver's first step; fewer than the generated tokens."""
 _CHUNK_TOKENS = 16
 _NUM_THREADS = 3
 _MOST_CYCLES = 1_000_000
 
 
 class SlowCopies:
-    """Implements ``CopyQueue`` by CUDA's, but each copy begins with a delay on the device."""
+    """Wraps a ``CopyQueue`` so that each copy begins with a delay on the device."""
 
     def __init__(self, queue: CopyQueue, delay: Callable[[], None]) -> None:
         self._queue = queue
@@ -58,7 +58,7 @@ class SlowCopies:
 
 @dataclass(slots=True)
 class _Part:
-    """Positions ``[start, end)`` of some layers, on their way."""
+    """Positions ``[start, end)`` of some layers in transit."""
 
     start: int
     end: int
@@ -68,7 +68,7 @@ class _Part:
 
 @dataclass(slots=True)
 class Interleaving:
-    """One hand-off between two engines that compute beside it, in an order that a seed chooses.
+    """One hand-off between two engines that also compute, in an order chosen by a seed.
 
     Attributes:
         expected: each prompt's tokens.
@@ -86,7 +86,7 @@ class Interleaving:
         self._chance = random.Random(self.seed)
 
     def run(self) -> Row:
-        """A row that is right when every byte and every token is."""
+        """Runs the hand-off; the row is right when all bytes and tokens are."""
         own = self._requests(range(_NUM_AT_SENDER), "sender")
         others = self._requests(range(_NUM_AT_SENDER, len(self.prompts)), "receiver")
         engines = self._engine(self.sender, own), self._engine(self.receiver, others)
@@ -141,7 +141,7 @@ class Interleaving:
         end: int,
         free_after: WorkMark | None,
     ) -> None:
-        """Cuts what is new into parts of some tokens and some layers, which other threads copy."""
+        """Cuts new positions into parts of some tokens and layers, which other threads copy."""
         computed = self.sender.cache.mark()
         num_layers = len(self.sender.spec.layers)
         cuts = sorted({start, end, *(self._chance.randint(start, end) for _ in range(2))})
@@ -170,7 +170,7 @@ class Interleaving:
     def _wrong_parts(
         self, traveller: Request, moved: Request, sent: Sequence[bytes], brought: Sequence[WorkMark | None]
     ) -> list[str]:
-        """Parts whose bytes differ from what the sender holds, or from what the receiver holds behind a join."""
+        """The parts whose bytes differ from the sender's cache, or from the receiver's cache after a join."""
         for mark in brought:
             self.receiver.cache.join(mark)
         wrong = []
@@ -187,13 +187,13 @@ class Interleaving:
 
 
 def delay_device(device: torch.device, chance: random.Random) -> None:
-    """Keeps the current stream busy for up to about half a millisecond, every other time."""
+    """Keeps the current stream busy for up to about 0.5 ms, in half of the calls."""
     if device.type == "cuda" and chance.random() < 0.5:
         torch.cuda._sleep(chance.randrange(_MOST_CYCLES))  # type: ignore[no-untyped-call]
 
 
 def check_interleavings(count: int, device: torch.device, seed: int = 0) -> Iterator[Row]:
-    """Each with its own caches' contents spoiled, so that what did not arrive is NaN."""
+    """Yields a row for each interleaving. The caches are filled with NaN before, so that missing KV is noticed."""
     prompts = random_prompts(_LENGTHS)
     model, expected = model_with_reference("llama", prompts, _NUM_TOKENS, device)
     loaded = prepare_model(model, "float32")
@@ -204,7 +204,7 @@ def check_interleavings(count: int, device: torch.device, seed: int = 0) -> Iter
 
 
 def _runner(loaded: LoadedModel, chance: random.Random) -> ModelRunner:
-    """A runner with slow copies. On the CPU, what is imported arrives only when the engine joins it."""
+    """A runner with delayed copies. On the CPU, imported KV arrives only when the engine joins it."""
     runner = make_runner(loaded, "off")
     device = runner.device
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""Drafting and choosing tokens: a head in the shape of EAGLE-3, rounds with it, and sampling from a vocabulary."""
+"""Measures drafting with a head in the shape of EAGLE-3, rounds with it, and sampling from a vocabulary."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _DRAFT_TOKENS = 5
 
 
 def run(setting: Setting) -> Iterator[Row]:
-    """Sampling first, since it needs no model. If it fails, drafting is measured all the same."""
+    """Measures sampling first, since it needs no model, then drafting, even if sampling fails."""
     return run_here(__name__, tuple(_CHECKS), setting)
 
 
@@ -50,7 +50,7 @@ def check(name: str, setting: Setting) -> Iterator[Row]:
 
 
 def _drafting(setting: Setting) -> Iterator[Row]:
-    """Passes of a head, then rounds with it and steps without."""
+    """Measures passes of a head, then rounds with it and steps without."""
     model = make_model(setting.shape, setting.device)
     head = make_head(model, 64 if setting.is_tiny else 32_000)
     loaded = prepare_model(model, DTYPES[setting.shape])
@@ -67,7 +67,7 @@ def _drafting(setting: Setting) -> Iterator[Row]:
 
 
 def make_head(target: Any, draft_vocab_size: int) -> EagleHead:
-    """An EAGLE-3 head of random weights: one layer of the target's sizes, three of its hidden states, own lm_head."""
+    """An EAGLE-3 head with random weights: one layer of the target's size, three hidden states, its own lm_head."""
     config = target.config
     layers = LayerSettings(
         hidden_size=config.hidden_size,
@@ -91,7 +91,7 @@ def make_head(target: Any, draft_vocab_size: int) -> EagleHead:
 
 
 def _sampling(setting: Setting) -> Iterator[Row]:
-    """Times of choosing a step's tokens from logits on the device."""
+    """Measures the sampling of a step's tokens from logits on the device."""
     batch, vocab_size = (4, 512) if setting.is_tiny else (64, 128_256)
     logits = torch.randn(batch, vocab_size, device=setting.device) * 4
     kinds = {
@@ -137,7 +137,7 @@ def _read_ms(queue: Callable[[], QueuedSample]) -> float:
 
 
 def _pass_row(head: EagleHead, runner: ModelRunner, batch: int, context: int, setting: Setting) -> Row:
-    """One pass of the head for one token of each sequence."""
+    """Measures one pass of the head for one token of each sequence."""
     modules = ModuleHeadPass(head, runner.cache, runner.backend, len(runner.spec.layers))
     per_sequence = -(-(context + 1) // _BLOCK_SIZE)
     spans = [Span(list(range(i * per_sequence, (i + 1) * per_sequence)), context, 1) for i in range(batch)]
@@ -168,7 +168,7 @@ def _round_row(
     *,
     speculate: bool,
 ) -> Row:
-    """Engine steps of a batch that decodes. With random weights nearly every guess is refused, which costs the most."""
+    """Measures engine steps of a decoding batch. With random weights nearly all drafts are rejected: the worst case."""
     rng = random.Random(setting.seed)
     proposer = Unweighed(EagleProposer(FeatureState(head, runner), DraftPasses(StepCost()))) if speculate else None
     blocks = BlockManager(runner.cache.num_blocks, _BLOCK_SIZE, prefix_caching=False)

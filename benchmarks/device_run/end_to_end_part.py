@@ -1,4 +1,4 @@
-"""Requests through the engine as a worker runs it, with and without steps that are launched ahead."""
+"""Measures requests through the engine as in a worker, with and without steps that are launched ahead."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ENGINE_THREAD = "baton-engine"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests that all come at once."""
+    """Requests that all arrive at once."""
 
     num_requests: int
     prompt_tokens: int
@@ -38,7 +38,7 @@ class Load:
 
     @property
     def most_tokens(self) -> int:
-        """Tokens for which a sequence needs room."""
+        """The number of tokens for which a sequence needs room."""
         return self.prompt_tokens + self.output_tokens + 1
 
 
@@ -47,7 +47,7 @@ _TINY_LOADS = (Load(4, 8, 6), Load(6, 8, 4))
 
 
 def run(setting: Setting) -> Iterator[Row]:
-    """Tokens per second of each load with overlap on and off, and what the engine's thread did meanwhile."""
+    """Measures the tokens per second of each load with overlap on and off, and samples the engine's thread."""
     loads = _TINY_LOADS if setting.is_tiny else _LOADS
     loaded = prepare_model(make_model(setting.shape, setting.device), DTYPES[setting.shape])
     most_requests = max(load.num_requests for load in loads)
@@ -66,7 +66,7 @@ def run(setting: Setting) -> Iterator[Row]:
 
 
 async def _measure(runner: ModelRunner, limits: SchedulerLimits, load: Load, seed: int, *, overlap: bool) -> list[Row]:
-    """A short load warms up, then one counts."""
+    """Measures one load after a short one for warm-up."""
     engine = AsyncEngine(runner, limits, prefix_caching=False, runs_ahead=always if overlap else never)
     engine.start()
     rng = random.Random(seed)
@@ -93,7 +93,7 @@ async def _measure(runner: ModelRunner, limits: SchedulerLimits, load: Load, see
 
 
 async def _answer(engine: AsyncEngine, load: Load, rng: random.Random) -> tuple[list[int], list[float]]:
-    """Tokens of each request, and seconds until its first one."""
+    """The number of tokens of each request, and the seconds until its first one."""
     vocab_size = engine.runner.loaded.vocab_size
     params = SamplingParams(max_tokens=load.output_tokens, temperature=0, ignore_eos=True)
     prompts = [[rng.randrange(vocab_size) for _ in range(load.prompt_tokens)] for _ in range(load.num_requests)]

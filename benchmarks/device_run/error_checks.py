@@ -1,4 +1,4 @@
-"""Errors that only a device has: what they end, and what goes on. Each check may leave its process without a device."""
+"""Checks the handling of device errors. Each check may leave its process without a usable device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.tiny_models import random_prompts, tiny_model
 _PROMPTS = random_prompts((9, 4))
 _NUM_TOKENS = 6
 _NO_TOKEN = 10**6
-"""A token beyond any vocabulary. The kernel that looks it up fails its assertion."""
+"""A token outside any vocabulary, for which the embedding kernel's assertion fails."""
 _LIMIT_S = 30.0
 _SLACK_BYTES = 8 * 2**20
 
@@ -31,7 +31,7 @@ def _load(device: torch.device) -> LoadedModel:
 
 
 def check_failed_recording(device: torch.device) -> Iterator[Row]:
-    """A model that waits for the device only while it is recorded: tokens stay right, and another one is recorded."""
+    """After a model whose capture fails because it waits for the device, tokens stay right and others are captured."""
     loaded = _load(device)
     expected = run_tokens(build_engine(make_runner(loaded, "off")), _PROMPTS, _NUM_TOKENS)
 
@@ -55,7 +55,7 @@ def check_failed_recording(device: torch.device) -> Iterator[Row]:
 
 
 def check_lack_of_memory(device: torch.device) -> Iterator[Row]:
-    """The requests of a step that finds no memory end with an error, and later ones get their tokens."""
+    """The requests of a step that runs out of memory end with an error, and later requests get their tokens."""
     runner = make_runner(_load(device), "off")
     expected = run_tokens(build_engine(runner), _PROMPTS, _NUM_TOKENS)
     engine = build_engine(runner)

@@ -1,4 +1,4 @@
-"""Checks of the kernels, by name: cases of attention, rows to fp8 and rows to int8, each against float64."""
+"""The checks of the kernels by name: attention, rows to fp8 and rows to int8, each compared with float64."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ FP8_ROWS, INT8_ROWS = "rows to fp8", "rows to int8"
 ROWS = (FP8_ROWS, INT8_ROWS)
 _NUM_CASES, _NUM_TINY = 80, 6
 _TINY_KEYS_PER_SPLIT, _TINY_PROGRAMS = 4, 64
-"""Small enough that several programs share a context of some tokens."""
+"""Small enough that several programs share a short context."""
 
 
 @cache
 def attention_cases(is_tiny: bool, seed: int) -> dict[str, AttentionCase]:
-    """Cases by name."""
+    """The cases of attention by name."""
     return draw_cases(_NUM_TINY, TINY, seed) if is_tiny else draw_cases(_NUM_CASES, Sizes(), seed)
 
 
 def names(setting: Setting) -> list[str]:
-    """Names of all checks. The longest come first, so that processes that share them end together."""
+    """The names of all checks, the longest first, so that the processes that share them end together."""
     cases = attention_cases(setting.is_tiny, setting.seed)
     return [*ROWS, *sorted(cases, key=lambda name: -cases[name].cost)]
 
@@ -49,7 +49,7 @@ def check(name: str, setting: Setting) -> Iterator[Row]:
 
 def create_triton(cache: PagedKVCache) -> AttentionBackend:
     """A Triton backend. On the CPU, the interpreter must be on before Triton is imported."""
-    from baton.engine.attention.triton_paged import TritonPaged  # not every platform has Triton
+    from baton.engine.attention.triton_paged import TritonPaged  # imported late: not every platform has Triton
 
     if cache.device.type == "cuda":
         return TritonPaged(cache)
@@ -63,6 +63,6 @@ def _check_on_cpu(case: AttentionCase) -> Row:
     try:
         return check_case(case, create_triton, CPU)
     except InterpreterError as error:
-        shape = replace(case.shape, dtype="float32")  # in others, torch rounds in more places
+        shape = replace(case.shape, dtype="float32")  # in other dtypes, torch rounds more often
         row = check_case(replace(case, shape=shape), TorchSDPA, CPU)
         return {**row, "note": f"float32 by torch_sdpa, since Triton's interpreter failed: {error}"}

@@ -1,6 +1,6 @@
-"""Attention's kernels and those that quantize rows, against float64: ``--only kernels``.
+"""Compares the kernels of attention and of row quantization with float64: ``--only kernels``.
 
-On CUDA, the cases are shared by several processes, most of whose time goes into compiling. On the CPU, a few tiny ones
+On CUDA several processes share the cases, because most of the time is spent on compiling. On the CPU a few tiny cases
 run in Triton's interpreter.
 """
 
@@ -15,7 +15,7 @@ from benchmarks.device_run.part import Row, Setting
 
 
 def run(setting: Setting) -> Iterator[Row]:
-    """A row for each case: the worst error, its tolerance, and how much of the tolerance the worst number takes."""
+    """Yields a row for each case: the error and the tolerance of the worst number, and their ratio."""
     if importlib.util.find_spec("triton") is None:
         yield {"name": "Triton", "not_run": "triton is not installed"}
         return

@@ -1,8 +1,8 @@
-"""Runs parts one after the other, each in a process of its own that is forked from this one.
+"""Runs parts one after the other, each in its own process, which is forked from this one.
 
 This process has imported torch and transformers, which takes seconds, and has computed nothing: neither CUDA nor the
-threads of OpenMP survive a fork. In case an import has started CUDA all the same, a GPU that a forked process cannot
-use is tried again from a fresh process, and all parts then run in fresh processes.
+threads of OpenMP survive a fork. If an import has started CUDA nevertheless, so that a forked process cannot use the
+GPU, all parts run in spawned processes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from benchmarks.device_run.report import Report
 
 PASSED = "passed"
 CANNOT_RUN = "not run here: "
-"""Begins the status of a part none of whose checks this machine can run, which is no failure."""
+"""Prefix of the status of a part that this machine cannot run at all, which does not count as a failure."""
 _LEAST_S = 2.0
-"""With less than this left of the budget, no part begins."""
+"""No part begins with less than this left of the budget."""
 _POLL_S = 0.1
 _TELL_S = 0.3
-"""Time for a part that hangs to log where it does."""
+"""Time for a hanging part to log its stacks."""
 _LOG_LINES = 400
 """Enough for the stacks of all threads of a part that hangs."""
 _SHARED_MODULES = (
@@ -43,13 +43,13 @@ _SHARED_MODULES = (
 
 
 def prepare_process(device: str) -> None:
-    """Imports what parts need, which takes seconds that each of them would spend otherwise. Nothing is computed.
+    """Imports the modules that parts need, so that forked parts do not spend seconds on it. Computes nothing.
 
     Args:
-        device: ``cuda`` or ``cpu``, where Triton's kernels are interpreted.
+        device: ``cuda`` or ``cpu``; on ``cpu`` Triton's kernels are interpreted.
     """
     if "cuda" in device:
-        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # looking for a GPU must not start CUDA here
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # checking for a GPU must not start CUDA here
     else:
         os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -61,11 +61,11 @@ class Launcher:
     """Runs the parts of one run.
 
     Args:
-        setting: what every part runs on.
-        report: gets their rows, and one with the status of each.
+        setting: the setting of every part.
+        report: receives the rows of all parts and a row with the status of each.
         budget_s: seconds for all parts together, from now on.
         on_ended: called with each part and its status when its rows are complete.
-        patience: factor on the parts' limits, which are meant for a GPU.
+        patience: factor of the parts' limits, which are meant for a GPU.
     """
 
     def __init__(
@@ -85,20 +85,20 @@ class Launcher:
         self._stopped_by: signal.Signals | None = None
 
     def stop_at_signals(self) -> None:
-        """From now on, SIGTERM and SIGINT end the part that runs, and no other is begun. SIGHUP is ignored."""
+        """Makes SIGTERM and SIGINT end the running part and the run, and ignores SIGHUP."""
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
 
     def run(self, parts: Sequence[Part]) -> dict[str, str]:
-        """The status of each part by its name: ``passed``, why it cannot run here, or what went wrong."""
+        """Runs the parts. Returns the status of each by name: ``passed``, why it cannot run here, or what failed."""
         status = self._look_at_machine()
         if status != PASSED:
             return {MACHINE.name: status, **{part.name: self._tell(part, "not run: no device") for part in parts}}
         return {part.name: self._run_and_tell(part) for part in parts}
 
     def _look_at_machine(self) -> str:
-        """Finds the card's name for all rows to come."""
+        """Runs the machine part, whose row sets the card's name for all later rows."""
         status = self._run_and_tell(MACHINE)
         if status != PASSED and self._setting.device.type == "cuda":
             self._context = multiprocessing.get_context("spawn")
@@ -131,7 +131,7 @@ class Launcher:
         process = self._context.Process(target=run_part, args=arguments)  # type: ignore[attr-defined]
         process.start()
         rows_of_part.close()
-        with suppress(ProcessLookupError, PermissionError):  # it does the same; whichever comes first
+        with suppress(ProcessLookupError, PermissionError):  # the child does the same; either may come first
             os.setpgid(process.pid, process.pid)
         ends_s = time.monotonic() + limit_s
         is_open, is_done = True, False
@@ -152,7 +152,7 @@ class Launcher:
             with suppress(ProcessLookupError):
                 os.kill(process.pid, TELL_WHERE)
             process.join(_TELL_S)
-        with suppress(ProcessLookupError):  # what it has started does not outlive it
+        with suppress(ProcessLookupError):  # ends all descendants
             os.killpg(process.pid, signal.SIGKILL)
         process.join()
         rows.close()
@@ -173,7 +173,7 @@ class Launcher:
 
     def _add(self, part: Part, row: Row) -> None:
         if part is MACHINE and "cpus" in row:
-            self._report.device = row["name"]  # for all rows from this one on
+            self._report.device = row["name"]  # for this row and all later ones
         self._report.add(part.name, row)
 
     def _stop(self, number: int, _: FrameType | None) -> None:

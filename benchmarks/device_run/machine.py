@@ -1,4 +1,4 @@
-"""What a report says of the machine before anything is measured."""
+"""The description of the machine at the beginning of a report."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ MACHINE = MachinePart("machine", 60, "machine", "")
 
 
 def run(setting: Setting) -> Iterator[Row]:
-    """One row, ``name`` being the card.
+    """Yields one row, whose ``name`` is the card.
 
     Raises:
-        RuntimeError: CUDA was asked for and is not there.
+        RuntimeError: CUDA was requested and is not available.
     """
     if setting.device.type == "cuda" and not torch.cuda.is_available():
         raise RuntimeError("torch finds no GPU here. --device cpu --shape tiny tries the parts on the CPU.")
@@ -65,7 +65,7 @@ def _version(package: str) -> str:
 
 
 def _said(*command: str) -> str:
-    """Standard output, or nothing where the command fails."""
+    """The standard output of a command; empty if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):

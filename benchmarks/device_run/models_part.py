@@ -1,6 +1,6 @@
-"""Whole tiny models in float32: the same tokens by graphs, overlap and every speculation method: ``--only models``.
+"""Checks tiny models in float32: equal tokens with graphs, overlap and every speculation method: ``--only models``.
 
-On CUDA the models are shared by several processes, so that a recording that breaks one costs one row.
+On CUDA several processes share the models, so that a capture that breaks its process costs one row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ON_CPU = ("llama", "gemma2", "deepseek_v2")
 
 
 def run(setting: Setting) -> Iterator[Row]:
-    """A row for each comparison of tokens."""
+    """Yields a row for each comparison of tokens."""
     wanted = names(setting)
     if setting.device.type == "cuda":
         yield from Children(__name__, processes_per_gpu()).run(wanted, setting)
@@ -30,7 +30,7 @@ def run(setting: Setting) -> Iterator[Row]:
 
 
 def names(setting: Setting) -> list[str]:
-    """Graphs and errors of the device are there on CUDA only; a tiny run on the CPU has a few architectures."""
+    """The names of all checks. Only CUDA has graphs and device errors; a tiny run on the CPU has few architectures."""
     architectures = _ON_CPU if setting.device.type == "cpu" and setting.is_tiny else ARCHITECTURES
     names = [*architectures, *(_SPECULATION + name for name in METHODS)]
     return [*names, *ERRORS, *(_CAPTURE + name for name in CONFIGS)] if setting.device.type == "cuda" else names

@@ -1,4 +1,4 @@
-"""What happens in the process of one part."""
+"""The process of one part."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from benchmarks.device_run.report import as_json
 _PR_SET_PDEATHSIG = 1
 _TRACEBACK_LINES = 12
 TELL_WHERE = signal.SIGUSR1
-"""Makes the process of a part write the stacks of all its threads to the log."""
+"""The signal on which the process of a part writes the stacks of all threads to the log."""
 
 
 def run_part(part: Part, setting: Setting, log: Path, launcher: Connection) -> None:
-    """Sends a part's rows to the launcher, each as soon as the one before is in the report, then empty bytes.
+    """Sends a part's rows to the launcher, each once the previous one is in the report, then empty bytes.
 
-    What the part prints goes to the log.
+    The part's output goes to the log.
     """
     parent = os.getppid()
     _leave_the_parent(log)
-    if os.getppid() != parent:  # it died before this process would have been told
+    if os.getppid() != parent:  # the parent died before PDEATHSIG was set
         os._exit(1)
     faulthandler.enable(2)
     faulthandler.register(TELL_WHERE, file=2)
     logging.basicConfig(level=logging.WARNING, force=True)
     torch.manual_seed(setting.seed)
     if setting.device.type == "cpu" and setting.is_tiny:
-        torch.set_num_threads(1)  # tiny products wait for their threads longer than they take
+        torch.set_num_threads(1)  # tiny products take less time than waking threads
     num_rows = 0
     try:
         for row in part.load()(setting):
@@ -55,17 +55,17 @@ def run_part(part: Part, setting: Setting, log: Path, launcher: Connection) -> N
         _send(launcher, {"name": "failure", "ok": False, "error": text, "traceback": tail})
     sys.stdout.flush()
     launcher.send_bytes(b"")
-    os._exit(0)  # a broken CUDA context makes an orderly end hang or crash
+    os._exit(0)  # after a broken CUDA context, a normal exit may hang or crash
 
 
 def _send(launcher: Connection, row: Row) -> None:
-    """Returns when the launcher has dealt with the row."""
+    """Sends a row and waits until the launcher has handled it."""
     launcher.send_bytes(json.dumps(as_json(row)).encode())
     launcher.recv_bytes()
 
 
 class _LossyFile(io.FileIO):
-    """Standard output of a part, which goes on when a full disk takes no more."""
+    """The standard output of a part, which ignores a full disk."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -75,7 +75,7 @@ class _LossyFile(io.FileIO):
 
 
 def _leave_the_parent(log_path: Path) -> None:
-    """Makes a process group of its own, ends with the parent, and writes to the log."""
+    """Creates a process group, arranges to die with the parent, and redirects the output to the log."""
     os.setpgid(0, 0)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

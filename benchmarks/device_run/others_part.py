@@ -1,6 +1,6 @@
 """Comparisons: steps with fp8 weights, transformers' continuous batching, and one layer compiled by Inductor.
 
-Each is a check of its own, so that one that fails does not stop the others.
+Each comparison is a separate check, so that a failure does not stop the others.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _BUDGET_S = 0.3
 
 
 def run(setting: Setting) -> Iterator[Row]:
-    """What each takes; a comparison that cannot be made here is a row that says why."""
+    """Yields the times of each comparison; an impossible comparison gives a row that says why."""
     return run_here(__name__, tuple(_COMPARISONS), setting)
 
 
 def check(name: str, setting: Setting) -> Iterator[Row]:
-    """Yields the rows of one comparison, with nothing of the one before left on the device."""
+    """Frees the device's memory and yields the rows of one comparison."""
     gc.collect()
     if setting.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -48,7 +48,7 @@ def check(name: str, setting: Setting) -> Iterator[Row]:
 
 
 def _requests(name: str, make: Callable[[Setting, int, int], Generate], setting: Setting) -> Iterator[Row]:
-    """The same requests for all, prompts included; the second of two rounds counts."""
+    """Measures the same requests on each engine, including their prompts; the second of two rounds counts."""
     batch, prompt_tokens, output_tokens = (2, 8, 4) if setting.is_tiny else (64, 128, 64)
     rng = random.Random(setting.seed)
     generate = make(setting, batch, prompt_tokens + output_tokens + 1)
@@ -80,7 +80,7 @@ def _transformers(setting: Setting, batch: int, most_tokens: int) -> Generate:
 
 
 def _fp8(setting: Setting) -> Iterator[Row]:
-    """Steps of a model whose linear layers are fp8; on the CPU they are computed as slowly as they can be."""
+    """Measures steps of a model with fp8 linear layers, which are computed slowly on the CPU."""
     rate = fp8_matrix_rate(setting.device)
     if setting.device.type == "cuda" and rate is None:
         yield {"name": "fp8 steps", "not_run": "the card has no fp8"}
@@ -121,7 +121,7 @@ def _fp8(setting: Setting) -> Iterator[Row]:
 
 
 def _compiled_layer(setting: Setting) -> Iterator[Row]:
-    """A decoder layer with torch's own attention, as it is and compiled; on the CPU it is traced but not compiled."""
+    """Measures a decoder layer with torch's own attention, eager and compiled; on the CPU it is only traced."""
     is_cuda = setting.device.type == "cuda"
     model = make_model(setting.shape, setting.device)
     model.set_attn_implementation("sdpa")

@@ -1,4 +1,4 @@
-"""What a part of a device run is, what it is given, and the table of all parts."""
+"""A part of a device run, its setting, and the table of all parts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 Row = Mapping[str, Any]
 """One result. ``name`` says what was measured; every other key is a figure with its unit (``ms``, ``gb_per_s``).
 
-Some keys have a meaning of their own:
+Some keys have a special meaning:
 
-* ``ok``: the verdict of a check; measurements have none. A row with a false one fails its part. A long table counts the
-  rows that are right instead of showing them.
-* ``not_run``: why nothing was checked or measured. A part with no other rows did not run.
+* ``ok``: the verdict of a check; measurements have none. A row with a false verdict fails its part. A long table shows
+  the number of right rows instead of the rows.
+* ``not_run``: why nothing was checked or measured. A part with no other rows counts as not run.
 * ``met``: whether a target was reached; false is counted and does not fail the part.
-* ``hidden``: true keeps the row out of the printed table. The report has it.
+* ``hidden``: true omits the row from the printed table but not from the report.
 * ``error``, ``traceback``, ``log``: why a check or a part failed.
 
 ``run``, ``part``, ``device`` and ``at`` are added to every row.
@@ -27,12 +27,12 @@ Some keys have a meaning of their own:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a part runs on.
+    """The device, the model's shape and the seed of a part.
 
     Attributes:
-        device: CUDA, or the CPU, where every part computes the same with what there is.
-        shape: ``llama-3.1-8b`` at full size, or ``tiny``, which takes seconds on a CPU.
-        seed: for all random numbers.
+        device: CUDA, or the CPU, where every part runs with the available implementations.
+        shape: ``llama-3.1-8b`` in full size, or ``tiny``, which takes seconds on a CPU.
+        seed: seed of all random numbers.
     """
 
     device: torch.device
@@ -41,7 +41,7 @@ class Setting:
 
     @property
     def is_tiny(self) -> bool:
-        """Whether sizes are for a test of the part itself."""
+        """Whether the sizes are those of a test of the part itself."""
         return self.shape == "tiny"
 
     @property
@@ -56,16 +56,16 @@ def device_named(kind: str) -> torch.device:
 
 
 Run = Callable[[Setting], Iterator[Row]]
-"""Yields each result as soon as it is known. Whatever it raises fails the part; what it yielded before is kept."""
+"""Yields each result as soon as it is known. An exception fails the part; the results before it are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A module ``benchmarks.device_run.<module>`` with a function ``run``, executed in a process of its own.
+    """A module ``benchmarks.device_run.<module>`` with a function ``run``, executed in its own process.
 
     Attributes:
         limit_s: seconds after which the process and its children are killed.
-        title: heads the part's table.
+        title: title of the part's table.
         needs: names of parts that must run before it in the same run.
     """
 
@@ -76,7 +76,7 @@ class Part:
     needs: tuple[str, ...] = ()
 
     def load(self) -> Run:
-        """Imports the part. Call it only in the part's own process."""
+        """Imports the part. Call this only in the part's own process."""
         return cast(Run, importlib.import_module(f"benchmarks.device_run.{self.module}").run)
 
 
@@ -125,4 +125,4 @@ PARTS = (
     Part("end_to_end", 30, "requests through the engine", "end_to_end_part"),
     Part("others", 53, "fp8, a compiled layer, transformers' continuous batching", "others_part"),
 )
-"""In the order in which they run. The limits add up to the default budget."""
+"""The parts in order of execution. Their limits add up to the default budget."""

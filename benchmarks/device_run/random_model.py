@@ -1,4 +1,4 @@
-"""Models of random weights in the shape of real ones, and caches of random keys and values."""
+"""Models with random weights in the shape of real models, and caches with random keys and values."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from baton.engine.kv_cache.paged_cache import PagedKVCache
 from benchmarks.device_run.part import SHAPES
 
 DTYPES = {"llama-3.1-8b": "bfloat16", "small": "float32", "tiny": "float32"}
-"""The dtype in which each shape is computed."""
+"""The dtype of each shape."""
 
 
 def make_model(shape: str, device: torch.device) -> Any:
-    """Random weights, the same ones each time on the same device."""
+    """A model with random weights, which are the same in each call on the same device."""
     dtype = getattr(torch, DTYPES[shape])
     torch.manual_seed(0)
     with torch.device(device):
@@ -24,6 +24,6 @@ def make_model(shape: str, device: torch.device) -> Any:
 
 
 def fill_randomly(cache: PagedKVCache) -> None:
-    """Zeros can be read and multiplied faster than data, and hide what was never written. Not for int8 caches."""
+    """Fills a cache that is not int8 with random data: zeros may be faster, and would hide missing writes."""
     for tensor in (*cache.keys, *cache.values):
         tensor.normal_()

@@ -1,4 +1,4 @@
-"""Steps over random tokens and random blocks of the cache, timed piece by piece."""
+"""Measures steps over random tokens and random blocks of the cache, and their parts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.engine_steps import Case
 
 
 def blocks_needed(case: Case, block_size: int) -> int:
-    """Blocks for a batch whose sequences share none."""
+    """The number of blocks of a batch whose sequences share none."""
     return case.batch * _blocks_of_one(case, block_size)
 
 
@@ -30,8 +30,8 @@ def random_plan(
 ) -> list[ScheduledSequence]:
     """The step's sequences, each with its blocks in random order.
 
-    Where the cache is too small, sequences have blocks in common, but for those that they write to: a cache far larger
-    than the device's own caches is read from memory all the same.
+    If the cache is too small, sequences share blocks, except those that they write to. A cache that is far larger than
+    the device's own caches is still read from memory.
     """
     rng = np.random.default_rng(seed)
     per_sequence = _blocks_of_one(case, block_size)
@@ -64,14 +64,14 @@ def _blocks_of_one(case: Case, block_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Milliseconds of one step, medians.
+    """The median durations of a step and its parts, in milliseconds.
 
     Attributes:
         full: from building the batch to its tokens on the host, starting on an idle device.
         host: the part of ``full`` until everything is queued on the device.
-        replay: the CUDA graph alone, by events; None where none was recorded for the step.
-        eager: the forward without a graph, by events.
-        ahead: a step whose successor is queued before its tokens are read; None where drafts are verified.
+        replay: the CUDA graph alone, measured by events; ``None`` without a graph for the step.
+        eager: the forward without a graph, measured by events.
+        ahead: a step whose successor is queued before its tokens are read; ``None`` if drafts are verified.
     """
 
     full: float
@@ -82,11 +82,11 @@ class StepTimes:
 
 
 class StepTimer:
-    """Times steps of one runner.
+    """Measures steps of one runner.
 
     Args:
-        recorder: the runner's own; None on the CPU.
-        budget_s: seconds for each of a step's figures.
+        recorder: the runner's graph recorder; ``None`` on the CPU.
+        budget_s: seconds for each figure of a step.
     """
 
     def __init__(self, runner: ModelRunner, recorder: WatchedRecorder | None, budget_s: float) -> None:
@@ -101,7 +101,7 @@ class StepTimer:
         return random_plan(case, self._runner.cache.num_blocks, spec.block_size, vocab_size)
 
     def times(self, case: Case) -> StepTimes:
-        """Takes up to five times the budget, and one run of each at least."""
+        """Measures a step. Takes up to five times the budget, and at least one run per figure."""
         runner, device = self._runner, self._runner.device
         plan = self.plan(case)
         runner.wait_for_device()
@@ -119,7 +119,7 @@ class StepTimer:
         return self._modules.forward(batch)
 
     def replay(self, plan: list[ScheduledSequence]) -> Callable[[], None] | None:
-        """Replays the graph of such a step, if there is one."""
+        """A function that replays the graph of this step; ``None`` if there is no graph."""
         if self._recorder is None:
             return None
         self._recorder.last_replay = None
@@ -139,9 +139,9 @@ class StepTimer:
 
 
 class _Ahead:
-    """Each call queues a step with the tokens of the one before it as they are on the device, then reads those.
+    """Each call queues a step with the previous step's tokens on the device, then reads these tokens.
 
-    ``Engine`` does the same when nothing is drafted. Returns the milliseconds since the last call.
+    ``Engine`` does the same without drafts. A call returns the milliseconds since the last call.
     """
 
     def __init__(self, runner: ModelRunner, plan: list[ScheduledSequence]) -> None:

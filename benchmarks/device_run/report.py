@@ -1,4 +1,4 @@
-"""The report of a device run: one JSON object a line, on the disk before anything else happens."""
+"""The report of a device run: one JSON object per line, each synced to disk before the run continues."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _MOST_TAIL = 64 * 1024
 
 
 class Report:
-    """Appends one run's rows to ``report.jsonl`` in a folder, and keeps them.
+    """Appends one run's rows to ``report.jsonl`` in a folder, and keeps them in memory.
 
     Args:
-        folder: exists. Earlier runs in it stay.
-        run: distinguishes this run's rows from those of earlier ones.
+        folder: an existing folder. Earlier runs in it are kept.
+        run: distinguishes this run's rows from those of earlier runs.
         device: the card's name.
 
     Attributes:
-        problem: why the last rows could not be written; they are written with the next one if that has become possible.
+        problem: why the last rows could not be written; they are retried with the next row.
     """
 
     def __init__(self, folder: Path, run: str, device: str) -> None:
@@ -42,16 +42,16 @@ class Report:
         self._unwritten: list[bytes] = []
 
     def open(self) -> None:
-        """Makes both files.
+        """Creates the report and the log.
 
         Raises:
-            OSError: they cannot be written.
+            OSError: the files cannot be written.
         """
         for path in (self.path, self.log_path):
             os.close(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644))
 
     def add(self, part: str, row: Row) -> None:
-        """Returns when the row is on the disk, or ``problem`` says why it is not."""
+        """Writes a row to the disk; if that fails, ``problem`` says why."""
         frame = {
             "run": self._run,
             "part": part,
@@ -82,15 +82,15 @@ class Report:
             os.close(descriptor)
 
     def rows(self, part: str | None = None) -> list[dict[str, Any]]:
-        """This run's rows of one part, or all."""
+        """This run's rows, of one part or of all parts."""
         return [row for row in self._rows if part in (None, row["part"])]
 
     def log_size(self) -> int:
-        """Bytes of the log so far, for :meth:`log_tail`."""
+        """The size of the log in bytes, for :meth:`log_tail`."""
         return self.log_path.stat().st_size if self.log_path.exists() else 0
 
     def log_tail(self, start: int, num_lines: int) -> list[str]:
-        """The last lines that were logged behind ``start``; none where the log is not a file but a device."""
+        """The last lines of the log after the byte ``start``; empty if the log is a device rather than a file."""
         if not self.log_path.is_file():
             return []
         with self.log_path.open("rb") as log:
@@ -98,14 +98,14 @@ class Report:
 
 
 def last_lines(file: IO[bytes], num_lines: int, start: int = 0) -> list[str]:
-    """The last lines of a file behind the byte ``start``, out of at most its last 64 KiB."""
+    """The last lines of a file after the byte ``start``, from at most its last 64 KiB."""
     size = file.seek(0, os.SEEK_END)
     begin = file.seek(max(start, size - _MOST_TAIL))
     return file.read(max(size - begin, 0)).decode(errors="replace").splitlines()[-num_lines:]
 
 
 def as_json(value: Any) -> Any:
-    """The value with types that JSON has: NaN and infinity are null, and numbers of numpy and torch are Python's."""
+    """The value in JSON's types: NaN and infinity become null, and numbers of numpy and torch become Python's."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):

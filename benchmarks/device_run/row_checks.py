@@ -1,4 +1,4 @@
-"""Rows quantized to fp8 and to int8 on a device, against what rounding allows, computed in float64."""
+"""Checks rows quantized to fp8 and to int8 on a device against the rounding bounds, computed in float64."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from benchmarks.device_run.attention_world import decoded
 from benchmarks.device_run.part import Row
 
 _HALF_STEP = 1 / 16
-"""Largest rounding error of e4m3, relative to the number; subnormal numbers have an absolute one."""
+"""Largest relative rounding error of e4m3; that of subnormal numbers is absolute."""
 _LEAST_HALF_STEP = 2.0**-10
 _SOME = 1 + 1e-4
-"""Scales and quotients are rounded to float32, and devices divide with a few units of error."""
+"""Tolerance for the rounding of scales and quotients to float32, and for inexact division on devices."""
 _WIDTHS = (5, 576, 4096, 14336)
 _INT8_DIMS = (64, 128, 256)
 
 
 def _rows(num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Rows of growing magnitude; the second is zero, and one number dwarfs the others in the third."""
+    """Rows of growing magnitude; the second row is zero, and the third has one dominating number."""
     generator = torch.Generator().manual_seed(width)
     rows = torch.randn(num_rows, width, generator=generator) * 2.0 ** torch.linspace(-10, 10, num_rows)[:, None]
     rows[1] = 0
@@ -30,7 +30,7 @@ def _rows(num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -
 
 
 def check_fp8_rows(device: torch.device) -> Iterator[Row]:
-    """Rows of several widths, dtypes and strides, by the Triton kernel on CUDA and by torch on the CPU."""
+    """Checks rows of several widths, dtypes and strides, with the Triton kernel on CUDA and with torch on the CPU."""
     from baton.engine.models.fp8_kernels import LARGEST, LEAST  # imports transformers
     from baton.engine.models.fp8_linear import quantize_rows  # imports transformers
 
@@ -58,7 +58,7 @@ def check_fp8_rows(device: torch.device) -> Iterator[Row]:
 
 
 def check_int8_rows(device: torch.device) -> Iterator[Row]:
-    """Rows in the cache's encoding. A number may be off by half a scale."""
+    """Checks rows in the cache's encoding. The error of a number may be half a scale."""
     for dtype_name, dtype in TORCH_DTYPES.items():
         worst = 0.0
         for dim in _INT8_DIMS:

@@ -1,6 +1,6 @@
-"""The smallest cases of attention under compute-sanitizer, which sees accesses out of bounds: ``--only sanitizer``.
+"""Runs the smallest attention cases under compute-sanitizer, to detect out-of-bounds accesses: ``--only sanitizer``.
 
-Torch's caching allocator is off, so that each tensor is an allocation of its own and has bounds.
+Torch's caching allocator is off, so that each tensor is a separate allocation with its own bounds.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _NUM_CASES = 12
 _NAME = f"{_TOOL} memcheck"
 _MOST_LINES = 30
 _BEGIN_S = 25.0
-"""Cases begin within this time, so that the process ends, and the tool counts its errors, within the part's limit."""
+"""Cases begin within this time, so that the process ends and the tool counts the errors within the part's limit."""
 _CASE_LIMIT_S = 15.0
 
 
 def run(setting: Setting) -> Iterator[Row]:
-    """A row for each case, then one for what the tool found. Where it cannot run, one row without ``ok`` says why."""
+    """Yields a row for each case, then one with the tool's findings. If the tool cannot run, one row says why."""
     if setting.device.type != "cuda":
         yield {"name": _NAME, "not_run": "needs CUDA"}
         return
@@ -59,12 +59,12 @@ def run(setting: Setting) -> Iterator[Row]:
 
 
 def summary(logs: list[str], num_cases: int) -> Row:
-    """What the tool's logs say about all cases."""
+    """The findings in the tool's logs about all cases."""
     lines = [line.removeprefix("=========").strip() for log in logs for line in log.splitlines()]
     counts = [int(found[1]) for line in lines if (found := re.match(r"ERROR SUMMARY: (\d+) error", line))]
     row = {"name": _NAME, "cases": num_cases, "errors_found": sum(counts)}
     if not counts:
-        # The tool cannot look at every device: a virtual machine may forbid it.
+        # The tool does not work on every device: a virtual machine may forbid it.
         return {**row, "not_run": "it did not run to its end: " + " | ".join(line for line in lines[-6:] if line)}
     if sum(counts):
         return {**row, "ok": False, "error": f"{sum(counts)} errors of memory", "traceback": lines[:_MOST_LINES]}

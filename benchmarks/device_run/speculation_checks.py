@@ -1,6 +1,6 @@
-"""Every way of speculation gives the tokens of plain decoding, whether drafts are accepted or not.
+"""Checks that every speculation method gives the tokens of plain decoding, whether drafts are accepted or not.
 
-The proposers are asked directly: in a worker, a controller leaves out drafts that would not pay, by what steps take.
+The proposers are called directly: in a worker, the controller would leave out drafts that do not pay.
 """
 
 from __future__ import annotations
@@ -55,12 +55,13 @@ MakeProposer = Callable[[ModelRunner, DraftNetwork | None, Truth], DraftMethod]
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """
+    """A speculation method under test.
+
     Attributes:
-        make_proposer: over a runner; it is given the network, and the tokens of each request without speculation.
-        load_network: loads the method's network for a target on its device; ``None`` where it has none.
-        is_right: its drafts are what the target says, at least in part, so that some must be accepted.
-        rounds: how often the same requests come; some methods learn from earlier ones.
+        make_proposer: makes a proposer from the runner, the network, and each request's tokens without speculation.
+        load_network: loads the method's network for a target on its device; ``None`` means no network.
+        is_right: whether some of its drafts must be accepted.
+        rounds: how often the same requests are sent; some methods learn from earlier requests.
     """
 
     make_proposer: MakeProposer
@@ -124,7 +125,7 @@ METHODS: Mapping[str, Method] = {
 
 
 def check_method(name: str, device: torch.device) -> Iterator[Row]:
-    """Greedy and seeded requests together, with the method and without, in steps of either kind."""
+    """Compares greedy and seeded requests with and without the method, without and with graphs."""
     method = METHODS[name]
     target: Any = tiny_target() if method.load_network else tiny_model("llama")
     target.to(device)
@@ -165,5 +166,5 @@ def check_method(name: str, device: torch.device) -> Iterator[Row]:
 
 
 def _texts() -> list[list[int]]:
-    """Every other prompt repeats itself, for methods that look for repetitions."""
+    """Prompts, every other one with a repetition, for methods that look for repetitions."""
     return [text * 2 if index % 2 else text for index, text in enumerate(prompts(3, 9, 14, 6))]

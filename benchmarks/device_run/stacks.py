@@ -1,4 +1,4 @@
-"""Where the threads of a process hang, out of the stacks that :mod:`faulthandler` has written to a log."""
+"""Finds where the threads of a process hang, from the stacks that :mod:`faulthandler` wrote to a log."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _FATAL = "Fatal Python error"
 _WAITING = frozenset(
     ("wait", "_wait_for_tstate_lock", "join", "acquire", "get", "select", "poll", "accept", "_worker", "_recv")
 )
-"""Functions of libraries in which a thread waits that has nothing to do."""
+"""Library functions in which idle threads wait."""
 
 
 @dataclass(slots=True)
 class _Stack:
-    """One thread's calls, the innermost first.
+    """The calls of one thread, the innermost first.
 
     Attributes:
-        crashed: this thread ended the process.
+        crashed: whether this thread crashed the process.
     """
 
     crashed: bool
@@ -32,14 +32,14 @@ class _Stack:
     calls: list[tuple[str, int, str]] = field(default_factory=list)
 
     def rank(self) -> tuple[bool, ...]:
-        """Orders threads: one that crashed, then those in the project's functions, at work, in the engine."""
+        """The sort key of threads: crashed first, then those in the project's functions, busy ones, the engine's."""
         own = self._own()
         waits = bool(self.calls) and not is_own(self.calls[0][0]) and self.calls[0][2] in _WAITING
         is_engine = "engine" in self.title or any(file.startswith(f"{ROOT}/baton/engine/") for file, _, _ in own)
         return (not self.crashed, not own, waits, not is_engine)
 
     def lines(self) -> Iterator[str]:
-        """The innermost calls of the project's functions, or of a library that called none of them."""
+        """Yields the innermost calls of the project's functions, or of the libraries if there are none."""
         for number, (file, line, function) in enumerate((self._own() or self.calls)[:_MOST_OF_A_THREAD]):
             yield f"{'called by' if number else 'thread in'} {function}, {file.removeprefix(ROOT + '/')}:{line}"
 
@@ -48,7 +48,7 @@ class _Stack:
 
 
 def telling_lines(log: Sequence[str]) -> list[str]:
-    """A few lines of a log for a reader: the innermost calls of each thread if it has stacks, or else its end."""
+    """The most informative lines of a log: the innermost calls of each thread if it has stacks, else its last lines."""
     fatal = [line for line in log if line.startswith(_FATAL)]
     stacks: list[_Stack] = []
     for line in log:

@@ -1,6 +1,6 @@
-"""Steps of a model of random weights in the shape of a real one, split into host, graph and eager.
+"""Measures steps of a model with random weights in the shape of a real model, split into host, graph and eager.
 
-A step that is short of its target is a figure, not a failure of the run.
+A step that misses its target does not fail the run.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from benchmarks.engine_steps import Case, Work
 
 BLOCK_SIZE = 16
 _RESERVED_BYTES = 14 * 2**30
-"""Memory of the card that stays free for activations, logits and graphs."""
+"""Memory of the card that is kept free for activations, logits and graphs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What is measured.
+    """The sizes of the measured steps.
 
     Attributes:
         batches, contexts: every combination is a decode step. The first context has targets.
         prefill: tokens of a prompt in one step. The last but one has a target.
         verify: tokens of a chain.
-        plan_tokens: length of a sequence that graphs have room for, as a deployment has it.
-        budget_s: seconds for each of a step's figures.
+        plan_tokens: maximum sequence length of the graphs, as in a deployment.
+        budget_s: seconds for each figure of a step.
     """
 
     batches: tuple[int, ...] = (1, 64, 8, 256)
@@ -48,7 +48,7 @@ class Sizes:
 
     @property
     def cases(self) -> list[Case]:
-        """All cases: first those with targets, last the longest."""
+        """All cases, beginning with those that have targets and ending with the longest."""
         decode = [Case(batch, 1, context) for context in self.contexts for batch in self.batches]
         chain, (*prompts, longest) = Case(1, self.verify, self.contexts[0]), (Case(1, n, 0) for n in self.prefill)
         return [*decode[:2], chain, *prompts, *decode[2:], longest]
@@ -58,7 +58,7 @@ TINY = Sizes((1, 3, 2), (32, 48), (16, 48, 64), 4, 128, 0.01)
 
 
 def run(setting: Setting) -> Iterator[Row]:
-    """A row for each step, figures with targets, tables of kernels, and what recording graphs took."""
+    """Yields a row for each step, figures with targets, tables of kernels, and the cost of capturing graphs."""
     sizes = TINY if setting.is_tiny else Sizes()
     ceilings = ceilings_of(setting)
     loaded = prepare_model(make_model(setting.shape, setting.device), DTYPES[setting.shape])
@@ -93,7 +93,7 @@ def run(setting: Setting) -> Iterator[Row]:
 
 
 def _short_plans(runner: ModelRunner, timer: StepTimer, sizes: Sizes, before_gib: float) -> Iterator[Row]:
-    """Steps by graphs without room for long sequences: what the size of the plan alone costs."""
+    """Measures steps with graphs for short sequences, which shows the cost of the plan's size."""
     length = sizes.contexts[0] + BLOCK_SIZE
     cases = [Case(batch, 1, sizes.contexts[0]) for batch in sizes.batches[:2]]
     yield _capture(runner, max(case.batch for case in cases), 0, length, before_gib)
@@ -103,7 +103,7 @@ def _short_plans(runner: ModelRunner, timer: StepTimer, sizes: Sizes, before_gib
 
 
 def room_in_blocks(device: torch.device, block_bytes: int) -> int:
-    """Blocks that the card has room for beside what is in it; on the CPU, a GiB of them."""
+    """The number of blocks that fit into the card's free memory; on the CPU, into 1 GiB."""
     if device.type != "cuda":
         return 2**30 // block_bytes
     torch.cuda.empty_cache()
@@ -113,9 +113,10 @@ def room_in_blocks(device: torch.device, block_bytes: int) -> int:
 def _capture(
     runner: ModelRunner, max_num_seqs: int, max_draft_tokens: int, max_model_len: int, before_gib: float
 ) -> Row:
-    """
+    """Captures graphs and yields a row with the cost.
+
     Args:
-        before_gib: reserved memory without any graphs.
+        before_gib: reserved memory without graphs.
     """
     started_s = time.perf_counter()
     runner.capture_graphs(max_num_seqs, max_draft_tokens, max_model_len)
@@ -144,7 +145,7 @@ def _step_row(case: Case, times: StepTimes, least_ms: float, device: torch.devic
 
 
 def _figure(case: Case, sizes: Sizes, full_ms: Mapping[Case, float], least_ms: float) -> Iterator[Row]:
-    """The figure of a case that has a target; nothing for other cases. Steps last until tokens are on the host."""
+    """Yields the figure of a case that has a target. Steps last until the tokens are on the host."""
     lone, many = (Case(batch, 1, sizes.contexts[0]) for batch in sizes.batches[:2])
     prompt, chain = Case(1, sizes.prefill[-2], 0), Case(1, sizes.verify, sizes.contexts[0])
     shares = {lone: ("bandwidth", 0.85), many: ("bandwidth", 0.70), prompt: ("matrix rate", 0.60)}

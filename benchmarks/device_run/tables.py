@@ -1,4 +1,4 @@
-"""Tables of a device run, and the standard output that they go to, which may go away while the run goes on."""
+"""Tables of a device run, and the standard output, which may close while the run continues."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from benchmarks.device_run.stacks import telling_lines
 
 _NOT_SHOWN = frozenset({"run", "part", "device", "at", "hidden", "traceback", "log", "ok", "name", "error"})
 _MOST_RIGHT = 8
-"""Rows that were checked and are right, above which they are counted instead of shown."""
+"""Number of right rows from which these are counted instead of shown."""
 _MOST_COLUMNS = 9
 _MOST_ERROR, _MOST_CELL = 400, 90
 
 
 def show_part(console: Console, title: str, status: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A part's rows. Those with the same figures share a table; the status row says how it ended."""
+    """Shows a part's rows and how it ended. Rows with the same figures share a table."""
     ended = next((row for row in rows if "status" in row), {})
     console.rule(f"{title}: {status}, {ended.get('wall_s', 0):.1f} s", characters="-", align="left")
     results = [row for row in rows if "status" not in row and not row.get("hidden")]
@@ -45,7 +45,7 @@ def show_part(console: Console, title: str, status: str, rows: Sequence[Mapping[
 
 
 def show_machine(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
-    """The machine in a few lines."""
+    """Shows the machine in a few lines."""
     for row in rows:
         if "status" not in row and "error" not in row:
             figures = ", ".join(f"{key} {_text(row[key])}" for key in _figures(row))
@@ -53,7 +53,7 @@ def show_machine(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def show_summary(console: Console, statuses: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """A line for each part."""
+    """Shows a line for each part."""
     table = _table("part", "status", "s", "results", "wrong", "not run", "targets missed")
     for name, status in statuses.items():
         own = [row for row in rows if row.get("part") == name]
@@ -71,7 +71,7 @@ def _figures(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _show_group(console: Console, keys: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Many figures of a few rows go into lines instead of columns."""
+    """Shows rows as a table; many figures are shown in lines instead of columns."""
     has_verdicts = any("ok" in row for row in rows)
     as_lines = len(keys) > _MOST_COLUMNS
     verdict = ("",) if has_verdicts else ()
@@ -100,13 +100,13 @@ def _text(value: object) -> str:
 
 
 def _shortened(text: object, most: int) -> str:
-    """Puts the text on one line and cuts it; the report has all of it."""
+    """The text on one line, cut to ``most`` characters; the report contains all of it."""
     line = " ".join(str(text).split())
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 class Screen:
-    """Prints to a console. What cannot be printed is told once on standard error and ends nothing."""
+    """Prints to a console. A failure to print is reported once on standard error and does not end the run."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -125,7 +125,7 @@ class Screen:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def warn(self, text: str) -> None:
-        """Writes a line to standard error, if it is still there, unless it was written before."""
+        """Writes a line to standard error, if that is still open and the line was not written before."""
         if text in self._warnings:
             return
         self._warnings.add(text)

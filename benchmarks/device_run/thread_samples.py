@@ -20,9 +20,9 @@ _INSTALLED = "site-packages"
 
 
 class ThreadSampler:
-    """Samples one thread by its name while a block runs, some 500 times a second.
+    """Samples the thread with this name while a block runs, about 500 times per second.
 
-    A function of the project is charged for what it calls outside of the project.
+    Calls to functions outside of the project count for the calling function of the project.
     """
 
     def __init__(self, thread_name: str) -> None:
@@ -40,8 +40,7 @@ class ThreadSampler:
         self._sampler.join()
 
     def rows(self, of: str) -> Iterator[Row]:
-        """The functions of the project in which the thread was seen most often, the innermost of each stack; all but a
-        few are in the report alone."""
+        """Yields the most frequent innermost functions of the project; all but a few are hidden from the table."""
         total = sum(self._counts.values())
         for place, (name, count) in enumerate(self._counts.most_common(_MOST)):
             row = {"name": f"{of}: {name}", "share": count / total}

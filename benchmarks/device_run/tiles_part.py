@@ -1,7 +1,7 @@
-"""Attention's speed by how its programs are laid out, and a batch with one long sequence beside a uniform one.
+"""Compares the speed of attention by tile layout, and that of a batch with one long sequence with a uniform batch.
 
 Heads are those of Llama-3.1-8B. On the CPU, Triton's interpreter computes a few tokens. A layout that does not compile
-for the device is a row that says so; one whose results differ from the default layout's fails the part.
+for the device gives a row that says so; a layout whose results differ from the default layout's fails the part.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """What one launch computes: ``num_tokens`` new tokens of each sequence.
+    """The sequences of one launch, each with ``num_tokens`` new tokens.
 
     Attributes:
-        contexts: tokens before the new ones, by sequence.
+        contexts: number of tokens before the new ones, by sequence.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Sequences:
 
 
 class Workload:
-    """Random queries over a cache of random keys and values, whose blocks lie in random order."""
+    """Random queries over a cache with random keys and values and shuffled blocks."""
 
     def __init__(self, heads: Heads, sequences: Sequences, device: torch.device) -> None:
         rng = np.random.default_rng(0)
@@ -84,13 +84,13 @@ class Workload:
         self.num_bytes = 2 * sum(lengths) * heads.num_kv_heads * heads.dim * dtype.itemsize
 
     def attend_by(self, backend: TritonPaged) -> torch.Tensor:
-        """Writes the new keys and values, which costs two small kernels more, and attends."""
+        """Writes the new keys and values with two small kernels, and attends."""
         query, key, value = self._tensors
         return backend.forward(0, query, key, value, self._batch, self._variant)
 
 
 def run(setting: Setting) -> Iterator[Row]:
-    """A row for each layout of each workload, then one for each kind of batch."""
+    """Yields a row for each layout of each workload, then one for each kind of batch."""
     if importlib.util.find_spec("triton") is None:
         yield {"name": "triton", "not_run": "triton is not installed"}
         return
@@ -113,7 +113,7 @@ def run(setting: Setting) -> Iterator[Row]:
     if setting.device.type == "cuda":
         processors = torch.cuda.get_device_properties(setting.device).multi_processor_count
     programs = [2 * processors, 4 * processors]
-    # Those that say most come first: what the limit cuts off is the last.
+    # The most informative comparisons come first, in case the time limit cuts the others off.
     yield from _compare(heads, prefill, prefill_tiles, programs[:1], setting.device)
     yield from _compare(heads, skewed, decode_tiles[:1], programs, setting.device)
     if not tiny:
@@ -125,7 +125,7 @@ def run(setting: Setting) -> Iterator[Row]:
 def _compare(
     heads: Heads, sequences: Sequences, tiles: Sequence[Tile], programs: Sequence[int], device: torch.device
 ) -> Iterator[Row]:
-    """All tiles with all numbers of programs; outputs are compared with those of the product's own layout."""
+    """Measures all tiles with all numbers of programs, and compares the outputs with those of the default layout."""
     from baton.engine.attention.triton_paged import TritonPaged
 
     workload = Workload(heads, sequences, device)
@@ -164,5 +164,5 @@ def _compare(
 
 
 def _is_too_large(error: Exception) -> bool:
-    """Whether a layout wants more registers or shared memory than there are."""
+    """Whether a layout needs more registers or shared memory than the device has."""
     return "OutOfResources" in type(error).__name__ or "PassManager" in str(error)

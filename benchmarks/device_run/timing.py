@@ -1,4 +1,4 @@
-"""Times of work on a device: by events where there are any, by the host's clock elsewhere."""
+"""Measures work on a device: by events on CUDA, by the host's clock elsewhere."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _NAME_LENGTH = 70
 
 
 def synchronize(device: torch.device) -> None:
-    """Returns when all that was queued is computed."""
+    """Waits until all queued work is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def medians(work: Callable[[], Sequence[float]], budget_s: float, most_runs: int = 20) -> list[float]:
-    """Medians of what ``work`` gives, over as many runs as the budget allows, one at least; one more warms up."""
+    """The medians of the results of ``work`` over as many runs as the budget allows, at least one, after a warm-up."""
     work()
     found: list[Sequence[float]] = []
     ends_s = time.perf_counter() + budget_s
@@ -35,16 +35,16 @@ def medians(work: Callable[[], Sequence[float]], budget_s: float, most_runs: int
 
 
 def median_ms(work: Callable[[], float], budget_s: float, most_runs: int = 20) -> float:
-    """:func:`medians` of a single number."""
+    """The median of a single number; see :func:`medians`."""
     return medians(lambda: (work(),), budget_s, most_runs)[0]
 
 
 def device_ms(work: Callable[[], object], device: torch.device) -> float:
-    """What the device takes for ``work``, from an idle device on; where it waits for the host, that counts too."""
+    """The device's milliseconds for ``work``, starting on an idle device, including waits for the host."""
     synchronize(device)
     if device.type != "cuda":
         return host_ms(work)
-    cuda: Any = torch.cuda  # whose events are untyped
+    cuda: Any = torch.cuda  # its events are untyped
     started, ended = (cuda.Event(enable_timing=True) for _ in range(2))
     started.record()
     work()
@@ -61,7 +61,7 @@ def host_ms(work: Callable[[], object]) -> float:
 
 
 def graphed(work: Callable[[], object], device: torch.device, times: int = 10) -> Callable[[], float]:
-    """Gives the device's milliseconds for one of several repetitions of ``work`` without the host's part in it."""
+    """A function that measures the device's milliseconds for ``work``, repeated in a graph, without host overhead."""
     if device.type != "cuda":
         return lambda: host_ms(work)
 
@@ -74,7 +74,7 @@ def graphed(work: Callable[[], object], device: torch.device, times: int = 10) -
 
 
 class WatchedRecorder(CudaGraphRecorder):
-    """Records CUDA graphs and remembers which one was replayed last.
+    """Records CUDA graphs and remembers the one that was replayed last.
 
     Attributes:
         last_replay: replays that graph alone.
@@ -83,7 +83,7 @@ class WatchedRecorder(CudaGraphRecorder):
     last_replay: Callable[[], None] | None = None
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Records as its parent does, and watches the replays."""
+        """Records a graph and tracks its replays."""
         replay = super().record(run)
 
         def watched() -> None:
@@ -94,10 +94,10 @@ class WatchedRecorder(CudaGraphRecorder):
 
 
 def kernel_rows(work: Callable[[], object], of: str, device: torch.device) -> Iterator[Row]:
-    """The kernels that take longest, and a row for all of them; on the CPU, torch's operations.
+    """Yields rows of the longest kernels, and a row for all kernels; on the CPU, of torch's operations.
 
-    The report has 25 of them, the table on the screen the first five. What the host calls to launch them, which the
-    profiler lists as well, takes no time of the device and does not count.
+    The report has 25 of them, the printed table the first five. The host's calls to launch kernels, which the profiler
+    also lists, take no device time and do not count.
     """
     work()
     synchronize(device)
@@ -116,5 +116,5 @@ def kernel_rows(work: Callable[[], object], of: str, device: torch.device) -> It
 
 
 def _own_us(event: Any, device: torch.device) -> float:
-    """Without what it called."""
+    """The event's own time, without that of its callees, in microseconds."""
     return float(event.self_device_time_total if device.type == "cuda" else event.self_cpu_time_total)

@@ -1,1 +1,1 @@
-"""Engines without a server, side by side. This file and ``protocol`` import nothing: peers load them, too."""
+"""Engines without a server, side by side. This file and ``protocol`` import only the standard library, for peers."""

@@ -30,16 +30,17 @@ from benchmarks.offline.processes import EngineProcess, started
 ENGINES = ("baton", "baton-int8", "baton-int4", "transformers", "transformers-continuous", "vllm", "llama-cpp")
 _FOREIGN = ("vllm", "llama-cpp")
 _VOCABULARY = (1000, 30_000)
-"""Ordinary tokens of every model that is large enough for this."""
+"""The range of token ids, which are ordinary tokens in every large enough model."""
 _PACKAGE = "benchmarks.offline"
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """
+    """A batch of requests.
+
     Attributes:
-        prompt_tokens: of each sequence.
-        output_tokens: of each sequence, the first one not counted; 0: the prompt alone is measured.
+        prompt_tokens: prompt tokens of each sequence.
+        output_tokens: output tokens of each sequence after the first; 0 measures only the prompt.
     """
 
     batch: int
@@ -48,30 +49,30 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name in tables."""
         return f"decode, batch {self.batch}" if self.output_tokens else f"prefill {self.prompt_tokens}"
 
     @property
     def num_tokens(self) -> int:
-        """That are measured."""
+        """The number of measured tokens."""
         return self.batch * (self.output_tokens or self.prompt_tokens)
 
     def prompts(self, rng: random.Random) -> list[list[int]]:
-        """New ones."""
+        """New random prompts."""
         return [[rng.randrange(*_VOCABULARY) for _ in range(self.prompt_tokens)] for _ in range(self.batch)]
 
     def seconds(self, engine: EngineProcess, prompts: Sequence[Sequence[int]]) -> float:
-        """See the module."""
+        """The measured seconds on an engine: those of the prompts, or those of the tokens after the first."""
         first = engine.seconds(prompts, 1)
         return engine.seconds(prompts, 1 + self.output_tokens) - first if self.output_tokens else first
 
 
 Times = dict[str, list[float]]
-"""Seconds by engine, round by round."""
+"""Seconds by engine and round."""
 
 
 def run_rounds(case: Case, engines: Sequence[EngineProcess], rounds: int, seed: int) -> Times:
-    """The first round warms up and does not count."""
+    """Measures a case on all engines in turn. The first round is a warm-up and does not count."""
     times: Times = {engine.name: [] for engine in engines}
     rng = random.Random(f"{case} {seed}")
     for number in range(rounds + 1):
@@ -84,7 +85,7 @@ def run_rounds(case: Case, engines: Sequence[EngineProcess], rounds: int, seed: 
 
 
 def render(results: Sequence[tuple[Case, Times]]) -> Table:
-    """Tokens per second of each engine; beside all but the first, how many times its speed the first one has."""
+    """A table with the tokens per second of each engine, and the speed of the first engine relative to the others."""
     names = list(results[0][1])
     ratios_of = [f"{names[0]} × {name}" for name in names[1:]]
     table = Table("tokens per second", *names, *ratios_of)

@@ -27,11 +27,12 @@ _BLOCK_SIZE = 16
 
 
 def load(folder: Path, dtype: str, most_tokens: int, most_sequences: int, weights: str) -> Generate:
-    """
+    """Loads the engine.
+
     Args:
-        folder: of the model.
+        folder: the model's folder.
         dtype: ``bfloat16`` or ``float32``.
-        most_tokens: of a sequence.
+        most_tokens: maximum length of a sequence.
         weights: see ``engine.weights``.
     """
     torch.set_num_threads(usable_cores())
@@ -42,11 +43,11 @@ def load(folder: Path, dtype: str, most_tokens: int, most_sequences: int, weight
 
 
 def generate_by(runner: ModelRunner, most_tokens: int, most_sequences: int) -> Generate:
-    """An engine over the runner, all of whose cache it has.
+    """An engine that uses the runner's whole cache.
 
     Args:
-        most_tokens: of a sequence; a prompt is computed in one step.
-        most_sequences: that run at once.
+        most_tokens: maximum length of a sequence; a prompt is computed in one step.
+        most_sequences: maximum number of concurrent sequences.
     """
     limits = SchedulerLimits(most_sequences * most_tokens, most_sequences, most_tokens)
     blocks = BlockManager(runner.cache.num_blocks, runner.spec.block_size, prefix_caching=False)

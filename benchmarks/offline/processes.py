@@ -1,4 +1,4 @@
-"""An engine in a process of its own."""
+"""An engine in its own process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from baton.process.worker_environment import worker_variables
 _LOAD_TIMEOUT_S = 600.0
 _JOB_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 20.0
-# Threads of the engine whose turn it was may look for more work for a moment.
+# Threads of the previous engine may spin for a moment.
 _PAUSE_S = 0.4
 _TAIL = 2000
 _ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +27,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class EngineProcess:
-    """Answers one job after the other; sleeps meanwhile."""
+    """A process that answers one job at a time and sleeps between jobs."""
 
     name: str
     commands: IO[str]
@@ -35,10 +35,10 @@ class EngineProcess:
     log_file: Path
 
     def seconds(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> float:
-        """What it takes to answer all prompts with exactly so many tokens.
+        """The seconds to answer all prompts with exactly ``max_tokens`` tokens.
 
         Raises:
-            ConfigError: it ended, took too long, or gave other numbers of tokens.
+            ConfigError: the process ended, took too long, or gave wrong numbers of tokens.
         """
         time.sleep(_PAUSE_S)
         try:
@@ -52,7 +52,7 @@ class EngineProcess:
         return float(reply["seconds"])
 
     def reply(self, timeout_s: float) -> dict[str, Any]:
-        """The next line that it says."""
+        """The process's next reply."""
         line = _read_line(self.replies, timeout_s)
         if not line:
             raise self._failure(f"has ended or said nothing for {timeout_s:g} s")
@@ -69,10 +69,10 @@ def started(name: str, command: Sequence[str], log_file: Path, *, is_ours: bool 
     """Starts an engine, waits until its model is loaded, and stops it at the end.
 
     Args:
-        is_ours: gets the environment of workers; a peer has what suits itself.
+        is_ours: whether to set the environment of workers; peers use their own.
 
     Raises:
-        ConfigError: it did not get that far.
+        ConfigError: the engine did not start.
     """
     environment = {**os.environ, "PYTHONPATH": str(_ROOT), "HF_HUB_OFFLINE": "1"}
     environment |= worker_variables() if is_ours else {}
@@ -100,7 +100,7 @@ def started(name: str, command: Sequence[str], log_file: Path, *, is_ours: bool 
 
 
 def _read_line(stream: IO[str], timeout_s: float) -> str:
-    """Empty when the stream ended or nothing came in time. The engine says one line at a time."""
+    """The next line; empty when the stream ended or nothing arrived in time."""
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
         return stream.readline() if selector.select(timeout_s) else ""

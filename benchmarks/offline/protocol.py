@@ -1,6 +1,6 @@
-"""What the benchmark says to an engine in a process of its own, and hears from it: a line of JSON each way.
+"""The protocol between the benchmark and an engine in its own process: one line of JSON each way.
 
-An engine may run under another Python than baton's, so nothing but the standard library is imported here.
+An engine may run under another Python than baton's, so only the standard library is imported here.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 
 Generate = Callable[[list[list[int]], int], list[int]]
-"""Greedy answers of exactly so many tokens to all prompts at once; gives the number of tokens that each one got."""
+"""Answers all prompts greedily with exactly this many tokens; returns the number of tokens of each answer."""
 
 
 def serve(load: Callable[[], Generate]) -> None:
-    """Answers jobs from standard input until it ends. What libraries print goes to standard error."""
+    """Answers jobs from standard input until it ends. The output of libraries goes to standard error."""
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 

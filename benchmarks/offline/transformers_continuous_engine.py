@@ -20,12 +20,13 @@ _NO_EOS = -1
 
 
 def load(folder: str, dtype: str, most_tokens: int, most_sequences: int) -> Generate:
-    """
+    """Loads the engine.
+
     Args:
-        folder: of the model.
+        folder: the model's folder.
         dtype: ``bfloat16`` or ``float32``.
-        most_tokens: of a sequence.
-        most_sequences: that run at once.
+        most_tokens: maximum length of a sequence.
+        most_sequences: maximum number of concurrent sequences.
     """
     torch.set_num_threads(usable_cores())
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
@@ -33,15 +34,15 @@ def load(folder: str, dtype: str, most_tokens: int, most_sequences: int) -> Gene
 
 
 def generate_by(model: Any, most_tokens: int, most_sequences: int) -> Generate:
-    """The same of a model that is loaded."""
+    """The same for a loaded model."""
     config = GenerationConfig(do_sample=False, eos_token_id=_NO_EOS, pad_token_id=0)
-    # transformers 5.17 calls a page a block.
+    # transformers 5.17 names this block_size.
     known = inspect.signature(ContinuousBatchingConfig).parameters
     page: Any = {("page_size" if "page_size" in known else "block_size"): _PAGE_TOKENS}
     batching = ContinuousBatchingConfig(
         **page,
         num_blocks=1 + most_sequences * -(-most_tokens // _PAGE_TOKENS),
-        # All prompts in one step, as baton has them; on a CPU one, since a step's masks take this times the cache.
+        # All prompts in one step, as in baton; on a CPU only one, since a step's masks take this times the cache.
         max_batch_tokens=most_tokens * (most_sequences if model.device.type == "cuda" else 1),
         max_requests_per_batch=most_sequences,
         allow_block_sharing=False,
@@ -49,7 +50,7 @@ def generate_by(model: Any, most_tokens: int, most_sequences: int) -> Generate:
     )
 
     def generate(prompts: list[list[int]], max_tokens: int) -> list[int]:
-        # The cache stays; the thread ends with each call, so that it cannot disturb another engine's turn.
+        # The cache is kept; the thread ends with each call, so that it does not disturb another engine's turn.
         answers = model.generate_batch(
             prompts, config, batching, persistent_manager=True, warmup=False, max_new_tokens=max_tokens
         )

@@ -10,7 +10,7 @@ from benchmarks.offline.protocol import Generate, serve
 
 
 def load(folder: str, dtype: str, most_tokens: int, most_sequences: int) -> Generate:
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # a second process would spin while the other engine's turn is
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # a second process would spin during the other engine's turn
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     from importlib import import_module
 

@@ -1,1 +1,1 @@
-"""What the router costs: the real one in front of workers that cost nothing."""
+"""The cost of the router: the real router in front of simulated workers that cost almost nothing."""

@@ -50,7 +50,7 @@ def command(
 
 
 def parse_sizes(option: str, text: str) -> tuple[tuple[int, int], ...]:
-    """``"1+1,16+48"`` → ``((1, 1), (16, 48))``.
+    """Parses ``"1+1,16+48"`` into ``((1, 1), (16, 48))``.
 
     Raises:
         ConfigError: a part is not ``PREFILL+DECODE``.

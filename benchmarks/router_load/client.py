@@ -1,4 +1,4 @@
-"""The load: HTTP/1.1 with connections that stay open, and the same work asked of a worker directly over gRPC."""
+"""The load: HTTP/1.1 requests on persistent connections, and the same work requested from a worker over gRPC."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cluster.registry.worker_client import WorkerClient
 
 _REQUEST_TIMEOUT_S = 120.0
 _KEPT_IDLE_S = 2.0
-"""Less than the server keeps a connection that idles: it might close one just when a request comes."""
+"""Less than the server's limit for idle connections, which might close one just when a request is sent."""
 _LAST_EVENT = b'"finish_reason":"length"'
 _PROMPT = "The router takes a request, looks at its workers and sends it to those that will serve it best. " * 3
 
@@ -30,11 +30,11 @@ _LONG = 20
 
 @dataclass(frozen=True, slots=True)
 class StreamOutcome:
-    """A stream that was read to its end. Seconds.
+    """The measurements of a finished stream.
 
     Attributes:
-        longest_gap_s: without anything new, behind the first event.
-        settled_gap_s: of the gaps that began when all streams were open.
+        longest_gap_s: longest time between two events.
+        settled_gap_s: longest gap that began after all streams were open.
     """
 
     num_events: int
@@ -48,7 +48,7 @@ class HttpLoad:
     """Requests to the router's endpoint.
 
     Attributes:
-        settled_s: of ``time.perf_counter``: when all streams were open.
+        settled_s: when all streams were open, by ``time.perf_counter``.
     """
 
     def __init__(self, session: aiohttp.ClientSession, target: RouterUnderTest) -> None:
@@ -58,18 +58,18 @@ class HttpLoad:
         self.settled_s = inf
 
     async def one_token(self, number: int) -> float:
-        """Seconds from the request to the whole answer, which is one token."""
+        """Requests one token; returns the seconds until the whole answer."""
         return await self._post(self._body(number, 1))
 
     async def long_prompt(self, number: int) -> float:
-        """:meth:`one_token` behind a prompt of some thousand tokens."""
+        """Requests one token after a prompt of several thousand tokens."""
         return await self._post(self._body(number, 1) | {"prompt": f"{number} {_PROMPT * _LONG}"})
 
     async def stream(self, number: int, num_tokens: int) -> StreamOutcome:
-        """Reads a stream as fast as it comes.
+        """Reads a stream as fast as it arrives.
 
         Raises:
-            InternalError: it failed, or ended early.
+            InternalError: the stream failed, or ended early.
         """
         began_s = last_s = time.perf_counter()
         first_s = longest_s = settled_s = 0.0
@@ -111,7 +111,7 @@ class DirectLoad:
         self._client = WorkerClient(address)
 
     async def one_token(self, number: int) -> float:
-        """Seconds from the call to its end."""
+        """Requests one token; returns the seconds until the end of the call."""
         began_s = time.perf_counter()
         prompt = [number % 10_000 + 1, *range(100, 180)]
         sequence = pack_sequence(f"direct-{number}", prompt, SamplingParams(max_tokens=1, ignore_eos=True))
@@ -127,7 +127,7 @@ class DirectLoad:
 
 @asynccontextmanager
 async def http_load(target: RouterUnderTest) -> AsyncGenerator[HttpLoad]:
-    """For as long as the context lasts."""
+    """An HTTP load that can be used within the context."""
     timeout = aiohttp.ClientTimeout(total=_REQUEST_TIMEOUT_S)
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_IDLE_S)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
@@ -135,13 +135,13 @@ async def http_load(target: RouterUnderTest) -> AsyncGenerator[HttpLoad]:
 
 
 async def open_loop(send: Callable[[int], Awaitable[float]], rate: float, count: int, first: int = 0) -> list[float]:
-    """Sends requests at even distances, whatever becomes of those before; what each of them gave, in order.
+    """Sends requests at a constant rate, independent of earlier ones; returns their results in order.
 
-    A request that is sent late counts from when it was due, as its client would.
+    The time of a late request counts from when it was due, as its client would count.
 
     Args:
         rate: requests per second.
-        first: number of the first one.
+        first: number of the first request.
     """
     began_s = time.perf_counter()
     tasks: list[asyncio.Task[float]] = []

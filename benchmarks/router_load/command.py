@@ -35,26 +35,26 @@ from benchmarks.router_load.tables import render
 
 
 class NeighbourWatch:
-    """Begins where it is made. Processes of one's own have to be over when it is asked."""
+    """Measures the CPU use of other processes from its creation on. Own child processes must have ended before."""
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()
         self._machine_s, self._own_s = _machine_s(), _own_s()
 
     def cores(self) -> float:
-        """Mean number of cores that other processes have used since then."""
+        """The mean number of cores that other processes have used."""
         others_s = (_machine_s() - self._machine_s) - (_own_s() - self._own_s)
         return max(0.0, others_s / max(time.monotonic() - self._began_s, 1e-9))
 
 
 def _machine_s() -> float:
-    """Processor seconds of everybody; what a hypervisor gave to others is not among them."""
+    """CPU seconds of all processes, without the time that a hypervisor gave to other machines."""
     times = psutil.cpu_times()
     return float(sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq")))
 
 
 def _own_s() -> float:
-    """Of this process and of those it has started that are over."""
+    """CPU seconds of this process and of its children that have ended."""
     usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
@@ -67,14 +67,15 @@ _SLOW_TOKENS = 30
 
 @dataclass(frozen=True, slots=True)
 class RouterLoadSettings:
-    """
+    """The settings of all measurements.
+
     Attributes:
-        runs: of every measurement; medians are shown, figure by figure.
+        runs: number of runs of every measurement; the median of each figure is shown.
         overrides: sections of the router's and the workers' configuration.
-        relay_streams, relay_tokens: streams of the relay measurements, and tokens of each at one per message.
-        relay_batches: tokens per message, for each relay measurement.
-        open_streams: with a token a second.
-        profile: folder for what cProfile saw in the router, which is much slower then; None: none.
+        relay_streams, relay_tokens: streams of the relay measurements, and tokens of each with one token per message.
+        relay_batches: tokens per message of each relay measurement.
+        open_streams: number of streams with one token per second.
+        profile: folder for cProfile's output of the router, which slows it down; ``None`` disables profiling.
     """
 
     latency: LatencySettings = field(default_factory=LatencySettings)
@@ -89,11 +90,11 @@ class RouterLoadSettings:
 
 
 def run(settings: RouterLoadSettings, report: Report, json_file: Path | None = None) -> RenderableType:
-    """Measures on this machine, with processes of its own that listen on 127.0.0.1 alone; what to show of it.
+    """Measures with local processes that listen only on 127.0.0.1, and returns the tables to show.
 
     Raises:
         ConfigError: a file cannot be written.
-        BatonError: a process did not start, or the router failed a request.
+        BatonError: a process did not start, or a request failed.
     """
     if json_file is not None:
         check_writable("--json", json_file)

@@ -1,4 +1,4 @@
-"""Figures from figures."""
+"""Computes the shown figures from measurements."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from baton.core.timeline import Event
 
 
 def added_latency(through: Summary, directly: Summary) -> dict[str, float]:
-    """What the router adds, in milliseconds: percentiles of requests through it, less the median without it.
+    """The latency that the router adds, in milliseconds: percentiles with the router minus the median without it.
 
-    The worker's own bad moments are left in the upper percentiles, so that these are upper bounds.
+    The upper percentiles include slow moments of the worker, so they are upper bounds.
     """
     return {
         "p50": through.p50 - directly.p50,
@@ -29,7 +29,7 @@ def mib(num_bytes: float) -> float:
 
 
 def median_figures(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Number by number the median of several runs of the same measurement; what is no number is the first run's."""
+    """The median of each number over several runs; other values are those of the first run."""
     return {key: _median([run[key] for run in runs]) for key in runs[0]}
 
 
@@ -55,11 +55,11 @@ STAGES: Mapping[str, tuple[Event, Event]] = {
     "worker, there and back": (Event.ROUTED, Event.FIRST_TOKEN),
     "answer": (Event.FINISHED, Event.SENT),
 }
-"""In the order of a request that is not streamed."""
+"""The stages of a request that is not streamed, in order."""
 
 
 def stage_summaries(timelines: Iterable[Timeline]) -> dict[str, dict[str, float]]:
-    """Stage → its :class:`Summary` in milliseconds, over the requests that have it."""
+    """The :class:`Summary` of each stage in milliseconds, over the requests that have it."""
     found = list(timelines)
     return {name: asdict(Summary.of_seconds(_seconds(found, *stage))) for name, stage in STAGES.items()}
 

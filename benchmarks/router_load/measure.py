@@ -1,4 +1,4 @@
-"""The measurements, each on a router of its own."""
+"""The measurements, each with a new router."""
 
 from __future__ import annotations
 
@@ -21,26 +21,27 @@ Report = Callable[[str], None]
 
 _DIRECT_RATE = 20.0
 _WARMUP_SHARE = 0.5
-"""Of the requests that are measured: more than there are timelines kept, so that these are full."""
+"""Warm-up requests per measured request; enough to fill the kept timelines."""
 _LONG_EVERY = 15
-"""Long prompts before, one for so many requests: they fill what is kept of prompts and caches."""
+"""Measured requests per long prompt; long prompts come first and fill the router's records of prompts and caches."""
 _SLOW_STEP_MS = 1000.0
 _CPU_TICK_S = 0.01
-"""The kernel counts processor time in units of this."""
+"""The kernel's unit of CPU time."""
 _FEW_BLOCKS = 512
-"""Of a cache that is full soon: what the router knows of caches grows with them."""
+"""Blocks of a cache that is soon full, because the router's records of a cache grow with it."""
 _PROMPT_TOKENS = 256
-"""More than those of the load, with any tokenizer."""
+"""An upper bound of the load's prompt tokens with any tokenizer."""
 _OPENED_PER_S = 150.0
 
 
 @dataclass(frozen=True, slots=True)
 class LatencySettings:
-    """
+    """The settings of the latency measurement.
+
     Attributes:
         rate: requests per second of the open loop.
-        count: requests that are measured, behind half as many to warm up.
-        sizes: (prefill, decode) workers of each run.
+        count: number of measured requests, after half as many for warm-up.
+        sizes: prefill and decode workers of each run.
     """
 
     rate: float = 200.0
@@ -50,10 +51,11 @@ class LatencySettings:
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """
+    """The settings of a measurement with streams.
+
     Attributes:
-        streams: that are open at once.
-        tokens: of each.
+        streams: number of concurrent streams.
+        tokens: number of tokens of each stream.
     """
 
     streams: int
@@ -63,10 +65,11 @@ class StreamSettings:
 
 @dataclass(frozen=True, slots=True)
 class RouterSettings:
-    """
+    """The settings of the router.
+
     Attributes:
         overrides: sections of the configuration.
-        profile: file for what cProfile saw.
+        profile: file for cProfile's output.
     """
 
     overrides: Mapping[str, Any] = field(default_factory=dict)
@@ -74,7 +77,7 @@ class RouterSettings:
 
 
 async def measure_latency(size: tuple[int, int], settings: LatencySettings, router: RouterSettings) -> Figures:
-    """What the router adds to requests of one token, and whether its memory grows with them."""
+    """Measures the latency that the router adds to one-token requests, and the growth of its memory."""
     workers = Workers(prefill=size[0], decode=size[1], kv_blocks=_FEW_BLOCKS)
     num_warmup = max(10, int(_WARMUP_SHARE * settings.count))
     async with _under_test(workers, router) as target, http_load(target) as load:
@@ -109,7 +112,7 @@ async def measure_latency(size: tuple[int, int], settings: LatencySettings, rout
 
 
 async def measure_relay(settings: StreamSettings, router: RouterSettings) -> Figures:
-    """How many tokens per second the router passes on when workers have them at once."""
+    """Measures the tokens per second that the router relays when workers produce them instantly."""
     workers = Workers(tokens_per_message=settings.tokens_per_message, kv_blocks=_blocks(settings))
     async with _under_test(workers, router) as target, http_load(target) as load:
         await asyncio.gather(*(load.stream(number, 16) for number in range(8)))
@@ -133,7 +136,7 @@ async def measure_relay(settings: StreamSettings, router: RouterSettings) -> Fig
 
 
 async def measure_open_streams(settings: StreamSettings, router: RouterSettings) -> Figures:
-    """Many streams with a token a second each: do all of them get theirs in time, and what does that take?"""
+    """Measures many streams with one token per second each: gaps between tokens, and the router's CPU and memory."""
     async with (
         _under_test(Workers(decode=2, decode_step_ms=_SLOW_STEP_MS, kv_blocks=_blocks(settings)), router) as target,
         http_load(target) as load,
@@ -169,7 +172,7 @@ def _under_test(workers: Workers, router: RouterSettings) -> AbstractAsyncContex
 
 
 def _blocks(settings: StreamSettings) -> int:
-    """That hold all streams, with room to spare."""
+    """The number of blocks that hold all streams, with some reserve."""
     return settings.streams * (_PROMPT_TOKENS + settings.tokens) // BLOCK_SIZE + _FEW_BLOCKS
 
 

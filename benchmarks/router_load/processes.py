@@ -1,4 +1,4 @@
-"""Starts workers and router as processes, asks the router for its figures, and ends both by their pids."""
+"""Starts workers and router as processes, queries the router's figures, and ends both by their pids."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LINE_BYTES = 1 << 22
 
 
 class Child:
-    """A process that speaks in lines of JSON, and ends when its standard input does."""
+    """A process that communicates by lines of JSON and ends when its standard input ends."""
 
     def __init__(self, process: asyncio.subprocess.Process, name: str) -> None:
         self._process = process
@@ -51,12 +51,12 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """By which it can be seen to have ended."""
+        """The process id."""
         return self._process.pid
 
     @property
     def cpu_s(self) -> float:
-        """Seconds of processor time so far, of all its threads."""
+        """CPU seconds of all its threads so far."""
         times = self._watched.cpu_times()
         return float(times.user + times.system)
 
@@ -70,10 +70,10 @@ class Child:
         self._process.stdin.write(json.dumps(value).encode() + b"\n")
 
     async def hear(self) -> Any:
-        """Its next line.
+        """The next message of the process.
 
         Raises:
-            InternalError: it ended, or says nothing for too long.
+            InternalError: the process ended, or sent nothing for too long.
         """
         if self._process.stdout is None:
             raise RuntimeError("the process was started without a standard output")
@@ -97,11 +97,11 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class RouterUnderTest:
-    """A router that serves, and its workers.
+    """A serving router and its workers.
 
     Attributes:
         endpoint: ``http://host:port``.
-        model: what clients call it.
+        model: the served model's name.
     """
 
     endpoint: str
@@ -111,7 +111,7 @@ class RouterUnderTest:
     workers: Child
 
     async def figures(self) -> dict[str, Any]:
-        """See :mod:`benchmarks.router_load.router_process`."""
+        """The router's figures; see :mod:`benchmarks.router_load.router_process`."""
         self.router.tell({})
         figures: dict[str, Any] = await self.router.hear()
         return figures
@@ -121,14 +121,14 @@ class RouterUnderTest:
 async def router_under_test(
     workers: Workers, overrides: Mapping[str, Any] | None = None, profile: Path | None = None
 ) -> AsyncGenerator[RouterUnderTest]:
-    """Both processes, for as long as the context lasts. They keep nothing beyond it.
+    """Runs both processes within the context. They leave no files behind.
 
     Args:
         overrides: sections of the configuration.
-        profile: file for what cProfile saw in the router.
+        profile: file for cProfile's output of the router.
 
     Raises:
-        InternalError: one of them did not start.
+        InternalError: a process did not start.
     """
     with tempfile.TemporaryDirectory(prefix="baton-router-load-") as name:
         folder = Path(name)
@@ -138,7 +138,7 @@ async def router_under_test(
         try:
             if profile is not None:
                 arguments = [*arguments, "--profile", str(profile)]
-            # What it learns of such workers is of no use to real ones.
+            # A separate cache, because what the router learns from these workers does not apply to real ones.
             router = await Child.start(_ROUTER_MODULE, arguments, _own_cache(folder))
             try:
                 infos = await fleet.hear()

@@ -28,11 +28,11 @@ from cluster.config.config import BatonConfig, load_config
 from cluster.router_process import RouterHost
 
 _MOST_TIMELINES = 300
-"""Each takes milliseconds to write down."""
+"""Limit of the evaluated timelines, each of which takes milliseconds to build."""
 
 
 class _Pools:
-    """Answers the autoscaler for the controller: there are as many workers as there shall be. Nothing else is asked."""
+    """Stands in for the controller towards the autoscaler: reports that all configured workers are ready."""
 
     def __init__(self, config: BatonConfig) -> None:
         self.pool_counts = self
@@ -43,7 +43,7 @@ class _Pools:
 
 
 async def serve(config_file: Path) -> None:
-    """Until the standard input ends.
+    """Serves until the standard input ends.
 
     Raises:
         BatonError: the router cannot start.
@@ -62,7 +62,7 @@ async def serve(config_file: Path) -> None:
 
 
 def _figures(host: RouterHost) -> dict[str, Any]:
-    """Memory in bytes and in blocks of Python's allocator, and what the stages of the last requests took."""
+    """The memory in bytes and in blocks of Python's allocator, and the durations of the last requests' stages."""
     gc.collect()
     num_blocks, rss_bytes = sys.getallocatedblocks(), psutil.Process().memory_info().rss
     timelines = [host.timeline(entry["request_id"]) for entry in host.requests("newest", _MOST_TIMELINES)]
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if profile is not None:
         profile.enable()
     try:
-        uvloop.run(serve(options.config))  # Ray's actors have this loop too
+        uvloop.run(serve(options.config))  # the loop of Ray's actors
     except BatonError as error:
         sys.stderr.write(f"{error.message}\n")
         return 1

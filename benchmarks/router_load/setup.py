@@ -1,4 +1,4 @@
-"""The configuration that router and workers share, and the profile of workers that cost nothing."""
+"""The configuration that router and workers share, and the profile of workers that cost almost nothing."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from baton.engine.models.model_source import resolve_model
 from cluster.config.config import BatonConfig
 
 BLOCK_SIZE = 16
-"""Tokens."""
+"""Tokens per block."""
 _LENIENT = "1h"
-"""Nothing here is about targets: with these every request has room."""
+"""A target that every request meets, since targets do not matter here."""
 _SEATS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Simulated ones.
+    """Simulated workers.
 
     Attributes:
-        step_ms: what any step takes, whatever is in it.
-        decode_step_ms: on decode workers; None: the same.
-        tokens_per_message: the most that a message of a stream brings.
-        kv_blocks: of each worker's cache.
+        step_ms: duration of every step.
+        decode_step_ms: duration of every step of decode workers; ``None`` means ``step_ms``.
+        tokens_per_message: maximum number of tokens per message of a stream.
+        kv_blocks: size of each worker's cache in blocks.
     """
 
     prefill: int = 1
@@ -40,10 +40,10 @@ def write_setup(folder: Path, workers: Workers, overrides: dict[str, Any]) -> Pa
     """Writes profile and configuration into a folder; returns the file with the configuration.
 
     Args:
-        overrides: sections of the configuration, laid over what the benchmark needs.
+        overrides: sections of the configuration, which override the benchmark's own.
 
     Raises:
-        BatonError: the configuration is wrong, or the model, of which only the tokenizer is used, is not there.
+        BatonError: the configuration is wrong, or the model, of which only the tokenizer is used, is missing.
     """
     profile = folder / "profile.yaml"
     profile.write_text(json.dumps(_profile(workers)), encoding="utf-8")  # JSON is YAML too

@@ -17,7 +17,7 @@ each other; "per core" is what the router alone would do with a core of its own.
 
 
 def render(document: Mapping[str, Any]) -> RenderableType:
-    """Of what :func:`benchmarks.router_load.command.run` measured."""
+    """Renders what :func:`benchmarks.router_load.command.run` measured."""
     parts: list[RenderableType] = [_latency(document), _stages(document), _relay(document), _open(document)]
     neighbours = f"Other processes used {document['neighbour_cores']:.2f} cores meanwhile; it should be none."
     return Group(*parts, Text(f"{_LEGEND}\n{neighbours}", style="dim"))
