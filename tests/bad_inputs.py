@@ -15,7 +15,7 @@ class BadInput:
     """A request that must be refused.
 
     Attributes:
-        body: sent as it is when bytes, else as JSON; None sends no body.
+        body: bytes are sent unchanged, other values as JSON; ``None`` sends no body.
         code: ``error.code`` of the answer.
         param: ``error.param`` of the answer.
         fragment: must occur in ``error.message``.

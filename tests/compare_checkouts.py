@@ -101,7 +101,7 @@ def served_sources(checkout: Path) -> Iterator[ast.Module]:
 
 
 def metrics(checkout: Path) -> set[str]:
-    """Names in string constants that look like those of metrics."""
+    """The names in string constants that look like names of metrics."""
     return {
         name
         for tree in served_sources(checkout)
@@ -112,7 +112,7 @@ def metrics(checkout: Path) -> set[str]:
 
 
 def error_texts(checkout: Path) -> set[str]:
-    """Texts of the exceptions that are raised; expressions within stand as ``{}``."""
+    """The texts of raised exceptions, with ``{}`` in place of expressions."""
     return {
         text
         for tree in served_sources(checkout)
@@ -134,7 +134,7 @@ def _text(node: ast.expr) -> str:
 
 
 def tokens(checkout: Path) -> dict[str, Any]:
-    """What a cluster of this checkout answers, by method and temperature."""
+    """The answers of a cluster of this checkout, by method and temperature."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

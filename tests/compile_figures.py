@@ -1,4 +1,4 @@
-"""What a compiled kernel costs a GPU: registers, spills, shared memory, widths of reads, layouts of products."""
+"""The costs of a compiled kernel: registers, spills, shared memory, widths of reads, layouts of products."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any
 from tests.triton_launches import Compiled
 
 READS = {"attend": ("k", "v"), "merge": ("parts",), "quantize_row": ("numbers",)}
-"""Variables of each kernel that hold what it reads most of."""
+"""The variables of each kernel that receive most of its reads."""
 PRODUCTS = {"attend": ("scores", "acc")}
-"""Variables that hold results of ``tl.dot``: queries times keys, then weights times values."""
+"""The variables with results of ``tl.dot``: queries times keys, then weights times values."""
 WIDEST_READ = 16
 """Bytes that one thread can read with one instruction."""
 SHARED_LIMITS = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
-"""Bytes of shared memory that one program may have, by compute capability times ten (CUDA programming guide)."""
+"""Maximum bytes of shared memory of a program, by compute capability times ten (CUDA programming guide)."""
 TENSOR_MEMORY_LIMIT = 512
 _DECODE_ROWS = 16
-_DECODE_REGISTERS = 128  # of 128 threads: four programs live on a multiprocessor with 65,536 registers
-_WARP_GROUP_ROWS = 64  # of four warps; least of a product on the newest tensor cores of capability 9.0 and 10.0
+_DECODE_REGISTERS = 128  # with 128 threads, four programs fit on a multiprocessor with 65,536 registers
+_WARP_GROUP_ROWS = 64  # of four warps; the minimum for the newest tensor cores of capability 9.0 and 10.0
 
 SHORTFALLS = {
     "spills": "registers are spilled to memory",
@@ -32,18 +32,18 @@ SHORTFALLS = {
     "exchange": f"warps exchange weights between the products, though four could share {_WARP_GROUP_ROWS} rows without",
     "old-mma": f"{_WARP_GROUP_ROWS} rows do not use the newest instruction of the tensor cores (wgmma, tcgen05)",
 }
-"""What is wrong with a variant that works nevertheless. The table names those that are known; they are fixed later."""
+"""Shortcomings of variants that work nevertheless. The table lists the known ones, which are to be fixed later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """How ``tl.dot`` is computed.
+    """The implementation of a ``tl.dot``.
 
     Attributes:
         unit: ``mma``, ``wgmma`` or ``tcgen05``.
-        warps: along rows and columns; ``(1, 1)`` for tcgen05, which one thread launches for all warps.
+        warps: number of warps along rows and columns; ``(1, 1)`` for tcgen05, which one thread launches for all warps.
         instruction: rows and columns of one instruction, of one warp (mma, wgmma) or of the program (tcgen05).
-        repeats: how often each number is computed; 1 is right.
+        repeats: how often each number is computed, which should be 1.
     """
 
     unit: str
@@ -59,14 +59,15 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """
+    """The figures of a compiled kernel.
+
     Attributes:
-        registers: per thread.
-        spilled: bytes per thread that are stored to and loaded from memory for want of registers, as ptxas counts.
+        registers: registers per thread.
+        spilled: bytes of register spills per thread, as ptxas counts them.
         shared: bytes of shared memory of a program.
         reads: bytes of the narrowest instruction that reads each of :data:`READS`.
-        products: of :data:`PRODUCTS`.
-        rows: of the tile, 0 for kernels without one.
+        products: the products of :data:`PRODUCTS`.
+        rows: rows of the tile, or 0 for kernels without a tile.
     """
 
     registers: int
@@ -77,7 +78,7 @@ class Figures:
     rows: int
 
     def shortfalls(self, capability: int) -> list[str]:
-        """Names of :data:`SHORTFALLS` that apply."""
+        """The names of the :data:`SHORTFALLS` that apply."""
         return [name for name, applies in self._faults(capability).items() if applies]
 
     def _faults(self, capability: int) -> dict[str, bool]:
@@ -93,11 +94,11 @@ class Figures:
 
 
 def figures_of(compiled: Compiled, capability: int) -> Figures:
-    """Reads the figures out of the compiler's output.
+    """Reads the figures from the compiler's output.
 
     Raises:
-        ValueError: the launch asks for more memory than a GPU of that capability has, or the output lacks what is
-            looked for, as when a variable of the kernel has another name.
+        ValueError: the launch needs more memory than a GPU of this capability has, or the output lacks a figure, for
+            example because a variable of the kernel has another name.
     """
     if compiled.shared > SHARED_LIMITS[capability] or compiled.tensor_memory > TENSOR_MEMORY_LIMIT:
         raise ValueError(
@@ -119,7 +120,7 @@ def figures_of(compiled: Compiled, capability: int) -> Figures:
 
 
 def _exchange(scores: Product, acc: Product) -> bool:
-    """Whether the weights that a warp has are not just those that it multiplies."""
+    """Whether warps multiply other weights than those that they hold."""
     return scores.warps != acc.warps or scores.warps[1] > 1
 
 
@@ -137,7 +138,7 @@ def _number(pattern: str, text: str) -> int:
 
 
 def _variables(function: Any) -> dict[int, str]:
-    """The variable that each line of a function helps to compute, by the line's number in its file."""
+    """The variable that each line of a function computes, by line number in the file."""
     source, first = inspect.getsourcelines(function)
     found = {}
     for node in ast.walk(ast.parse("".join(source))):
@@ -148,7 +149,7 @@ def _variables(function: Any) -> dict[int, str]:
 
 
 def _reads(compiled: Compiled, variables: dict[int, str]) -> dict[str, int]:
-    """Bytes of the narrowest read of each variable, by the source lines that PTX notes."""
+    """The bytes of the narrowest read of each variable, by the source lines in PTX."""
     own = Path(inspect.getfile(compiled.kernel.fn)).name
     files = dict(re.findall(r'\.file\s+(\d+) "[^"]*?([^"/]+)"', compiled.ptx))
     widths: dict[str, int] = {}
@@ -167,7 +168,7 @@ def _reads(compiled: Compiled, variables: dict[int, str]) -> dict[str, int]:
 
 
 def _products(compiled: Compiled, variables: dict[int, str]) -> dict[str, Product]:
-    """The product of each variable, by the source lines that Triton's GPU IR notes."""
+    """The product of each variable, by the source lines in Triton's GPU IR."""
     encoding = r"^(#\w+) = #(?:ttg\.nvidia_mma|ttng\.tensor_memory_encoding)<(.*)>"
     layouts = dict(re.findall(encoding, compiled.ttgir, re.M))
     places = dict(re.findall(r"^(#loc\d*) = loc\((.*)\)$", compiled.ttgir, re.M))
@@ -176,7 +177,7 @@ def _products(compiled: Compiled, variables: dict[int, str]) -> dict[str, Produc
         if not (dot := re.search(r"(?:tt\.dot|ttng\.warp_group_dot|ttng\.tc_gen5_mma) .*loc\((#loc\d*)\)", line)):
             continue
         place = places[dot[1]]
-        while inner := re.search(r"\((#loc\d*)\)", place):  # a name, whose own place follows
+        while inner := re.search(r"\((#loc\d*)\)", place):  # a name that refers to its own location
             place = places[inner[1]]
         variable = variables.get(int(place.split(":")[-2]))
         rows, columns, layout = re.findall(r"<(\d+)x(\d+)xf32, (#\w+)", line)[-1]  # the result

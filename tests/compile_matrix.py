@@ -39,7 +39,7 @@ COMPILE_TABLE = Path(__file__).parent / "unit/baton/engine/attention/compile_tab
 CAPABILITIES = (80, 89, 90, 100, 120)
 """Compute capabilities times ten: A100, L4 and RTX 40, H100, B200, RTX 50."""
 _NUM_HEADS, _NUM_KV_HEADS = 32, 8
-_NUM_PROGRAMS = 264  # of an H100: two for each of its multiprocessors
+_NUM_PROGRAMS = 264  # two for each multiprocessor of an H100
 _FP8_CAPABILITY = 89
 _SHORT, _LONG = list(range(64)), list(range(1024))  # blocks of 16 tokens
 _TREE = (ROOT, ROOT, 0, 1, 2, 2, 3)
@@ -50,7 +50,7 @@ _TILES = {
     "tree": [Span(_SHORT, 1000, 8, _TREE)] * 64,
     "prefill": [Span(_SHORT, 0, 1000)],
 }
-"""New tokens by the tile that computes them: 16 rows for decode, 32 for chains and trees, 64 for prompts."""
+"""Spans for each tile: 16 rows for decode, 32 for chains and trees, 64 for prompts."""
 _PLAIN, _FULL = "plain", "full"  # full: with a window, capped scores and attention sinks
 _KEY = ("triton", "capability", "kernel", "size", "cache", "tile", "layer")
 _FIGURES = ("registers", "spilled", "shared", "reads", "products", "shortfalls")
@@ -58,10 +58,11 @@ _FIGURES = ("registers", "spilled", "shared", "reads", "products", "shortfalls")
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """
+    """A variant of a kernel.
+
     Attributes:
-        size: of a head; for ``quantize_row``, numbers in a row.
-        cache: a :class:`KVEncoding`, empty where the kernel does not see the cache.
+        size: size of a head; for ``quantize_row``, of a row.
+        cache: a :class:`KVEncoding`; empty if the kernel does not read the cache.
         tile: one of the batches above, or empty.
         layer: ``plain`` or ``full``, or empty.
     """
@@ -92,7 +93,7 @@ def cases() -> Iterator[tuple[int, Variant]]:
 
 
 def launches_of(variant: Variant) -> Launches:
-    """What the backend launches for a variant."""
+    """The backend's launches for a variant."""
     if variant.kernel == "quantize_row":
         launches = Launches(fp8_kernels.quantize_row)
         with mock.patch.object(fp8_kernels, "quantize_row", launches):
@@ -138,7 +139,7 @@ def read_table() -> list[dict[str, str]]:
 
 
 def differences(expected: dict[str, str], found: dict[str, str]) -> list[str]:
-    """Figures that are not those of the table, whether better or worse."""
+    """The figures that differ from the table, for better or worse."""
     return [
         f"{name}: the table says {expected[name] or 'none'}, the compiler gives {found[name] or 'none'}"
         for name in _FIGURES
@@ -147,7 +148,7 @@ def differences(expected: dict[str, str], found: dict[str, str]) -> list[str]:
 
 
 def update(capabilities: tuple[int, ...] = CAPABILITIES) -> None:
-    """Replaces the rows of the installed Triton, capability by capability."""
+    """Replaces the rows of the installed version of Triton, one capability at a time."""
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         for capability in capabilities:
             chosen = [case for case in cases() if case[0] == capability]
@@ -165,7 +166,7 @@ def _replace(rows: list[dict[str, str]]) -> None:
 
 
 def summary() -> Iterator[str]:
-    """Lines of a Markdown table: registers, and bytes spilled in parentheses; two numbers where versions differ."""
+    """Yields a Markdown table: registers, and spilled bytes in parentheses; two numbers where versions differ."""
     rows = read_table()
     capabilities = list(dict.fromkeys(row["capability"] for row in rows))
     yield "| kernel | cache | layer | " + " | ".join(capabilities) + " |"

@@ -1,7 +1,7 @@
-"""For all tests, which share the machine: nothing depends on how fast it is, and one run tries what another tried.
+"""Settings of all tests: runs are independent of the machine's speed and reproducible.
 
-Before torch is imported: waiting OpenMP threads must sleep instead of spinning, and of several test processes each has
-one.
+Before torch is imported, OpenMP is set so that waiting threads sleep instead of spinning, and that each of several test
+processes uses one thread.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Cases marked ``thorough`` are told as deselected where nobody asked for them."""
+    """Deselects cases marked ``thorough`` unless ``--thorough`` is given."""
     if config.getoption("--thorough"):
         return
     left_out = [item for item in items if item.get_closest_marker("thorough")]
@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says on which kinds of CPU tests ran, see :mod:`tests.cpu_kinds`."""
+    """Reports the kinds of CPU on which tests ran; see :mod:`tests.cpu_kinds`."""
     reports = [report for group in terminalreporter.stats.values() for report in group]
     found = [value for report in reports for name, value in _properties(report) if name == "cpu kind"]
     if found:
@@ -58,13 +58,13 @@ def _properties(report: object) -> list[tuple[str, object]]:
 
 @pytest.fixture(scope="session")
 def thorough(request: pytest.FixtureRequest) -> bool:
-    """Whether the slowest tests shall run at full size."""
+    """Whether the slowest tests run at full size."""
     return bool(request.config.getoption("--thorough"))
 
 
 @pytest.fixture(autouse=True)
 def _caplog_hears_our_loggers() -> None:
-    """Whatever ran before in this process may have configured them for a worker's."""
+    """Resets baton's loggers, which an earlier test in this process may have configured as in a worker."""
     for package in PACKAGES:
         logger = logging.getLogger(package)
         logger.handlers, logger.propagate = [], True

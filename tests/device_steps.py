@@ -1,4 +1,4 @@
-"""Steps of tiny models on a stand-in for a device, with attention as the Triton backend launches it."""
+"""Steps of tiny models on a fake device, with attention as the Triton backend launches it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class KernelLaunches:
 
 @contextmanager
 def without_kernels() -> Iterator[KernelLaunches]:
-    """Triton's kernels are not run, only noted, so that the backend works on every device."""
+    """In this context Triton's kernels are recorded instead of run, so that the backend works on every device."""
     with pytest.MonkeyPatch.context() as patch:
         launches = KernelLaunches(Launches(triton_paged.attend), Launches(triton_paged.merge))
         patch.setattr(triton_paged, "attend", launches.attend)
@@ -45,7 +45,7 @@ def without_kernels() -> Iterator[KernelLaunches]:
 
 
 def prepared(model: PreTrainedModel) -> LoadedModel:
-    """The model in float32 on the CPU, without changes that are made for some CPUs only."""
+    """The model in float32 on the CPU, without the changes that are made only for some CPUs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("baton.engine.models.model_loader.speed_up_products", lambda network, device: None)
         return prepare_model(model, "float32")
@@ -58,7 +58,7 @@ def on_device(loaded: LoadedModel) -> LoadedModel:
 
 
 class Steps:
-    """Makes steps of one model over a cache of its own.
+    """Makes steps of one model with its own cache.
 
     Args:
         num_blocks: size of the cache.
@@ -72,10 +72,10 @@ class Steps:
         self.forward_pass = TransformersForward(loaded, TritonPaged(self.cache, num_programs=num_programs))
 
     def recorded(self, num_seqs: int, tokens_per_seq: int, max_keys: int = 64) -> Callable[[], torch.Tensor]:
-        """What a graph of that bucket does, but for the copy of the logits; with drafts, its plan has trees.
+        """The step that a graph of this bucket runs, without the copy of the logits; with drafts, its plan has trees.
 
         Args:
-            max_keys: that a sequence may have.
+            max_keys: maximum number of keys of a sequence.
         """
         count = num_seqs * tokens_per_seq
         size = PlanSize(num_seqs + 1, count, max_keys // BLOCK_SIZE, tokens_per_seq - 1)
@@ -89,8 +89,8 @@ class Steps:
         """A step without a graph.
 
         Args:
-            lengths: of each sequence, how many tokens it has and how many of them are new.
-            draft: of the first sequence.
+            lengths: for each sequence, its number of tokens and how many of them are new.
+            draft: draft of the first sequence.
         """
         plan = []
         for index, (known, new) in enumerate(lengths):

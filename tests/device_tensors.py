@@ -1,19 +1,19 @@
-"""Tensors of a device that is not there. They say that they are CUDA's; each holds a tensor of the CPU, on which an
-operation is computed when :mod:`tests.stream_checker` decides that its turn has come.
+"""Tensors of a fake device. They claim to be CUDA's; each holds a CPU tensor, on which operations are computed when
+:mod:`tests.stream_checker` schedules them.
 
 Modelled:
 
 * every operation that torch dispatches for such a tensor, from any caller (models, sampling, drafts, the cache), as
-  one operation of the caller's current stream; a recording of them, as a CUDA graph is one;
-* copies between host and device: from and to pinned memory (read and written when their turn comes), from pageable
-  memory (read at once) and to it (waited for), and values that the host looks at (waited for);
-* both allocators: memory is overwritten as soon as torch may give it to another owner. On the device that is an
+  one operation of the caller's current stream; and recordings of operations, like CUDA graphs;
+* copies between host and device: from and to pinned memory (read and written when scheduled), from pageable memory
+  (read at once) and to it (waited for), and values that the host reads (waited for);
+* both allocators: memory is overwritten as soon as torch may give it to another owner. On the device this is an
   operation of the stream that it was allocated for; pinned memory is overwritten by the host;
-* streams and events, see :mod:`tests.fake_cuda`; attention's kernel, see :mod:`tests.kernel_attention`.
+* streams and events, see :mod:`tests.fake_cuda`; the attention kernel, see :mod:`tests.kernel_attention`.
 
-Not modelled: Triton's kernels themselves; reads and writes of pinned memory by the host, which are not ordered with
-the device's, but give or get what is there at that moment; the order between threads of the host, which count as one:
-what one of them has waited for, all have waited for; what a graph's memory pool gives away within the graph.
+Not modelled: Triton's kernels themselves; the order of the host's reads and writes of pinned memory relative to the
+device's, which act on the content at that moment; the order between threads of the host, which count as one, so that a
+wait by one of them counts for all; reuse within a graph's memory pool.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ from tests.stream_checker import Access, Device, Memory, Rows
 CUDA = torch.device("cuda", 0)
 _POISON = 0xFF  # not a number, -1, or true
 _LOOKS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2", "bincount")
-"""Operations that the host waits for, because their shape or result depends on values."""
+"""Operations for which the host waits, because their shape or result depends on values."""
 _INDEXED = ("index_select", "index_copy_", "index_copy", "index_add_", "index_fill_")
 
 
 class DeviceTensor(torch.Tensor):
-    """
+    """A tensor of the fake device.
+
     Attributes:
-        values: what the device has done so far.
+        values: the device's values so far.
     """
 
     values: torch.Tensor
@@ -48,7 +49,7 @@ class DeviceTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, values: torch.Tensor, handle: Handle) -> DeviceTensor:
         layout = {"strides": values.stride(), "storage_offset": values.storage_offset()}
-        with torch.inference_mode(False):  # a view of a tensor that was made outside must not be one of inference
+        with torch.inference_mode(False):  # views of tensors from outside must not be inference tensors
             made = torch.Tensor._make_wrapper_subclass(cls, values.shape, **layout, dtype=values.dtype, device="cpu")
         made.values, made.handle = values, handle
         return made
@@ -79,7 +80,7 @@ class DeviceTensor(torch.Tensor):
 
 
 class Handle:
-    """What the tensors of one allocation share; when the last of them is gone, the memory is free."""
+    """An allocation, which its tensors share; it is freed with the last of them."""
 
     def __init__(self, tensors: DeviceTensors, values: torch.Tensor, row_bytes: int) -> None:
         self.tensors = tensors
@@ -92,18 +93,18 @@ class Handle:
 
 
 class _PinnedArray(np.ndarray):  # type: ignore[type-arg]
-    """What the host sees of pinned memory; when it is gone, the memory is free, whatever the device is doing."""
+    """The host's view of pinned memory, with which the memory is freed, even while the device uses it."""
 
 
 class DeviceTensors:
-    """Makes the tensors of a device, and does to them what is done to its tensors."""
+    """Creates the tensors of a device and executes operations on them."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self._pinned: dict[int, tuple[torch.Tensor, Memory]] = {}  # by address
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A function of torch's, as it is called; those that name devices never come to :meth:`dispatch`."""
+        """Handles a call of a torch function; functions that name devices never reach :meth:`dispatch`."""
         name = getattr(func, "__name__", "")
         if name == "pin_memory":
             return self.pinned(args[0].nbytes).view(args[0].dtype).view(args[0].shape).copy_(args[0])
@@ -150,7 +151,7 @@ class DeviceTensors:
             return out
 
     def dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """An operation of torch's on tensors of which at least one is the device's."""
+        """Handles a torch operation with at least one tensor of the device."""
         with torch._C.DisableTorchFunction():
             if _is_composite(func):
                 return func.decompose(*args, **kwargs)
@@ -168,18 +169,18 @@ class DeviceTensors:
             return self._launch(func, name, args, kwargs)
 
     def upload(self, tensor: torch.Tensor, *, non_blocking: bool = False) -> DeviceTensor:
-        """A copy on the device."""
+        """Copies a tensor to the device."""
         made = self._allocate(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype))
         self._copy(made, tensor, non_blocking=non_blocking)
         return made
 
     def on_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy on the host, which waits for it."""
+        """Copies a tensor to the host and waits for the copy."""
         self.device.synchronize(self.device.current)
         return values_of(tensor).clone()
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
-        """Uint8 ``[num_bytes]`` that hold what their last owner has left there."""
+        """Pinned memory, uint8 ``[num_bytes]``, with the content that its last owner left."""
         host = np.full(max(1, num_bytes), _POISON, dtype=np.uint8)
         with torch.inference_mode(False):
             block = torch.from_numpy(host)
@@ -208,7 +209,7 @@ class DeviceTensors:
                 continue
             if name not in ("index", "index_put_", "_index_put_impl_"):
                 raise RuntimeError(f"{name} is given tensors of the device and of the host")
-            self.device.synchronize(self.device.current)  # a list of places: torch copies it to the device and waits
+            self.device.synchronize(self.device.current)  # a list of indices: torch copies it to the device and waits
 
     def _allocate(self, values: torch.Tensor) -> DeviceTensor:
         values.untyped_storage().fill_(_POISON)
@@ -231,7 +232,7 @@ class DeviceTensors:
                 memory.users.add(self.device.current)
                 shape = (tensor.shape, tensor.stride(), tensor.storage_offset())
                 sides.append(torch.empty(0, dtype=tensor.dtype).set_(block.untyped_storage(), shape[2], *shape[:2]))
-            else:  # a driver reads pageable memory before it returns, and has written it when it returns
+            else:  # a driver reads or writes pageable memory before it returns
                 sides.append(tensor if writes else tensor.clone())
                 waits |= writes
 
@@ -246,7 +247,7 @@ class DeviceTensors:
         return target
 
     def _launch(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Queues an operation; what it will give is there at once, and holds nothing yet."""
+        """Queues an operation; its result exists at once, without content."""
         bare_args, bare_kwargs = values_of(args), values_of(kwargs)
         touched: list[tuple[Memory, Callable[[], Rows], bool]] = []
         changed: list[Any] = []
@@ -266,7 +267,7 @@ class DeviceTensors:
             targets = _tensors_in(made)
             touched += [(tensor.handle.memory, lambda: slice(None), True) for tensor in targets]
         values = [tensor.values for tensor in targets]
-        del args, kwargs, changed, targets  # the host holds on to no memory by what is still to run
+        del args, kwargs, changed, targets  # pending operations must not keep memory alive
 
         def run() -> Sequence[Access]:
             found = [Access(memory, rows(), writes) for memory, rows, writes in touched]
@@ -282,7 +283,7 @@ class DeviceTensors:
 
 
 def _map(kind: type, change: Callable[[Any], Any], tree: Any) -> Any:
-    """Torch's ``tree_map_only``, which takes a dozen times as long."""
+    """Does what torch's ``tree_map_only`` does, twelve times as fast."""
     if isinstance(tree, kind):
         return change(tree)
     if isinstance(tree, dict):
@@ -299,18 +300,18 @@ def _tensors_in(tree: Any, kind: type = DeviceTensor) -> list[Any]:
 
 
 def values_of(tree: Any) -> Any:
-    """The tensors of the CPU in the place of the device's."""
+    """Replaces the device's tensors by their CPU tensors."""
     return _map(DeviceTensor, lambda tensor: tensor.values, tree)
 
 
 def _zeros_for(tree: Any) -> Any:
-    """Zeros in the place of tensors, to find out what shapes results have: any operation takes them."""
+    """Replaces tensors by zeros, which any operation accepts, to find the shapes of results."""
     return _map(torch.Tensor, lambda t: torch.empty_strided(*_layout(t), dtype=t.dtype).zero_(), tree)
 
 
 @functools.cache
 def _is_composite(func: Any) -> bool:
-    """Whether an operation is made of others."""
+    """Whether an operation is composed of others."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
 
 
@@ -319,7 +320,7 @@ def _layout(tensor: torch.Tensor) -> tuple[torch.Size, tuple[int, ...]]:
 
 
 def handle_of(tensor: torch.Tensor) -> Handle:
-    """The allocation that a tensor of the device lies in."""
+    """The allocation of a tensor of the device."""
     if not isinstance(tensor, DeviceTensor):
         raise TypeError("a tensor of the device was expected")
     return tensor.handle
@@ -331,7 +332,7 @@ def access_of(tensor: torch.Tensor, *, writes: bool) -> Access:
 
 
 def _rows_of(tensor: torch.Tensor) -> slice:
-    """Rows from a tensor's first number to its last."""
+    """The rows from a tensor's first element to its last."""
     values, row_bytes = values_of(tensor), handle_of(tensor).memory.row_bytes
     if not values.numel():
         return slice(0, 0)
@@ -341,7 +342,7 @@ def _rows_of(tensor: torch.Tensor) -> slice:
 
 
 def _rows_touched(tensor: DeviceTensor, name: str, place: int, args: Any) -> Callable[[], Rows]:
-    """Rows that an operation's argument touches, known when the operation runs."""
+    """The rows that an operation touches of an argument, evaluated when the operation runs."""
     whole, values = _rows_of(tensor), tensor.values
     index = None
     if place == 0 and name in _INDEXED and args[1] == 0:

@@ -1,15 +1,15 @@
-"""Finds what makes the host wait for its device, on a machine that has none.
+"""Finds the operations that make the host wait for its device, on a machine without a device.
 
-A device computes behind the host. Some operations stop the host until the device has caught up: reading a number,
-making a tensor whose shape depends on values, copying to the host, and copying out of pageable memory. Each of them
-costs a part of the step, and none of them can be recorded as a CUDA graph.
+A device lags behind the host. Some operations stop the host until the device has caught up: reading a number, making a
+tensor whose shape depends on values, copying to the host, and copying from pageable memory. Each of them costs a part
+of the step, and none of them can be captured in a CUDA graph.
 
-:class:`DeviceWaits` notes such operations, with the line that asked for them, on one of two stand-ins for a device:
+:class:`DeviceWaits` records such operations, with the calling line, on one of two fake devices:
 
-``cpu``   All tensors of the CPU count as the device's. Values are real, so that code runs on behind a wait.
-          Copies between host and device do not show.
-``meta``  Tensors of the meta device count as the device's, those of the CPU as the host's. Copies show. What the host
-          reads is made up: every number is 1.
+``cpu``   All CPU tensors count as the device's. Values are real, so that code continues after a wait. Copies between
+          host and device are not found.
+``meta``  Tensors of the meta device count as the device's, CPU tensors as the host's. Copies are found. Every number
+          that the host reads is 1.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FACTORIES = {"tensor", "as_tensor", "asarray", "new_tensor"}
 
 
 class Kind(Enum):
-    """Why the host waits; a queued upload alone makes it wait for nothing."""
+    """Why the host waits; a queued upload is recorded, but the host does not wait for it."""
 
     VALUE = "reads a number"
     SHAPE = "has a shape that depends on values"
@@ -48,10 +48,11 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """
+    """A recorded wait.
+
     Attributes:
-        place: file and function, as in ``baton/engine/sampling/sampler.py:read``; others without folders.
-        line: of the file.
+        place: file and function, such as ``baton/engine/sampling/sampler.py:read``; other files without folders.
+        line: line in the file.
     """
 
     kind: Kind
@@ -64,13 +65,13 @@ class Wait:
 
 
 class DeviceWaits:
-    """A context in which waits are noted.
+    """A context in which waits are recorded.
 
     Args:
-        device: ``cpu`` or ``meta``, see the module.
+        device: ``cpu`` or ``meta``; see the module's docstring.
 
     Attributes:
-        found: all that was noted, in order.
+        found: the recorded operations in order.
     """
 
     def __init__(self, device: str = "meta") -> None:
@@ -88,7 +89,7 @@ class DeviceWaits:
 
     @property
     def waits(self) -> list[Wait]:
-        """What was found and makes the host wait."""
+        """The found operations that make the host wait."""
         return [wait for wait in self.found if wait.kind is not Kind.QUEUED_UPLOAD]
 
     @property
@@ -97,7 +98,7 @@ class DeviceWaits:
         return Counter(wait.place for wait in self.waits)
 
     def watch(self, run: Callable[[], Any]) -> list[Wait]:
-        """What ``run`` does. Behind a wait it may fail, since what the host reads of the meta device is made up."""
+        """The waits of ``run``, which may fail after a wait on the meta device, because its values are fake."""
         self.found.clear()
         with self:
             try:
@@ -117,23 +118,23 @@ class DeviceWaits:
         self.found.append(Wait(kind, operation, f"{path}:{function}", line))
 
     def has(self, value: Any) -> bool:
-        """Whether it is a tensor on the device."""
+        """Whether the value is a tensor on the device."""
         return isinstance(value, torch.Tensor) and value.device.type == self.device
 
 
 def sets_number_by_mask(func: Any, args: Any) -> bool:
-    """Whether the call is ``tensor[mask] = number``, which CUDA alone does by :func:`fill_by_mask`."""
+    """Whether the call is ``tensor[mask] = number``, which only CUDA executes like :func:`fill_by_mask`."""
     return func is torch.Tensor.__setitem__ and isinstance(args[2], int | float | bool) and _has_mask([args[1]])
 
 
 def fill_by_mask(tensor: torch.Tensor, mask: torch.Tensor, number: float) -> None:
-    """``tensor[mask] = number`` without counting the elements that are set, for which the host would wait."""
+    """Executes ``tensor[mask] = number`` without counting the set elements, for which the host would wait."""
     inner = tensor.dim() - mask.dim()
     tensor.masked_fill_(mask[(..., *[None] * inner)].bool(), number)
 
 
 class _Calls(TorchFunctionMode):
-    """What the meta device hides from dispatch: tables of Python's that become tensors on the way."""
+    """Finds conversions of Python lists to tensors, which the meta device hides from dispatch."""
 
     def __init__(self, waits: DeviceWaits) -> None:
         super().__init__()
@@ -163,7 +164,7 @@ class _Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        with self:  # in inference mode composite operations arrive whole
+        with self:  # in inference mode composite operations arrive undecomposed
             result = func.decompose(*args, **kwargs)
         if result is not NotImplemented:
             return result
@@ -181,14 +182,14 @@ class _Operations(TorchDispatchMode):
         elif name in _INDEXED and _has_mask(args[1]):
             waits.note(Kind.SHAPE, f"{name} with a mask")
         elif name == "_grouped_mm" and args[0].dtype != torch.bfloat16:
-            # Bfloat16 waits as well on other GPUs than those of compute capability 9.0 and 10.0.
+            # On GPUs other than those of compute capability 9.0 and 10.0, bfloat16 waits too.
             waits.note(Kind.DOWNLOAD, "_grouped_mm, for the sizes of its groups, in another dtype than bfloat16,")
         elif any(tensor.dim() and not waits.has(tensor) for tensor in tensors):
             waits.note(Kind.UPLOAD, f"{name} of a tensor of the host's")
         return func(*args, **kwargs)
 
     def _copy(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """A copy within the device, or between it and the host."""
+        """Handles a copy within the device, or between device and host."""
         waits = self._waits
         source = args[1] if name == "copy_" else args[0]
         target = args[0].device.type if name == "copy_" else torch.device(kwargs.get("device") or source.device).type
@@ -214,7 +215,7 @@ def _has_mask(parts: Any) -> bool:
 
 
 def _sets_one_element(func: Any, args: Any) -> bool:
-    """CUDA copies a number to where just one element is indexed, and fills anything else."""
+    """Whether the call sets one element, which CUDA does by a copy; several elements are filled."""
     if func is not torch.Tensor.__setitem__ or isinstance(args[2], torch.Tensor):
         return False
     parts = _parts(args[1])
@@ -222,7 +223,7 @@ def _sets_one_element(func: Any, args: Any) -> bool:
 
 
 def _caller() -> tuple[str, str, int]:
-    """File, function and line of the innermost frame that decided on the operation."""
+    """File, function and line of the innermost frame that requested the operation."""
     frame: Any = sys._getframe(1)
     while frame.f_back is not None and any(part in frame.f_code.co_filename for part in _NO_CALLERS):
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Runs requests through an engine with a speculation method, and keeps what the method drafted."""
+"""Runs requests through an engine with a speculation method, and records the drafts."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class Unweighed:
 
 
 class Recording(Unweighed):
-    """Keeps what a method drafted and what became of it. Requests that forbid speculation get no drafts.
+    """Records a method's drafts and their outcome. Requests that forbid speculation get no drafts.
 
     Attributes:
-        drafts: by request id and number of known tokens.
-        accepted: of each sequence's step, in order.
-        change: what verification gets to see instead of a draft.
+        drafts: drafts by request id and number of known tokens.
+        accepted: accepted tokens of each sequence and step, in order.
+        change: maps a draft to the one that is verified.
     """
 
     def __init__(self, method: DraftMethod, change: Callable[[Draft], Draft] = lambda draft: draft) -> None:
@@ -76,7 +76,7 @@ class Recording(Unweighed):
 
 
 class Eager(SpeculationController):
-    """Drafts whatever the costs are."""
+    """Drafts independently of costs."""
 
     def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None: ...
 
@@ -102,7 +102,7 @@ def engine_over(
 
 
 def run(engine: Engine, requests: Sequence[Request]) -> list[list[int]]:
-    """Output tokens of each."""
+    """Runs requests to their end; returns the output tokens of each."""
     for request in requests:
         engine.scheduler.add(request)
     while engine.scheduler.has_work():
@@ -119,7 +119,7 @@ def prompts(*lengths: int) -> list[list[int]]:
 def requests_for(
     texts: Sequence[Sequence[int]], max_tokens: int = 20, plain: Sequence[int] = (), prefix: str = ""
 ) -> list[Request]:
-    """Every other one is sampled; those in ``plain`` forbid speculation."""
+    """Requests, of which every other one is sampled; those in ``plain`` forbid speculation."""
     return [
         Request(
             f"{prefix}{index}",
@@ -133,7 +133,7 @@ def requests_for(
 
 
 def bushy(draft: Draft) -> Draft:
-    """The draft's first tokens at the end of a tree, whose other nodes are wrong."""
+    """A tree with the draft's first tokens as its last nodes; the other nodes are wrong."""
     tokens, wrong = draft.token_ids[:2], (draft.token_ids[0] + 1) % VOCAB
     parents = (ROOT, ROOT, 1)[: len(tokens) + 1]
     return Draft((wrong, *tokens), parents, (0.5,) * len(parents))

@@ -1,4 +1,4 @@
-"""A proposer that draws its drafts from a distribution near the target's, as a draft model at temperature > 0 does."""
+"""A proposer that samples drafts from a distribution near the target's, like a draft model at temperature > 0."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from decode_worker.speculation.acceptance_rules import draw_drafts
 
 @dataclass(slots=True)
 class NextTokenLogits:
-    """A model's logits behind any prefix; remembers what it was asked before."""
+    """A model's cached logits after any prefix."""
 
     model: PreTrainedModel
     _known: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
 
     def __call__(self, prefix: Sequence[int]) -> torch.Tensor:
-        """Float32 ``[vocab_size]``."""
+        """The logits after a prefix, float32 ``[vocab_size]``."""
         key = tuple(prefix)
         if key not in self._known:
             with torch.inference_mode():
@@ -38,9 +38,9 @@ class DrawingProposer:
     """Implements :class:`baton.engine.contracts.Proposer`.
 
     Attributes:
-        logits: the target's.
-        shape: how many children a level's first node gets, from the root on; (1, 1) is a chain of two.
-        blur: how far the draft is from the target.
+        logits: the target's logits.
+        shape: number of children of each level's first node, beginning at the root; (1, 1) is a chain of two.
+        blur: how much the draft's distribution differs from the target's.
     """
 
     logits: NextTokenLogits
@@ -81,13 +81,13 @@ class DrawingProposer:
         return logits + self.blur * noise
 
     def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
-        """Has no state to keep."""
+        """Does nothing: the proposer has no state."""
 
     def observe(self, result: VerifyResult) -> None:
         self.results.append(result)
 
     def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
-        """Costs do not matter to a test."""
+        """Does nothing: costs do not matter."""
 
     def release(self, request_id: str) -> None:
-        """Has no state to forget."""
+        """Does nothing: the proposer has no state."""

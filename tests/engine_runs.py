@@ -23,7 +23,7 @@ _MAX_STEPS = 20_000
 
 @dataclass(slots=True)
 class Outcome:
-    """All outputs of one request, put together."""
+    """All outputs of one request."""
 
     token_ids: list[int] = field(default_factory=list)
     outputs: list[TokenOutput] = field(default_factory=list)
@@ -54,7 +54,7 @@ def build_engine(
     prefix_caching: bool = True,
     runs_ahead: AheadRule = never,
 ) -> Engine:
-    """An engine with an empty cache. Whatever it reads without having written it first is not a number."""
+    """An engine with an empty cache, filled with NaN, so that reads of unwritten KV are noticed."""
     poison(runner.cache)
     limits = SchedulerLimits(chunk_tokens, max_num_seqs, runner.loaded.max_model_len)
     blocks = BlockManager(num_blocks or runner.cache.num_blocks, runner.spec.block_size, prefix_caching=prefix_caching)
@@ -89,7 +89,7 @@ def run(
 
 
 def run_tokens(engine: Engine, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
-    """Greedy continuations."""
+    """The greedy continuations of prompts."""
     return [outcome.token_ids for outcome in run(engine, prompts, greedy(num_tokens))]
 
 

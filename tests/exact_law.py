@@ -1,10 +1,9 @@
-"""The exact distribution of what a program does with its uniform random numbers.
+"""The exact distribution of a program's result over its uniform random numbers.
 
-While ``law_of`` runs a program, ``uniform`` returns numbers that are not known yet. Wherever the
-program looks at one - by ``u < x``, or by drawing a token - it is run once for each way in which that can turn
-out, and the interval in which the number lies is narrowed. The lengths of the intervals are the probabilities: what the
-program does is integrated exactly, no sampling involved. One number keeps its interval through the run, so that noise
-which is used twice shows.
+While ``law_of`` runs a program, ``uniform`` returns undetermined numbers. Wherever the program uses one, by ``u < x``
+or by drawing a token, the program is run once for each possible outcome, and the number's interval is narrowed. The
+lengths of the intervals are the probabilities, so the program is integrated exactly, without sampling. A number keeps
+its interval during a run, so that noise that is used twice is noticed.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ Key = tuple[int, int, int]
 
 @dataclass(slots=True)
 class Search:
-    """Goes through all outcomes, depth first: every run repeats the choices of the one before up to the last that can
-    still turn out another way.
+    """Explores all outcomes, depth first: every run repeats the choices of the previous run up to the last one that has
+    another outcome.
     """
 
     choices: list[list[tuple[int, float]]] = field(default_factory=list)
-    """Of each choice of this run what is left to try, the current one first: its number and its probability."""
+    """For each choice of this run, the outcomes left to try with their probabilities, the current one first."""
     intervals: dict[Key, tuple[float, float]] = field(default_factory=dict)
     weight: float = 1.0
     _depth: int = 0
@@ -40,7 +39,7 @@ class Search:
         self.intervals, self.weight, self._depth = {}, 1.0, 0
 
     def next(self) -> bool:
-        """Moves on to another run; False when there is none."""
+        """Advances to the next run; False when there is none."""
         while self.choices and len(self.choices[-1]) == 1:
             self.choices.pop()
         if self.choices:
@@ -61,7 +60,7 @@ class Search:
     def is_below(self, key: Key, threshold: float, *, inclusive: bool) -> bool:
         """Whether a number is less than ``threshold``, or equal to it if ``inclusive``.
 
-        That it is exactly the least number of its interval has probability 0, and yet can happen: it is tried too.
+        The lower end of the interval has probability 0 but is possible, so it is tried too.
         """
         low, high = self.interval(key)
         if threshold >= high:
@@ -75,7 +74,7 @@ class Search:
         return below
 
     def pick(self, key: Key, weights: torch.Tensor) -> int:
-        """Draws an index by inverse transform: index i if the number is between the sums up to and with i."""
+        """Draws an index by inverse transform: index i if the number is between the sums before and including i."""
         low, high = self.interval(key)
         ends = (weights.cumsum(dim=-1) / weights.sum()).tolist()
         last = max(index for index, weight in enumerate(weights.tolist()) if weight > 0)
@@ -93,7 +92,7 @@ class Search:
 
 
 class Unknown(float):
-    """A uniform random number that is decided on when it is looked at."""
+    """A uniform random number that is determined when it is used."""
 
     search: Search
     key: Key
@@ -117,10 +116,10 @@ class Unknown(float):
 
 
 def law_of(program: Callable[[], Outcome]) -> dict[Outcome, float]:
-    """The probability of each thing that ``program`` can return, those of probability 0 included.
+    """The probability of each possible result of ``program``, including those of probability 0.
 
     Raises:
-        RuntimeError: there are too many ways to go through.
+        RuntimeError: there are too many runs.
     """
     search = Search()
     found: dict[Outcome, float] = {}

@@ -16,7 +16,7 @@ from tests.stream_checker import Device, Operation
 
 
 class FakeStream:
-    """``torch.cuda.Stream``."""
+    """Stands in for ``torch.cuda.Stream``."""
 
     def __init__(self, device: Device, number: int) -> None:
         self._device, self.number = device, number
@@ -32,7 +32,7 @@ class FakeStream:
 
 
 class FakeEvent:
-    """``torch.cuda.Event``."""
+    """Stands in for ``torch.cuda.Event``."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -54,7 +54,7 @@ class FakeEvent:
 
 
 class _HostFunctions(TorchFunctionMode):
-    """Brings tensors of the host to the device where a function is told to."""
+    """Moves tensors of the host to the device for functions that name the device."""
 
     def __init__(self, tensors: DeviceTensors) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class _HostFunctions(TorchFunctionMode):
 
 @contextmanager
 def fake_cuda(device: Device) -> Iterator[DeviceTensors]:
-    """``torch.cuda`` is the device, for this thread and those that start meanwhile."""
+    """Makes ``torch.cuda`` the fake device, for this thread and threads that start within the context."""
     tensors = DeviceTensors(device)
     run = threading.Thread.run
 

@@ -1,6 +1,6 @@
-"""The part of ``torch.cuda`` that graphs need, on the CPU. Captures make tapes, and the allocator's books are kept.
+"""The part of ``torch.cuda`` that graphs need, on the CPU. Captures create tapes, and the allocator's state is tracked.
 
-What a failed capture leaves behind differs between versions of torch, see :class:`FakeCuda`.
+The effects of a failed capture differ between versions of torch; see :class:`FakeCuda`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from tests.graph_tape import Tape, TapeRecorder
 
 PLACES = ("warm-up", "probe", "begin", "body", "end", "instantiate")
-"""Stages of a recording, in order."""
+"""The stages of a recording in order."""
 _REPLACED = (
     *("Stream", "current_stream", "stream", "current_device", "synchronize", "empty_cache", "memory_snapshot"),
     *("graph_pool_handle", "set_sync_debug_mode", "get_sync_debug_mode"),
@@ -24,7 +24,7 @@ Pool = tuple[int, int]
 
 
 class FakeStream:
-    """``waited``: streams that it waited for."""
+    """A stream; ``waited`` lists the streams for which it waited."""
 
     def __init__(self) -> None:
         self.waited: list[FakeStream] = []
@@ -34,22 +34,22 @@ class FakeStream:
 
 
 class FakeCuda:
-    """
+    """Stands in for ``torch.cuda``.
+
     Args:
-        tapes: makes the tapes of captures.
-        version: ``"2.11"``: when a capture fails at its end, the allocator goes on believing that it is under way;
-            ``"2.13"``: it does not, but the pool keeps the reference of the failed capture; ``"later"``: resetting the
-            graph undoes all of it.
+        tapes: creates the tapes of captures.
+        version: ``"2.11"``: after a capture fails at its end, the allocator still considers it active; ``"2.13"``: it
+            does not, but the pool keeps the failed capture's reference; ``"later"``: resetting the graph undoes both.
 
     Attributes:
         current: stream of this thread.
-        streams: those that were made.
-        num_captures: that were begun.
-        references, underway: the allocator's books: references to each pool that has memory; captures into pools.
-        num_freed: pools whose memory was given back.
-        live: tensors in pools that are still used.
+        streams: the created streams.
+        num_captures: number of captures that were begun.
+        references, underway: state of the allocator: references to each pool with memory, and captures into pools.
+        num_freed: number of pools whose memory was freed.
+        live: tensors in pools that are still in use.
         is_lost: whether the device answers every call with an error.
-        sync_mode: as ``set_sync_debug_mode`` left it.
+        sync_mode: the last value of ``set_sync_debug_mode``.
     """
 
     def __init__(self, tapes: TapeRecorder, version: str = "2.13") -> None:
@@ -75,7 +75,7 @@ class FakeCuda:
         monkeypatch.setattr(torch._C, "_cuda_releasePool", self.release, raising=False)
 
     def fail(self, place: str, capture: int, error: Exception) -> None:
-        """Makes the recording of that number, from 0, fail at one of :data:`PLACES`."""
+        """Makes the recording with this number, from 0, fail at one of :data:`PLACES`."""
         self._fault = (place, capture, error)
 
     def reach(self, place: str) -> None:
@@ -87,7 +87,7 @@ class FakeCuda:
             raise error
 
     def compute(self) -> None:
-        """Called by the work that is recorded."""
+        """Call this in the recorded work."""
         if self.capturing is not None:
             self.reach("body")
         elif self.current is not self.default:
@@ -117,7 +117,7 @@ class FakeCuda:
         assert self.capturing is None, "a capture cannot contain that"
 
     def set_sync_debug_mode(self, mode: int | str) -> None:
-        """Work that waits is found as a tape finds it."""
+        """Sets the mode; with ``"error"``, waiting operations are refused as by a tape."""
         self._refusing.close()
         self.sync_mode = mode
         if mode == "error":
@@ -155,7 +155,7 @@ class FakeCuda:
 
 
 class FakeGraph:
-    """A ``torch.cuda.CUDAGraph``."""
+    """Stands in for ``torch.cuda.CUDAGraph``."""
 
     def __init__(self, cuda: FakeCuda) -> None:
         self._cuda = cuda

@@ -22,7 +22,7 @@ _OBJECT_STORE_BYTES = 80 * 2**20
 
 
 class FakeHost:
-    """Ready at once. Its ``device`` tells where it runs and what Ray granted, see :func:`placement_of`."""
+    """Is ready at once. Its ``device`` tells where it runs and what Ray granted; see :func:`placement_of`."""
 
     def __init__(
         self, worker_id: str, pool: str, role_path: str, config: dict[str, Any], bind_host: str | None
@@ -55,10 +55,10 @@ class FakeHost:
 
 
 class ServingHost(FakeHost):
-    """With a gRPC server that behaves like a worker's."""
+    """Has a gRPC server that behaves like a worker's."""
 
     async def start(self) -> dict[str, Any]:
-        from tests.fake_workers import FakeWorker  # 0.4 s that every other host is spared
+        from tests.fake_workers import FakeWorker  # takes 0.4 s, which other hosts need not spend
 
         self._worker = FakeWorker(self.worker_id, self.pool)
         address = (await self._worker.start()).address
@@ -73,7 +73,7 @@ class UnchangingHost(FakeHost):
 
 
 class HangingHost(FakeHost):
-    """Loads its model for ever. Leaves a file in the folder ``served_model_name``, if that is set."""
+    """Never finishes loading its model. Creates a file in the folder ``served_model_name``, if that is set."""
 
     async def start(self) -> dict[str, Any]:
         if self.config.served_model_name is not None:
@@ -93,14 +93,14 @@ class CrashingHost(FakeHost):
 
 
 class DyingHost(FakeHost):
-    """Its process ends while it starts."""
+    """Exits during its start."""
 
     async def start(self) -> dict[str, Any]:
         os._exit(1)
 
 
 class FlakyHost(FakeHost):
-    """The first one fails to start, those after it do not."""
+    """Fails to start as the first worker, and starts as any other."""
 
     async def start(self) -> dict[str, Any]:
         if self.worker_id.endswith("-1"):
@@ -109,7 +109,7 @@ class FlakyHost(FakeHost):
 
 
 class OtherLayoutHost(FakeHost):
-    """Decode workers hold KV otherwise than prefill workers."""
+    """Has different KV layouts on prefill and decode workers."""
 
     async def start(self) -> dict[str, Any]:
         return await super().start() | {"kv_fingerprint": self.pool}
@@ -122,13 +122,13 @@ def placement_of(device: str) -> tuple[str, list[str], str]:
 
 
 def like_baton_s_own() -> contextlib.AbstractContextManager[object]:
-    """For nodes that start meanwhile: no spare workers, and none that waits as long as other tests compute."""
+    """Sets baton's variables of a local Ray: nodes start no spare workers, and workers have normal priority."""
     return mock.patch.dict(os.environ, LOCAL_RAY_VARIABLES)
 
 
 @contextlib.contextmanager
 def small_ray(**options: Any) -> Iterator[None]:
-    """A Ray of its own, on the loopback interface."""
+    """A separate Ray cluster on the loopback interface."""
     with like_baton_s_own():
         ray.init(
             address="local",

@@ -31,7 +31,7 @@ from tests.routers import admission_off, make_router
 from tests.worker_infos import make_info
 
 TIMEOUT_S = 10.0
-"""Ends what hangs; nothing that works comes near it."""
+"""Limit for operations that hang; working ones take far less."""
 CACHED_TOKENS = 3
 BYTES_MOVED = 4096
 
@@ -40,7 +40,7 @@ DecodeScript = Callable[["FakeWorker", worker_pb2.GenerateRequest], AsyncIterato
 
 
 def token_at(position: int) -> int:
-    """What every fake worker generates at an output position, so that losses and duplicates show."""
+    """The token of every fake worker at an output position, so that losses and duplicates are noticed."""
     return 100 + position
 
 
@@ -48,7 +48,7 @@ def expected_tokens(count: int) -> list[int]:
     return [token_at(position) for position in range(count)]
 
 
-# What a worker may do. Scripts are consumed one a call; when none is left, the worker behaves.
+# Scripted behaviours of a worker. Each call consumes one script; without scripts, the worker behaves normally.
 
 
 def batch(request: worker_pb2.GenerateRequest | worker_pb2.PrefillRequest, position: int) -> worker_pb2.TokenBatch:
@@ -77,7 +77,7 @@ async def good_decode(worker: FakeWorker, request: worker_pb2.GenerateRequest) -
 
 
 def failing(error: BatonError) -> Callable[..., AsyncIterator[object]]:
-    """Fails at once."""
+    """A script that fails at once."""
 
     async def script(worker: FakeWorker, request: object) -> AsyncIterator[object]:
         raise error
@@ -113,7 +113,7 @@ async def die(worker: FakeWorker, request: object) -> AsyncIterator[object]:
 def prefill_then(
     *after: worker_pb2.PrefillEvent | BatonError | Callable[[FakeWorker], object],
 ) -> PrefillScript:
-    """The first token, then messages, an error, or awaiting what a function returns."""
+    """A script that sends the first token, then messages, an error, or awaits a function's result."""
 
     async def script(worker: FakeWorker, request: worker_pb2.PrefillRequest) -> AsyncIterator[worker_pb2.PrefillEvent]:
         yield await worker.first_token(request)
@@ -134,7 +134,7 @@ def handoff_failed(error: BatonError) -> worker_pb2.PrefillEvent:
 
 
 def decode_some(count: int, then: BatonError | Callable[[FakeWorker], object]) -> DecodeScript:
-    """``count`` tokens, then an error, or awaiting what a function returns and ending without a finish."""
+    """A script that sends ``count`` tokens, then fails, or awaits a function's result and ends without a finish."""
 
     async def script(worker: FakeWorker, request: worker_pb2.GenerateRequest) -> AsyncIterator[worker_pb2.TokenBatch]:
         start = len(request.sequence.output_token_ids)
@@ -156,10 +156,10 @@ async def death(worker: FakeWorker) -> None:
 
 
 class FakeWorker(worker_pb2_grpc.PrefillServicer, worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.WorkerServicer):
-    """One worker of either pool, with a clock of its own.
+    """One worker of either pool, with its own clock.
 
     Attributes:
-        pause_s: between one event and the next, so that their order over connections is plain.
+        pause_s: time between two events, so that their order over connections is certain.
     """
 
     def __init__(self, worker_id: str, pool: str, clock_shift_s: float = 0.0) -> None:
@@ -190,7 +190,7 @@ class FakeWorker(worker_pb2_grpc.PrefillServicer, worker_pb2_grpc.DecodeServicer
         return make_info(self.worker_id, self.pool, self.address)
 
     async def die(self) -> None:
-        """Drops every connection; whoever called it from inside a call does not come back."""
+        """Drops every connection. Does not return to a caller within a call."""
         if self._dead is None:
             self._dead = asyncio.create_task(self._server.stop(None))
         await asyncio.shield(self._dead)
@@ -246,7 +246,7 @@ class FakeWorker(worker_pb2_grpc.PrefillServicer, worker_pb2_grpc.DecodeServicer
         try:
             async for message in script(self, request):
                 yield message
-        except (asyncio.CancelledError, GeneratorExit):  # the latter when it was cancelled while a message was sent
+        except (asyncio.CancelledError, GeneratorExit):  # GeneratorExit if cancelled while sending a message
             self.num_cancelled += 1
             raise
         except BatonError as error:
@@ -259,14 +259,14 @@ class FakeWorker(worker_pb2_grpc.PrefillServicer, worker_pb2_grpc.DecodeServicer
 class FakeCluster:
     """Fake workers and the router under test. Use it as an async context.
 
-    Leaving the context fails when an exception was left behind that nobody has looked at.
+    Leaving the context fails if there was an unhandled exception.
     """
 
     config: RouterConfig = field(default_factory=lambda: RouterConfig(worker_wait_s=5.0))
     registry: WorkerRegistry = field(default_factory=WorkerRegistry)
     metrics: RouterMetrics = field(default_factory=RouterMetrics)
     observers: Sequence[RequestObserver] = ()
-    """Further ones."""
+    """Additional observers."""
     timelines: TimelineStore = field(default_factory=lambda: TimelineStore(100))
     routing: RoutingConfig = field(default_factory=lambda: RoutingConfig(local_prefill="never"))
     workers: dict[str, FakeWorker] = field(default_factory=dict)
@@ -294,7 +294,7 @@ class FakeCluster:
 
     async def __aenter__(self) -> FakeCluster:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: self.lost_errors.append(context))
-        gc.freeze()  # a collection looks at what the test made, and not for seconds at what the process has loaded
+        gc.freeze()  # collections then look only at the test's objects, which saves seconds
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -333,7 +333,7 @@ class FakeCluster:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is under way, for the router, its table of workers and the workers."""
+        """Whether the router, its table of workers and the workers have no work."""
         return (
             self.router.num_in_flight == 0
             and all(worker.in_flight == 0 and worker.idle.is_set() for worker in self.registry.workers)
@@ -345,7 +345,7 @@ class FakeCluster:
 
 
 def fresh(**router: object) -> FakeCluster:
-    """A cluster whose router is configured otherwise."""
+    """A cluster with another configuration of the router."""
     return FakeCluster(RouterConfig.model_validate({"worker_wait_s": 5.0, **router}))
 
 

@@ -1,3 +1,3 @@
-"""The types that the fused decoder is compiled for, as cases of a test."""
+"""The dtypes of the fused decoder, as cases of tests."""
 
 FUSED_DTYPES = ("float32", "bfloat16")

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 FOLDER = Path(__file__).parents[1] / "deploy" / "grafana"
 TARGET_LABELS = frozenset({"job", "instance"})
-"""What Prometheus itself adds to every series that it scrapes."""
+"""The labels that Prometheus adds to every scraped series."""
 
 _RATES = ("rate", "irate", "increase")
 _LABEL_VALUES = re.compile(r"label_values\((.+), *(\w+)\)")
@@ -25,7 +25,7 @@ _VARIABLES = {"$__rate_interval": "5m", "$__interval": "1m", "$job": ".*", "$poo
 
 @dataclass
 class Series:
-    """What a page of metrics holds.
+    """The series of a page of metrics.
 
     Attributes:
         labels: name of a sample → label → its values.
@@ -35,7 +35,7 @@ class Series:
     labels: dict[str, dict[str, set[str]]] = field(default_factory=dict)
     counters: set[str] = field(default_factory=set)
     families: dict[str, str] = field(default_factory=dict)
-    """As their users write them, counters with ``_total`` → type."""
+    """Name of a family, for counters with ``_total`` → type."""
 
     @classmethod
     def of_page(cls, text: str) -> Series:
@@ -47,14 +47,14 @@ class Series:
                 values = found.labels.setdefault(sample.name, {})
                 for label, value in sample.labels.items():
                     values.setdefault(label, set()).add(value)
-                if family.type in ("counter", "histogram", "summary"):  # ours have no quantiles
+                if family.type in ("counter", "histogram", "summary"):  # baton's summaries have no quantiles
                     found.counters.add(sample.name)
         return found
 
 
 @dataclass(frozen=True)
 class Expression:
-    """A PromQL expression, and the labels that the text beside it shows."""
+    """A PromQL expression, and the labels in the text beside it."""
 
     place: str
     text: str
@@ -62,7 +62,7 @@ class Expression:
 
     @property
     def tree(self) -> promql.Expr:
-        """Raises ValueError when it is no PromQL."""
+        """The parsed expression. Raises ValueError when it is not PromQL."""
         text = self.text
         for variable, value in _VARIABLES.items():
             text = text.replace(variable, value)
@@ -80,7 +80,7 @@ def load_rules() -> list[dict[str, Any]]:
 
 
 def dashboard_expressions() -> Iterator[Expression]:
-    """Of panels, annotations and variables."""
+    """Yields the expressions of panels, annotations and variables."""
     dashboard = load_dashboard()
     for panel in dashboard["panels"]:
         for target in panel.get("targets", ()):
@@ -104,7 +104,7 @@ def rule_expressions() -> Iterator[Expression]:
 
 
 def problems(expressions: Iterator[Expression], series: Series) -> list[str]:
-    """What the expressions name that does not exist. Recorded names exist with the labels that their rules leave."""
+    """The unknown names in expressions. Recorded names exist with the labels that their rules keep."""
     recorded = {rule["record"]: rule["expr"] for rule in load_rules() if "record" in rule}
     found = []
     for expression in expressions:
@@ -123,7 +123,7 @@ class _Checker:
         self.problems: list[str] = []
 
     def check(self, node: Any, *, in_rate: bool = False) -> frozenset[str]:
-        """Looks at a tree; gives the labels that its result has."""
+        """Checks a tree; returns the labels of its result."""
         match node:
             case promql.VectorSelector():
                 return self._check_selector(node, in_rate=in_rate)
@@ -169,7 +169,7 @@ class _Checker:
 
 
 def _alternatives(matcher: promql.Matcher) -> list[str]:
-    """Patterns each of which some value must match."""
+    """The patterns that must each match some value."""
     if matcher.op in (promql.MatchOp.Equal, promql.MatchOp.NotEqual):
         return [re.escape(matcher.value)]
     return [matcher.value] if "(" in matcher.value else matcher.value.split("|")

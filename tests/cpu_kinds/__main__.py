@@ -24,7 +24,7 @@ PIECES = [
     "tests/unit/baton/engine/models/test_float32_products.py",
     "tests/unit/benchmarks/test_ceilings.py",
 ]  # fmt: skip
-"""Tests of functions that are compiled by themselves."""
+"""Tests of functions that are compiled separately."""
 PROGRAMS = [
     *(f"{_FUSED}/test_{name}.py" for name in ("decoder", "int8_cache", "quantization", "subnormals")),
     "tests/unit/baton/engine/draft/eagle/test_eagle_head.py",

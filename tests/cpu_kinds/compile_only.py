@@ -1,7 +1,7 @@
-"""Compiles the fused decoder's pieces for a kind of CPU that need not be this one, and names their instructions.
+"""Compiles the fused decoder's pieces for any kind of CPU, and lists their instructions.
 
-``python -m tests.cpu_kinds.compile_only KIND``: nothing that is compiled is run. Emulation cannot show that LLVM takes
-the instructions as they are written; this does.
+``python -m tests.cpu_kinds.compile_only KIND``: compiled code is not run. This checks, unlike emulation, that LLVM
+accepts the instructions as they are written.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ INSTRUCTIONS = {
     "bfloat16": {"vdpbf16ps", "vcvtne2ps2bf16", "vpermw"},
     "avx512": {"vfmadd231ps"},
 }
-"""Instructions that compiled pieces must contain, by kind of CPU."""
+"""The instructions that compiled pieces must contain, by kind of CPU."""
 _ADDRESS, _HALF = "int64", "uint16"
 _PIECES = {
     "test_smallest_products._dot": (_HALF, *[_ADDRESS] * 5),
@@ -27,7 +27,7 @@ _PIECES = {
     "test_activation._gated_silu": (_HALF, *[_ADDRESS] * 4),
     "test_split_softmax._weigh": (*[_ADDRESS] * 4, "float32", _ADDRESS, _ADDRESS),
 }
-"""Compiled functions of the tests, and their arguments' types."""
+"""The compiled functions of the tests, with the types of their arguments."""
 
 
 def main() -> int:

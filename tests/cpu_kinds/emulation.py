@@ -1,8 +1,8 @@
-"""AVX-512 and AMX on CPUs that lack them: the fused decoder's instructions in terms of what every x86 CPU can.
+"""Emulates AVX-512 and AMX: the fused decoder's instructions are composed from those that every x86 CPU has.
 
-LLVM itself splits vectors that are too wide for a CPU. What names an instruction goes through
-``Emitter.call``, which is replaced here. Results are those of the instructions, but for the
-approximation of a reciprocal, of which both have 14 bits.
+LLVM itself splits vectors that are too wide for a CPU. Explicit instructions go through ``Emitter.call``, which is
+replaced here. The results equal those of the instructions, except for the approximate reciprocal, which has 14 bits in
+both cases.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Arguments = Sequence[ir.Value]
 
 
 def emulate(kind: CpuKind, features: frozenset[str]) -> None:
-    """Has this process compile for a kind that a CPU with these features is not; before anything is compiled."""
-    # The digest tells what is compiled here from what is compiled on such a CPU, and that by other versions of this.
+    """Makes this process compile for another kind of CPU. Call this before anything is compiled."""
+    # The digest separates code compiled here from code compiled on such a CPU or by other versions of this emulation.
     emulated = features | kind.needs | {f"emulated-{_digest()}"}
     emitter.features = lambda: emulated
     Emitter.call = _call  # type: ignore[method-assign]
@@ -42,7 +42,7 @@ def emulate(kind: CpuKind, features: frozenset[str]) -> None:
 
 
 def ask_for_tiles() -> None:
-    """Asks a stand-in for the kernel, which grants the matrix unit. The answer holds for the process."""
+    """Requests the matrix unit from a fake kernel, which grants it for the whole process."""
 
     class Willing:
         def __init__(self, *arguments: object, **options: object) -> None: ...
@@ -60,7 +60,7 @@ def ask_for_tiles() -> None:
 
 
 def _digest() -> str:
-    """Of what compiled code depends on here."""
+    """A digest of the sources on which compiled code depends."""
     digest = hashlib.blake2b(digest_size=4)
     for name in ("emulation.py", "matrix_unit.py"):
         digest.update(Path(__file__).with_name(name).read_bytes())
@@ -92,7 +92,7 @@ def _of(number: float) -> ir.Constant:
 
 
 def _split(e: Emitter, pairs: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """The second and the first number of each pair, in float32."""
+    """The second and the first number of each pair of bfloat16, in float32."""
     bits = e.b.bitcast(pairs, _INTS)
     second = e.b.and_(bits, _INTS([0xFFFF << 16] * 16))
     return e.b.bitcast(second, _FLOATS), e.b.bitcast(e.b.shl(bits, _INTS([16] * 16)), _FLOATS)
@@ -133,7 +133,7 @@ def _floor(e: Emitter, value: ir.Value) -> ir.Value:
 def _reduce(
     e: Emitter, value: ir.Value, control: ir.Value, otherwise: ir.Value, mask: ir.Value, rounding: ir.Value
 ) -> ir.Value:
-    """What is above the next whole number below; 0 of infinity."""
+    """The fractional part above the next lower integer; 0 for infinity."""
     size = _real_call(e, "llvm.fabs.v16f32", _FLOATS, (value,))
     is_infinite = e.b.fcmp_ordered("==", size, _of(float("inf")))
     return e.b.select(is_infinite, _of(0.0), e.b.fsub(value, _floor(e, value)))
@@ -142,7 +142,7 @@ def _reduce(
 def _scale(
     e: Emitter, value: ir.Value, power: ir.Value, otherwise: ir.Value, mask: ir.Value, rounding: ir.Value
 ) -> ir.Value:
-    """``value * 2**floor(power)``, in two steps, of which only the second may round."""
+    """``value * 2**floor(power)`` in two steps, of which only the second may round."""
     capped = e.b.select(e.b.fcmp_ordered(">", power, _of(_MOST_POWER)), _of(_MOST_POWER), power)
     floored = _floor(e, e.b.select(e.b.fcmp_ordered(">", capped, _of(-_MOST_POWER)), capped, _of(-_MOST_POWER)))
     whole = e.b.fptosi(floored, _INTS)
@@ -167,7 +167,7 @@ def _permute(e: Emitter, table: ir.Value, words: ir.Value) -> ir.Value:
 def _masked_load(
     e: Emitter, result: ir.VectorType, source: ir.Value, alignment: ir.Value, mask: ir.Value, otherwise: ir.Value
 ) -> ir.Value:
-    """The first numbers of a vector, for which LLVM would make a branch each."""
+    """Loads the first numbers of a vector, for each of which LLVM would emit a branch."""
     count, item = result.count, result.element.width // 8
     chosen = _real_call(e, f"llvm.ctpop.i{count}", ir.IntType(count), (e.b.bitcast(mask, ir.IntType(count)),))
     room = e.room_for(result)

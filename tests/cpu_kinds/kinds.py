@@ -1,8 +1,8 @@
-"""The kinds of CPU for which the fused decoder is compiled differently, and how this machine can stand in for each.
+"""The kinds of CPU for which the fused decoder is compiled differently, and how this machine can run as each.
 
-A kind that has less than this CPU is *masked*: the compiler, torch and oneDNN are told not to use the rest. A kind that
-has more is *emulated*: code is made as for that kind, and functions take the place of the instructions that are missing
-here (:mod:`tests.cpu_kinds.emulation`).
+A kind with fewer instructions than this CPU is *masked*: the compiler, torch and oneDNN are configured not to use the
+others. A kind with more is *emulated*: code is compiled as for that kind, and functions replace the missing
+instructions (:mod:`tests.cpu_kinds.emulation`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _ALL_AVX = ("avx", "fma", "f16c", "vaes", "vpclmulqdq", "xop")
 
 @dataclass(frozen=True)
 class CpuKind:
-    """What code may be made of.
+    """A kind of CPU.
 
     Args:
-        llvm_name: a CPU of the kind as LLVM calls it. The decoder multiplies bfloat16 in other ways on some of them.
-        needs: LLVM's names of the instruction sets that make the kind.
-        lacks: how the names of sets begin that the kind does not have.
+        llvm_name: LLVM's name of a CPU of this kind. The decoder multiplies bfloat16 differently on some CPUs.
+        needs: LLVM's names of the instruction sets that define the kind.
+        lacks: prefixes of the names of instruction sets that the kind lacks.
         torch_capability, onednn_limit: values of ``ATEN_CPU_CAPABILITY`` and ``ONEDNN_MAX_CPU_ISA``.
-        lanes: float32 values in a vector register.
+        lanes: number of float32 values in a vector register.
     """
 
     llvm_name: str
@@ -68,7 +68,7 @@ def host_features() -> frozenset[str]:
 
 
 def how_to_run(kind: CpuKind, features: frozenset[str]) -> str | None:
-    """How a CPU with these instruction sets stands in for a kind; None: it cannot."""
+    """How a CPU with these instruction sets can run as a kind; ``None`` if it cannot."""
     if platform.machine() != "x86_64":
         return None
     if kind.needs <= features:
@@ -78,10 +78,10 @@ def how_to_run(kind: CpuKind, features: frozenset[str]) -> str | None:
 
 
 def environment_of(kind: CpuKind, features: frozenset[str]) -> dict[str, str]:
-    """Variables that tell numba, torch and oneDNN to make do with a kind. They read them when they are loaded."""
+    """Environment variables that limit numba, torch and oneDNN to a kind, which they read when they are loaded."""
     variables = {"NUMBA_CPU_NAME": kind.llvm_name}
     if how_to_run(kind, features) == "masked":
-        # All sets that LLVM knows are named, since those that are not would be the named CPU's.
+        # All sets that LLVM knows are listed, because the named CPU determines the others.
         known = sorted(llvmlite.binding.get_host_cpu_features())
         kept = {name for name in features if not name.startswith(kind.lacks)}
         variables["NUMBA_CPU_FEATURES"] = ",".join(("+" if name in kept else "-") + name for name in known)

@@ -1,7 +1,7 @@
-"""Intel AMX in compiled Python: a thread's eight tiles, and what the fused decoder's instructions do with them.
+"""Intel AMX in compiled Python: a thread's eight tiles, and the fused decoder's instructions on them.
 
-A thread's tiles are memory that it gets with ``ldtilecfg`` and gives back with ``tilerelease``. As on the real unit, an
-instruction without a configuration ends the process, and so does a product of tiles whose sizes do not go together.
+A thread's tiles are memory that ``ldtilecfg`` allocates and ``tilerelease`` frees. As on the real unit, an instruction
+without a configuration ends the process, and so does a product of tiles with incompatible sizes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _set = types.ExternalFunction("pthread_setspecific", types.int32(types.uint32, t
 
 
 def _new_key() -> int:
-    """Under which a thread keeps the address of its tiles."""
+    """Creates the thread-local key under which a thread stores the address of its tiles."""
     key = ctypes.c_uint32()
     if ctypes.CDLL(None).pthread_key_create(ctypes.byref(key), None):
         raise RuntimeError("this process has no thread-local key left for the tiles of an emulated matrix unit")
@@ -127,4 +127,4 @@ def define_symbols() -> None:
 
 
 _KEPT: list[object] = []
-"""What symbols point to must not be freed."""
+"""Keeps the targets of symbols alive."""

@@ -1,23 +1,23 @@
-"""Turns a test process into one that runs on another kind of CPU."""
+"""Makes a test process run as on another kind of CPU."""
 
 from __future__ import annotations
 
 import os
 
 VARIABLE = "BATON_TEST_CPU_KIND"
-"""Names the kind as which a test process runs. Unset: this CPU as it is."""
+"""The kind as which a test process runs. If it is unset, the CPU is used as it is."""
 
 
 def take_on_kind() -> None:
-    """Takes on the kind that :data:`VARIABLE` names, if any; before numba and torch are loaded.
+    """Switches to the kind that :data:`VARIABLE` names, if any. Call this before numba and torch are loaded.
 
     Raises:
-        ValueError: there is no such kind, or this CPU cannot stand in for it.
+        ValueError: there is no such kind, or this CPU cannot run as it.
     """
     name = os.environ.get(VARIABLE)
     if not name:
         return
-    # Every test process comes by, and numba with its parts need not be installed for most.
+    # Imported late: every test process calls this, and most do not need numba.
     from tests.cpu_kinds.kinds import KINDS, environment_of, host_features, how_to_run
 
     if name not in KINDS:

@@ -1,4 +1,4 @@
-"""Runs tests in a process of another kind of CPU."""
+"""Runs tests in a process as on another kind of CPU."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _OUTPUT_LINES = 60
 
 @dataclass(frozen=True)
 class KindRun:
-    """What came of the tests on one kind.
+    """The result of the tests on one kind.
 
     Args:
-        how: how this CPU stood in for the kind; None: it cannot, and nothing ran.
-        num_passed, num_skipped, num_failed: of the tests.
-        output: the end of pytest's.
+        how: how this CPU ran as the kind; ``None`` if it cannot, and nothing ran.
+        num_passed, num_skipped, num_failed: numbers of tests.
+        output: the end of pytest's output.
     """
 
     name: str
@@ -38,7 +38,7 @@ class KindRun:
 
     @property
     def is_good(self) -> bool:
-        """Whether tests passed and none failed, or the kind cannot be had here."""
+        """Whether tests passed and none failed, or the kind is not available here."""
         return self.how is None or (self.status == 0 and self.num_passed > 0)
 
     @property
@@ -51,7 +51,7 @@ class KindRun:
 
 
 def run_as(name: str, arguments: Sequence[str]) -> KindRun:
-    """Runs pytest with these arguments as a kind that :data:`tests.cpu_kinds.kinds.KINDS` names."""
+    """Runs pytest with these arguments as a kind of :data:`tests.cpu_kinds.kinds.KINDS`."""
     how = how_to_run(KINDS[name], host_features())
     if how is None:
         return KindRun(name, None)
@@ -69,7 +69,7 @@ def run_as(name: str, arguments: Sequence[str]) -> KindRun:
 
 
 def _counts(report: Path) -> tuple[int, int, int]:
-    """Tests in all, those that failed or ended in an error, and those that were skipped."""
+    """The numbers of all tests, of failed tests including errors, and of skipped tests."""
     suites = ElementTree.parse(report).getroot().iter("testsuite")
     sizes = [{key: int(suite.get(key, 0)) for key in ("tests", "failures", "errors", "skipped")} for suite in suites]
     total, failures, errors, skipped = (sum(size[key] for size in sizes) for key in sizes[0])

@@ -1,7 +1,7 @@
-"""Tests that need a CUDA device, and are skipped without one.
+"""Fixtures for tests that need a CUDA device and are skipped without one.
 
-They are the checks of ``benchmarks.device_run``, one test for each. Checks that may break a CUDA context run in child
-processes; all that were selected share them, so that what is compiled for one need not wait for another.
+The tests are the checks of ``benchmarks.device_run``, one test for each. Checks that may break a CUDA context run in
+child processes, which all selected checks share, so that kernels are compiled in parallel.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SETTING = Setting(device_named("cuda"), "llama-3.1-8b")
 
 @pytest.fixture(scope="session", autouse=True)
 def cuda() -> torch.device:
-    """Looks for a device only when the first test runs: it takes a while, and collecting tests needs none."""
+    """The device, which is looked up only when the first test runs, because that takes a while."""
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     return SETTING.device
@@ -28,7 +28,7 @@ def cuda() -> torch.device:
 
 @pytest.fixture(scope="module")
 def rows_of(request: pytest.FixtureRequest, cuda: torch.device) -> dict[str, list[Row]]:
-    """Rows of the selected checks of the test module's ``CHECKS``, by check."""
+    """The rows of the selected checks of the test module's ``CHECKS``, by check."""
     selected: Sequence[str] = [
         item.callspec.params["name"]
         for item in request.session.items

@@ -1,5 +1,5 @@
 """A real cluster: Ray, gRPC, HTTP and the default model. It takes ten seconds or more to start, so modules with equal
-settings run one after the other, and share one. All clusters of this process share a Ray."""
+settings run consecutively and share a cluster. All clusters of this process share one Ray cluster."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from cluster.controller.launch import Cluster, connect
 MODEL = "smollm2-135m-instruct"
 _SETTLE_TIMEOUT_S = 30.0
 _BUSY = ("running", "waiting", "transfers", "kv_blocks_used", "in_flight")
-"""What a worker has to do, its own figures and the router's; hand-offs are booked before the last one is 0."""
+"""Figures of a worker's load, by the worker and the router; finished hand-offs are recorded before the last is 0."""
 
 Settings = dict[str, Any]
 
 EXACT: Settings = {"dtype": "float32", "prefill": {"kv_blocks": 1024}, "decode": {"kv_blocks": 1024}}
-"""What most modules need: tokens can be compared. Whoever uses it leaves one worker in each pool."""
+"""Settings of most modules, with which tokens can be compared. Modules that use them leave one worker in each pool."""
 
 SMALL_CHUNKS: Settings = {
     "dtype": "float32",
@@ -35,11 +35,11 @@ SMALL_CHUNKS: Settings = {
     "kv_transfer": {"part_bytes": 65536},
     "router": {"port": 0, "worker_wait_s": 60.0},
 }
-"""For those who look at a prompt while it is computed and handed over."""
+"""Settings of modules that observe a prompt while it is computed and handed over."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts modules of this folder together that have equal ``SETTINGS``, where the first of them stands."""
+    """Groups the modules of this folder with equal ``SETTINGS`` at the position of the first of them."""
     first: dict[str, int] = {}
 
     def place(item: pytest.Item) -> int:
@@ -67,7 +67,7 @@ class RunningCluster:
         return response.json()
 
     def complete(self, prompt: Any, **parameters: Any) -> Any:
-        """One greedy completion with its token ids, unless told otherwise."""
+        """One completion, by default greedy and with token ids."""
         body = {"model": MODEL, "prompt": prompt, "temperature": 0, "return_token_ids": True, **parameters}
         return self.post("/v1/completions", body)
 
@@ -77,14 +77,14 @@ class RunningCluster:
         return [worker for name in names for worker in pools[name]["workers"] if worker["state"] != "dead"]
 
     def metric(self, name: str) -> float:
-        """Sum of a metric over its label sets."""
+        """The sum of a metric over its label sets."""
         lines = httpx.get(self.endpoint + "/metrics", timeout=30).text.splitlines()
         values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name]
         assert values, f"/metrics has no {name}"
         return sum(values)
 
     def assert_nothing_leaked(self) -> None:
-        """Waits until all workers answer and are idle; then every block must be free or cached."""
+        """Waits until all workers answer and are idle, then checks that every block is free or cached."""
         deadline = time.monotonic() + _SETTLE_TIMEOUT_S
         workers = self.workers()
         while busy := [worker for worker in workers if any(worker.get(name) != 0 for name in _BUSY)]:
@@ -95,14 +95,14 @@ class RunningCluster:
 
 
 def start(config: BatonConfig, report: Callable[[str], None] = lambda line: None) -> Cluster:
-    """On this process's Ray, which goes on when the cluster stops; `baton up` starts one of its own in ``test_cli``."""
+    """Starts a cluster on this process's Ray, which outlives it; ``test_cli`` covers the Ray of `baton up`."""
     connect(config, lambda line: None)
     return Cluster.start(config, report)
 
 
 @contextlib.contextmanager
 def running_cluster(settings: Settings | None = None) -> Iterator[RunningCluster]:
-    """Starts a cluster on a free port and stops it again. Every prompt is handed over unless settings differ."""
+    """Runs a cluster on a free port. By default every prompt is handed over."""
     defaults: Settings = {"router": {"port": 0}, "routing": {"local_prefill": "never"}}
     config = BatonConfig.from_dict({**defaults, **(settings or {})})
     cluster = start(config)
@@ -118,7 +118,7 @@ def start_cluster() -> Callable[[Settings], contextlib.AbstractContextManager[Ru
 
 
 class Kept:
-    """The cluster of the modules that have run last."""
+    """The cluster of the last module, kept for the next one."""
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
@@ -126,13 +126,13 @@ class Kept:
         self._running: RunningCluster | None = None
 
     def with_settings(self, settings: Settings | None) -> RunningCluster:
-        """The one that runs, for :meth:`stop_unless` was asked before, or a new one."""
+        """The running cluster, or a new one. Call :meth:`stop_unless` before."""
         if self._running is None:
             self._running, self._settings = self._stack.enter_context(running_cluster(settings)), settings
         return self._running
 
     def stop_unless(self, settings: Settings | None) -> None:
-        """A process has one cluster at a time."""
+        """Stops the cluster unless it has these settings, because a process has one cluster at a time."""
         if settings is None or self._settings != settings:
             self.stop()
 

@@ -45,7 +45,7 @@ def _passage(seed: int, num_sentences: int) -> str:
 
 
 def varied_prompts() -> list[str]:
-    """Always the same fifty, from one token to some six hundred."""
+    """The fifty prompts, from one token to about six hundred, equal in every call."""
     shared = _passage(2, 6)
     questions = [
         f"{shared}\nQuestion {index}: which of these is about number {index * 7}?\nAnswer:" for index in range(8)
