@@ -1,12 +1,12 @@
-"""A recorder whose recordings are what CUDA graphs are: a tape of operations with their arguments, and no Python.
+"""A recorder whose recordings behave like CUDA graphs: tapes of operations with their arguments, without Python.
 
-Operations are noted where torch dispatches them. Tensors on the tape are places in memory, numbers are what they were:
+Operations are recorded where torch dispatches them. On the tape, tensors are places in memory and numbers are fixed:
 
-* memory from before the recording is known by its address alone, and must still be there when the tape runs;
-* memory that the recording allocated stays, and each run of the tape writes to it anew;
+* memory from before the recording is known only by its address, and must still exist when the tape runs;
+* memory that was allocated during the recording is kept, and each run of the tape overwrites it;
 * operations that a capture cannot contain, such as those that wait for the device, are refused.
 
-So a number, a decision or an address that the recorded Python took from one batch is there in all others.
+So a number, a decision or an address that the recorded Python took from one batch applies to all later batches.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _WAITING = (
     "_local_scalar_dense item is_nonzero equal nonzero nonzero_numpy argwhere masked_select _unique2 unique_dim "
     "unique_consecutive bincount"
 )
-"""They need results on the host, if only to know how large their own result is."""
+"""Operations that need results on the host, at least for the size of their own result."""
 _WAITING_OPS = frozenset(f"aten::{name}" for name in _WAITING.split())
 _HOST_READS = frozenset({torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu, torch.Tensor.__array__})
-"""What torch does for tensors of the CPU without dispatching an operation."""
+"""Reads of CPU tensors that torch executes without dispatching an operation."""
 _MASKS = (torch.bool, torch.uint8)
 _WAITS = "called a synchronizing CUDA operation"
 """Torch's message under ``torch.cuda.set_sync_debug_mode("error")``."""
@@ -52,8 +52,8 @@ class Place:
     """A tensor by its place in memory.
 
     Attributes:
-        storage: number of the storage, in the order of the first use.
-        held: the tensor itself, where the tape owns its memory.
+        storage: number of the storage, in the order of first use.
+        held: the tensor itself, if the tape owns its memory.
     """
 
     storage: int
@@ -77,8 +77,8 @@ class Entry:
     """An operation.
 
     Attributes:
-        arguments: of the call, flat, with :class:`Place` for tensors and :class:`Struct` for dataclasses.
-        results: position and tensor of each result that is no view of an argument.
+        arguments: flat arguments of the call, with :class:`Place` for tensors and :class:`Struct` for dataclasses.
+        results: position and tensor of each result that is not a view of an argument.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Entry:
 
 
 class Tape:
-    """Two tapes are equal that do the same operations with the same numbers in the same places."""
+    """A recording. Tapes are equal if they have the same operations with the same numbers and places."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
@@ -98,7 +98,7 @@ class Tape:
         self._owned: list[torch.UntypedStorage] = []
 
     def __eq__(self, other: object) -> bool:
-        """Memory of before is the same where its address is; what the tapes allocated, where its number is."""
+        """Compares memory from before the recordings by address, and memory of the tapes by number."""
         if not isinstance(other, Tape):
             return NotImplemented
         return self.entries == other.entries and self._addresses() == other._addresses()
@@ -110,7 +110,7 @@ class Tape:
         return [entry.name for entry in self.entries]
 
     def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Appends an operation that was just done."""
+        """Appends an operation that was just executed."""
         flat, spec = tree_flatten((args, kwargs))
         known = {_key(tensor) for tensor in flat if isinstance(tensor, torch.Tensor)}
         results = tuple(
@@ -120,7 +120,7 @@ class Tape:
         )
         schema = func._schema
         if not results and not schema.is_mutable:
-            return  # a view, or a question about shapes
+            return  # a view, or a query of shapes
         arguments = tuple(self._frozen(value) for value in flat)
         for _, tensor in results:
             self._own(tensor)
@@ -134,7 +134,7 @@ class Tape:
         self.entries.append(Entry(name, arguments, call, results, allocates))
 
     def note_launch(self, name: str, kernel: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        """Appends the launch of a kernel that torch does not know."""
+        """Appends the launch of a kernel outside of torch."""
         flat, spec = tree_flatten((args, kwargs))
         arguments = tuple(self._frozen(value) for value in flat)
 
@@ -145,14 +145,14 @@ class Tape:
         self.entries.append(Entry(name, arguments, call, ()))
 
     def keep(self, tensor: torch.Tensor) -> None:
-        """A number of the host's that operations get by value."""
+        """Keeps a number of the host that operations receive by value."""
         self._own(tensor)
 
     def storages(self) -> dict[int, torch.UntypedStorage]:
         """The memory from before the recording.
 
         Raises:
-            FreedMemoryError: some of it is gone.
+            FreedMemoryError: some of the memory has been freed.
         """
         found = {}
         for number, reference in self._outside.items():
@@ -165,7 +165,7 @@ class Tape:
 
     @torch.inference_mode()
     def replay(self) -> None:
-        """Does all operations again. Raises :class:`FreedMemoryError`, see :meth:`storages`."""
+        """Executes all operations again. Raises :class:`FreedMemoryError`; see :meth:`storages`."""
         storages = self.storages()
         for entry in self.entries:
             if entry.allocates:
@@ -193,7 +193,7 @@ class Tape:
         return Place(number, value.dtype, tuple(value.shape), value.stride(), value.storage_offset(), held)
 
     def _own(self, tensor: torch.Tensor) -> None:
-        self._owned.append(tensor.untyped_storage())  # so that no other gets its key
+        self._owned.append(tensor.untyped_storage())  # keeps its key unique
         self._numbers[_key(tensor)] = len(self._numbers)
 
     def _addresses(self) -> dict[int, int]:
@@ -204,9 +204,9 @@ class TapeRecorder:
     """Implements :class:`baton.engine.runner.graph_recorder.Recorder`.
 
     Attributes:
-        tapes, runs: in the order of the recordings.
-        last_replayed: number of that recording.
-        paused: whether a kernel runs, whose operations are no concern of the tape.
+        tapes, runs: the tapes and the recorded functions, in the order of recording.
+        last_replayed: number of the recording that was replayed last.
+        paused: whether a kernel runs, whose operations are not recorded.
     """
 
     def __init__(self) -> None:
@@ -237,23 +237,23 @@ class TapeRecorder:
 
     @contextmanager
     def taping(self) -> Iterator[Tape]:
-        """The tape of what is computed within."""
+        """A tape that records what is computed within the context."""
         tape = self._taping = Tape()
         try:
             with self.refusing(tape):
                 yield tape
         finally:
             self._taping = None
-        tape.storages()  # what uses memory that was freed by now can never run again
+        tape.storages()  # raises if the tape uses memory that has already been freed
 
     @contextmanager
     def refusing(self, tape: Tape | None = None) -> Iterator[None]:
-        """Within it, what waits for the device raises :class:`NotRecordableError`."""
+        """In this context, operations that wait for the device raise :class:`NotRecordableError`."""
         with _HostReads(self), _Operations(self, tape):
             yield
 
     def kernel(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of the host that stands for a kernel: it is on the tape as one launch."""
+        """Wraps a host function that stands in for a kernel, so that the tape records it as one launch."""
 
         def launch(*args: Any, **kwargs: Any) -> Any:
             if self._taping is not None and not self.paused:
@@ -267,12 +267,12 @@ class TapeRecorder:
         return launch
 
     def triton_kernel(self, kernel: Any) -> TritonKernel:
-        """A Triton kernel whose launches are on the tape, with their grids."""
+        """Wraps a Triton kernel, so that the tape records its launches with their grids."""
         return TritonKernel(self, kernel)
 
 
 class TritonKernel:
-    """Launched as ``kernel[grid](...)``."""
+    """A kernel that is launched as ``kernel[grid](...)``."""
 
     def __init__(self, recorder: TapeRecorder, kernel: Any) -> None:
         self._recorder = recorder
@@ -294,7 +294,7 @@ class _Operations(TorchDispatchMode):
             return func(*args, **kwargs)
         if _waits(func, args):
             raise NotRecordableError(f"{_WAITS}: {func}")
-        with self:  # in inference mode, torch shows operations before it takes them apart
+        with self:  # in inference mode, composite operations arrive undecomposed
             result = func.decompose(*args, **kwargs)
         if result is not NotImplemented:
             return result
@@ -320,9 +320,9 @@ class _HostReads(TorchFunctionMode):
 
 
 def _waits(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether the operation would make the host wait for the device, were its tensors there."""
+    """Whether the operation would make the host wait if its tensors were on a device."""
     name = func._schema.name
-    if name == "aten::lift_fresh":  # numbers of the host become a tensor; a single one is passed to kernels by value
+    if name == "aten::lift_fresh":  # host numbers become a tensor; a single number is passed to kernels by value
         return args[0].dim() > 0
     if name == "aten::repeat_interleave":
         return isinstance(args[-1], torch.Tensor)

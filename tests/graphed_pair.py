@@ -1,4 +1,4 @@
-"""Two copies of a tiny model, one of them with recorded steps, and batches that both compute."""
+"""Two copies of a tiny model, one of which uses recorded steps, and batches that both compute."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ NUM_BLOCKS = 64
 MAX_MODEL_LEN = 40
 MAX_SEQS, MAX_DRAFT = 5, 3
 FEATURES = (1,)
-# Of int8, one more or less is within rounding.
+# With int8, a difference of one is within rounding.
 _TOLERANCE = {KVEncoding.NATIVE: (1e-4, 1e-5), KVEncoding.INT8: (0.05, 0.05)}
 
 
 @dataclass
 class StepSequence:
-    """``num_known`` tokens are cached; ``num_new`` follow, then the draft."""
+    """A sequence with ``num_known`` cached tokens, followed by ``num_new`` new tokens and the draft."""
 
     num_known: int
     num_new: int = 1
@@ -47,7 +47,7 @@ class StepSequence:
 
 
 class Rerunning(TapeRecorder):
-    """Runs Python again instead of a tape, which hides what Python decides."""
+    """Runs the Python code again instead of a tape, which hides decisions in Python."""
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         run()
@@ -60,9 +60,10 @@ class Rerunning(TapeRecorder):
 
 
 class GraphedPair:
-    """
+    """Two copies of a model.
+
     Attributes:
-        models: the plain one, and that with recorded steps.
+        models: the plain model, and the one with recorded steps.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class GraphedPair:
 
     @torch.inference_mode()
     def check(self, sequences: Sequence[StepSequence]) -> bool:
-        """Logits, features and all of the cache but the scratch block are equal. Whether a graph computed them."""
+        """Checks that logits, features and the cache except its scratch block are equal. Returns whether a graph ran."""
         free = self._fill_caches()
         plan = []
         for index, sequence in enumerate(sequences):
@@ -107,7 +108,7 @@ class GraphedPair:
 
     @torch.inference_mode()
     def tape_of_last(self) -> tuple[Tape, Tape]:
-        """What was recorded of the graph that ran last, and what would be recorded of it now, with its last batch."""
+        """The tape of the last graph, and a new tape of the same step with its last batch."""
         number = self.recorder.last_replayed
         assert number is not None
         with self.recorder.taping() as tape:
@@ -115,7 +116,7 @@ class GraphedPair:
         return self.recorder.tapes[number], tape
 
     def _fill_caches(self) -> list[int]:
-        """With the same random numbers. Returns the blocks in a random order."""
+        """Fills both caches with the same random numbers. Returns the blocks in random order."""
         generator = torch.Generator().manual_seed(0)
         slots = torch.arange(NUM_BLOCKS * BLOCK_SIZE)
         for layer, spec in enumerate(self.cache.spec.layers):

@@ -1,4 +1,4 @@
-"""Triton's kernels in its interpreter, on the CPU, beside whatever else uses Triton in this process."""
+"""Runs Triton's kernels in its interpreter on the CPU, without affecting other uses of Triton in this process."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _SWITCH = "TRITON_INTERPRET"
 
 @contextmanager
 def interpreted_triton() -> Iterator[None]:
-    """Within it, imports of Triton and of what is made with it yield modules whose kernels are interpreted.
+    """In this context, imports of Triton and of baton's kernels yield modules whose kernels are interpreted.
 
-    A kernel becomes an interpreted one when it is decorated, and Triton decorates its own library when it is imported.
-    Torch has often imported it by then, so that both must be imported anew; afterwards what was there before is back.
+    A kernel is made interpreted when it is decorated, and Triton decorates its own library at import. Torch has often
+    imported it before, so both are imported anew; the previous modules are restored afterwards.
     """
     before = _loaded()
     switch = os.environ.get(_SWITCH)
@@ -39,9 +39,9 @@ def interpreted_triton() -> Iterator[None]:
 
 
 def _replace(old: Mapping[str, ModuleType], new: Mapping[str, ModuleType]) -> None:
-    """Takes modules out of this process's table and puts others in.
+    """Removes modules from ``sys.modules`` and adds others.
 
-    A package that stays remembers what was imported from it. One that goes keeps what it knows, for its return.
+    The attributes of remaining packages are updated; removed packages keep theirs, for their restoration.
     """
     for name in old:
         del sys.modules[name]
@@ -57,7 +57,7 @@ def _replace(old: Mapping[str, ModuleType], new: Mapping[str, ModuleType]) -> No
 
 
 def _loaded() -> dict[str, ModuleType]:
-    """The native library aside, of which there can be only one."""
+    """The loaded modules of Triton and baton's kernels, without the native library, which can be loaded only once."""
     return {
         name: module
         for name, module in sys.modules.items()

@@ -1,4 +1,4 @@
-"""Attention on the device of :mod:`tests.device_tensors`: one kernel that reads the block table."""
+"""Attention on the fake device of :mod:`tests.device_tensors`: one kernel that reads the block table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.stream_checker import Access
 
 
 class KernelAttention(TritonPaged):
-    """The product's backend, but for what its kernel computes."""
+    """The Triton backend with another implementation of its kernel."""
 
     def __init__(self, cache: PagedKVCache, tensors: DeviceTensors) -> None:
         super().__init__(cache, num_programs=1)

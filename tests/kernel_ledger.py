@@ -1,7 +1,7 @@
-"""What a step launches and what it moves, counted on the meta device: no GPU is needed, and models may have any size.
+"""Counts a step's kernels and bytes on the meta device, without a GPU and for models of any size.
 
-An operation that computes counts as one kernel; views, and memory that is only allocated, count as none. Sorting
-operations launch several kernels, and count as one all the same. Attention counts as what the Triton backend launches.
+An operation that computes counts as one kernel; views and allocations count as none. Sorting operations count as one
+kernel although they launch several. Attention counts as the launches of the Triton backend.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from baton.engine.attention import triton_paged
 
 _ALLOCATIONS = {"empty", "new_empty", "empty_strided", "new_empty_strided", "empty_like", "_unsafe_view"}
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm"}
-# They read as much of their first tensor as they yield, or write as much of it as they are given.
+# Operations that read or write only a part of their first tensor, of the size of their result or input.
 _ROW_READS = {"embedding", "index_select", "index", "gather"}
 _ROW_WRITES = {"index_copy_", "index_put_", "scatter_"}
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """
+    """A counted kernel.
+
     Attributes:
-        name: of the operation.
-        layer: the decoder layer that launched it; None outside of them.
-        num_bytes: that it reads and writes, if nothing stays in a cache.
+        name: name of the operation.
+        layer: the decoder layer that launched it; ``None`` outside of layers.
+        num_bytes: bytes read and written, assuming no caches.
     """
 
     name: str
@@ -41,19 +42,19 @@ class Kernel:
 
     @property
     def is_product(self) -> bool:
-        """Whether it multiplies matrices."""
+        """Whether the kernel multiplies matrices."""
         return self.name in _PRODUCTS
 
 
 class KernelLedger(TorchDispatchMode):
-    """A context in which kernels are booked.
+    """A context in which kernels are counted.
 
     Args:
-        layers: decoder layers; kernels in between belong to none of them.
-        num_keys: that the step's sequences attend to, all together.
+        layers: decoder layers; kernels between them belong to no layer.
+        num_keys: number of keys that the step's sequences attend to, in total.
 
     Attributes:
-        kernels: in order.
+        kernels: the counted kernels in order.
     """
 
     def __init__(self, layers: Sequence[torch.nn.Module], num_keys: int) -> None:
@@ -73,16 +74,17 @@ class KernelLedger(TorchDispatchMode):
         return Counter(kernel.name for kernel in self.of_layer(layer))
 
     def book_attention(self, name: str, tensors: Sequence[torch.Tensor], num_cached: int = 0) -> None:
-        """
+        """Adds a kernel of attention.
+
         Args:
-            tensors: that the kernel reads or writes whole.
+            tensors: tensors that the kernel reads or writes completely.
             num_cached: bytes of a key and its value, over all heads.
         """
         self.kernels.append(Kernel(name, self._layer, sum(map(_bytes, tensors)) + num_cached * self._num_keys))
 
     @contextmanager
     def open(self) -> Iterator[KernelLedger]:
-        """Books what is computed within, Triton's launches included."""
+        """Counts everything that is computed in the context, including Triton's launches."""
         with self, self._hooks, pytest.MonkeyPatch.context() as patch:
             patch.setattr(triton_paged, "attend", _Booked(self, "attend"))
             patch.setattr(triton_paged, "merge", _Booked(self, "merge"))
@@ -96,7 +98,7 @@ class KernelLedger(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        with self:  # in inference mode composite operations arrive whole
+        with self:  # in inference mode composite operations arrive undecomposed
             result = func.decompose(*args, **kwargs)
         if result is not NotImplemented:
             return result
@@ -111,7 +113,7 @@ class KernelLedger(TorchDispatchMode):
 
 
 class _Booked:
-    """Stands in for a kernel of Triton's."""
+    """Stands in for a Triton kernel."""
 
     def __init__(self, ledger: KernelLedger, name: str) -> None:
         self._ledger = ledger
@@ -133,7 +135,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor's elements; an expanded element counts once."""
+    """The bytes of a tensor's elements; an expanded element counts once."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 

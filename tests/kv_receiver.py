@@ -1,4 +1,4 @@
-"""The receiving half of a decode worker, and KV to send to it, for tests of the hand-off."""
+"""The receiving part of a decode worker, and KV to send to it, for tests of the hand-off."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLAIM_TIMEOUT_S = 60.0
 
 
 class Receiver:
-    """An engine that runs, and its importer."""
+    """A running engine and its importer."""
 
     def __init__(self, engine: AsyncEngine, importer: KVImporter) -> None:
         self.engine = engine
@@ -39,7 +39,7 @@ class Receiver:
         return (await self.engine.call(self.engine.blocks.usage)).used
 
     async def take_blocks(self, count: int) -> list[int]:
-        """Makes room scarce."""
+        """Allocates blocks, so that less room is left."""
         return await self.engine.call(lambda: self.engine.blocks.pool.allocate(count))
 
     async def give_back(self, blocks: list[int]) -> None:
@@ -47,10 +47,10 @@ class Receiver:
         self.engine.notify_freed()
 
     async def all_given_back(self, timeout_s: float = 30.0) -> None:
-        """Waits until no block is held and no transfer lives; fails with what is still wrong after ``timeout_s``.
+        """Waits until no blocks are held and no transfers exist; fails with the problems left after ``timeout_s``.
 
-        Usage and references are looked at together: a transfer that is just being given up may still be served by the
-        very blocks that were freed a moment ago, and gives them back as soon as it hears of it.
+        Usage and references are checked together: a transfer that is just being aborted may take blocks that were freed
+        a moment ago, and returns them soon.
         """
 
         def wrong() -> list[str]:
@@ -67,7 +67,7 @@ class Receiver:
             raise AssertionError(f"{problems}, {self.importer.num_active} transfers alive") from None
 
     async def read(self, imported: Import) -> list[bytes]:
-        """What the cache holds for a claimed transfer, layer by layer."""
+        """The cache's content of a claimed transfer, layer by layer."""
         holder = imported.holder
         assert holder is not None
         return read_layers(self.engine.runner.cache, holder.block_ids, holder.num_tokens)
@@ -95,12 +95,12 @@ async def running_receiver(
 
 
 def receiver_runner() -> ModelRunner:
-    """A tiny Llama over few blocks."""
+    """A runner of a tiny Llama with few blocks."""
     return build_runner(tiny_model("llama"), NUM_BLOCKS)
 
 
 class SourceKV:
-    """Made-up KV of one prompt, as a prefill worker would hold it."""
+    """Random KV of one prompt, as a prefill worker would hold it."""
 
     def __init__(self, spec: KVCacheSpec, token_ids: Sequence[int], seed: int = 0) -> None:
         self.spec = spec
@@ -133,7 +133,7 @@ class SourceKV:
             yield header, self.payload(header)
 
     def pass_through(self, encoding: KVEncoding) -> None:
-        """It becomes what arrives of it in that encoding."""
+        """Rounds the KV as this encoding would."""
         self._cache.pass_through(self._block_ids, len(self.token_ids), encoding)
 
 

@@ -1,4 +1,4 @@
-"""A device as slow as it may be: what is brought in arrives only when the engine joins it."""
+"""A copy queue of the slowest possible device: imported KV arrives only when the engine joins it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """
+    """A mark in the queue.
+
     Attributes:
-        thread: who made it.
-        step: steps that had been computed by then, as :attr:`LateCopies.num_steps` says.
+        thread: name of the thread that made the mark.
+        step: number of steps computed before, by :attr:`LateCopies.num_steps`.
     """
 
     number: int
@@ -23,14 +24,14 @@ class Mark:
 
 
 class LateCopies:
-    """Implements ``CopyQueue`` for a cache that lies in this process's memory all the same.
+    """Implements ``CopyQueue`` for a cache in this process's memory.
 
     Attributes:
-        num_steps: counted by whoever wants to know at which step a mark was made.
-        fetched_after, brought_after: the marks behind which copies were queued.
-        marks: those that were made.
-        most_behind: copies that may be on their way before somebody is told to wait.
-        num_waits: how often somebody did.
+        num_steps: number of steps, which a test may count, to know at which step a mark was made.
+        fetched_after, brought_after: the marks after which copies were queued.
+        marks: the marks that were made.
+        most_behind: number of pending copies from which callers must wait.
+        num_waits: number of waits.
     """
 
     def __init__(self, most_behind: int = 1_000_000) -> None:
@@ -56,7 +57,7 @@ class LateCopies:
         return self.marks[-1]
 
     def host_memory(self, num_bytes: int) -> torch.Tensor:
-        return torch.full((num_bytes,), 0xA5, dtype=torch.uint8)  # whatever the last one left there
+        return torch.full((num_bytes,), 0xA5, dtype=torch.uint8)  # as if left by the last owner
 
     def fetch(self, copy: Callable[[], None], after: Mark) -> None:
         self.fetched_after.append(after)
@@ -82,7 +83,7 @@ class LateCopies:
         self._arrive(mark)
 
     def _arrive(self, mark: Mark) -> None:
-        """All that was brought up to there, and nothing else."""
+        """Executes the copies that were queued up to the mark."""
         with self._lock:
             coming = [copy for number, copy in self._coming if number.number <= mark.number]
             self._coming = self._coming[len(coming) :]

@@ -1,4 +1,4 @@
-"""Medusa heads that nobody trained: each has the target's own lm_head behind a residual block that adds nothing."""
+"""Untrained Medusa heads: each has the target's own lm_head after a residual block that adds nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 
 def write_copies_of_the_lm_head(target: PreTrainedModel, folder: Path, num_heads: int) -> None:
-    """In vLLM's format."""
+    """Writes the heads in vLLM's format."""
     head: Any = target.get_output_embeddings()
     size = head.weight.shape[1]
     tensors: dict[str, torch.Tensor] = {}

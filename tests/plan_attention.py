@@ -1,4 +1,4 @@
-"""An attention backend in plain torch that knows of a batch only what its plan says: it shows what a plan means."""
+"""An attention backend in plain torch that uses only a batch's plan, and so defines what a plan means."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.graph_tape import TapeRecorder
 
 
 class PlanAttention:
-    """Implements :class:`baton.engine.attention.base.AttentionBackend`, slowly."""
+    """Implements :class:`baton.engine.attention.base.AttentionBackend` without optimisation."""
 
     takes_plans = True
 
@@ -47,7 +47,7 @@ class PlanAttention:
         variant: AttentionVariant,
         segment: Segment,
     ) -> None:
-        """What a kernel does: the segment's rows of ``output`` (``[num_tokens, num_heads, value_dim]``)."""
+        """Computes the segment's rows of ``output`` (``[num_tokens, num_heads, value_dim]``), as a kernel does."""
         for seq in range(segment.first, segment.first + segment.num_seqs):
             self._attend(layer, seq, query, output, plan, variant)
 
@@ -95,7 +95,7 @@ class PlanAttention:
 
 
 class TapedPlanAttention(PlanAttention):
-    """On a tape, the attention of a sequence is a kernel's launch."""
+    """Records the attention of a sequence on a tape as one kernel launch."""
 
     def __init__(self, cache: PagedKVCache, recorder: TapeRecorder) -> None:
         super().__init__(cache)

@@ -1,8 +1,8 @@
-"""An OpenAI-compatible server with a known schedule, to measure load tools with:
+"""An OpenAI-compatible server with a known schedule, for the validation of load tools:
 ``python -m tests.reference_server``.
 
-Tokens come at moments that follow from when the request arrived, and from nothing else, unless all slots are taken or
-the server stalls. No model runs; a token is a word.
+The times of tokens depend only on the arrival of the request, unless all slots are taken or the server stalls. No model
+runs; a token is a word.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ MODEL = "reference"
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """
+    """The server's schedule.
+
     Attributes:
-        ttft_s: from arrival to the first token.
-        tpot_s: from each token to the next.
-        tokens_per_chunk: tokens that travel together, as with speculation.
-        stall_at_s: when nothing is sent for a while, in seconds since the first request; None for never.
-        stall_s: for how long.
-        slots: requests that are served at once; others wait in their order. None: any number.
-        reports_usage: answers ``stream_options.include_usage``.
-        max_model_len: what ``/v1/models`` tells; None tells nothing, and nothing is refused for it.
-        fail_every: of so many requests, the last is answered with status 503; 0 for none.
+        ttft_s: time from arrival to the first token.
+        tpot_s: time between tokens.
+        tokens_per_chunk: tokens per chunk, as with speculation.
+        stall_at_s: when the server stalls, in seconds since the first request; ``None`` means never.
+        stall_s: duration of the stall.
+        slots: maximum number of concurrent requests, beyond which requests queue; ``None`` means no limit.
+        reports_usage: whether the server supports ``stream_options.include_usage``.
+        max_model_len: the limit in ``/v1/models``, which is enforced; ``None`` means neither.
+        fail_every: every request with this number gets status 503; 0 means none.
     """
 
     ttft_s: float = 0.05
@@ -46,10 +47,10 @@ class Schedule:
 
 
 class ReferenceServer:
-    """``application`` is an aiohttp application with ``/v1/models`` and both endpoints.
+    """The server; ``application`` is an aiohttp application with ``/v1/models`` and both endpoints.
 
     Attributes:
-        bodies: of all requests so far.
+        bodies: bodies of all requests so far.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -61,7 +62,7 @@ class ReferenceServer:
         self.application.router.add_get("/v1/models", self._models)
         self.application.router.add_post("/v1/completions", self._generate)
         self.application.router.add_post("/v1/chat/completions", self._generate)
-        # Other load tools ask whether a server lives.
+        # Other load tools check the server's health.
         self.application.router.add_get("/health", self._models)
 
     async def _models(self, request: web.Request) -> web.Response:
@@ -141,7 +142,7 @@ def _event(values: dict[str, object]) -> bytes:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serves on loopback until it is interrupted."""
+    """Serves on the loopback interface until it is interrupted."""
     parser = argparse.ArgumentParser(description="An OpenAI-compatible server with a known schedule.")
     parser.add_argument("--port", type=int, default=8100)
     parser.add_argument("--ttft-ms", type=float, default=50.0)

@@ -1,4 +1,4 @@
-"""Records of requests for tests of everything that follows them."""
+"""Records of requests, for tests of their observers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def make_record(
     num_cached_tokens: int = 0,
     outcome: str | None = None,
 ) -> RequestRecord:
-    """A request of the first attempt, with what came of it so far."""
+    """A record of a request in its first attempt, with its results so far."""
     params = SamplingParams(max_tokens=1000)
     request = GenerationRequest("r", (0,) * num_prompt_tokens, params, timeline or Timeline("r"), slo=slo)
     record = RequestRecord(request, 10.0)

@@ -1,4 +1,4 @@
-"""What weights of int8 and int4 stand for, read off them number by number."""
+"""Decodes int8 and int4 weights number by number."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from baton.engine.models.model_loader import LoadedModel, prepare_model
 
 
 def numbers_of(linear: Linear, num_rows: int, width: int) -> torch.Tensor:
-    """float32 ``[num_rows, width]``."""
+    """The decoded weights, float32 ``[num_rows, width]``."""
     assert linear.scales is not None
     if linear.weight.dtype is torch.int8:
         return linear.weight * linear.scales[:, None]
@@ -25,13 +25,13 @@ def numbers_of(linear: Linear, num_rows: int, width: int) -> torch.Tensor:
 
 
 def rounded(weight: torch.Tensor, weights: str) -> torch.Tensor:
-    """What ``weights`` make of a weight, float32."""
+    """A weight rounded to the format ``weights``, in float32."""
     quantize = quantize_linear_int4 if weights == "int4" else quantize_linear
     return numbers_of(quantize(Linear(weight.detach(), None)), *weight.shape)
 
 
 def with_rounded_weights(loaded: LoadedModel, weights: str) -> LoadedModel:
-    """The model whose own weights are what others make of them; an embedding that the head shares stays what it was."""
+    """The model with rounded weights in float32; an embedding that shares the head's weights is not rounded."""
     model: Any = deepcopy(loaded.model)
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):

@@ -1,4 +1,4 @@
-"""Routers for tests that are not about admission: every request goes at once."""
+"""Routers that admit every request at once, for tests that are not about admission."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def admission_off(
     worker_wait_s: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> Admission[Placement]:
-    """Admission that is off: requests wait only for workers."""
+    """Disabled admission: requests wait only for workers."""
     return Admission(
         dispatcher,
         AdmissionConfig(mode="off"),
@@ -47,7 +47,7 @@ def make_router(
     timelines: TimelineStore | None = None,
     more_observers: Sequence[RequestObserver] = (),
 ) -> Router:
-    """A router whose requests everything follows, as in a control plane."""
+    """A router with all observers of requests, as in a control plane."""
     timelines = TimelineStore(100) if timelines is None else timelines
     observers = request_observers(metrics, timelines, predictions, admission, TrafficMeter(), more=more_observers)
     return Router(card, registry, config or RouterConfig(), admission, observers)

@@ -1,4 +1,4 @@
-"""A scheduler with a model of the cache behind it: every slot remembers which tokens its KV was computed from."""
+"""A scheduler with a model of the cache: every slot stores the tokens from which its KV was computed."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Arrival:
 
 
 def shape(plan: list[ScheduledSequence]) -> dict[str, int]:
-    """Tokens of each request in a step."""
+    """The number of tokens of each request in a step."""
     return {sequence.request.request_id: sequence.num_tokens for sequence in plan}
 
 
 def advance(scheduler: Scheduler, plan: list[ScheduledSequence]) -> None:
-    """A step is over; whoever samples gets the token 3."""
+    """Finishes a step; every sampling request gets the token 3."""
     for sequence in plan:
         samples = sequence.samples
         scheduler.advance(sequence)
@@ -46,10 +46,10 @@ def advance(scheduler: Scheduler, plan: list[ScheduledSequence]) -> None:
 
 
 class Simulation:
-    """Runs a scheduler with tokens drawn at random from a tiny vocabulary, so that prefixes are often shared.
+    """Runs a scheduler with random tokens from a tiny vocabulary, so that prefixes are often shared.
 
-    A slot holds the tokens up to its position, as a real KV entry depends on them. Every step checks that what a
-    sequence attends to is its own past. A step takes a second.
+    A slot holds the tokens up to its position, on which a real KV entry depends. Every step checks that each sequence
+    attends to its own past. A step takes one second.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Simulation:
         self.scheduler.add(request)
 
     def give_kv(self, request: Request) -> None:
-        """As a decode worker does: prefix hits are shared, the rest is written, the first token came along."""
+        """Provides the KV as a decode worker does: shares prefix hits, writes the rest, and adds the first token."""
         cached = self.blocks.find_prefix(request, request.num_tokens // self.blocks.block_size)
         self.blocks.pool.share(cached)
         missing = self.blocks.num_blocks_for(request.num_tokens) - len(cached)
@@ -115,7 +115,7 @@ class Simulation:
         request.output_token_ids = [0]
 
     def step(self) -> bool:
-        """One engine step; False when nothing could be scheduled."""
+        """Runs one engine step; returns False when nothing could be scheduled."""
         decoding = [r for r in self.scheduler.requests if self.needs_one_token(r)]
         plan = self.scheduler.schedule()
         self.check_plan(plan, decoding)
@@ -145,7 +145,7 @@ class Simulation:
         scheduled = [sequence.request for sequence in plan]
         assert len({request.request_id for request in scheduled}) == len(scheduled)
         assert all(request.status is RequestStatus.RUNNING for request in scheduled)
-        for request in decoding:  # nobody who decodes waits for a prefill
+        for request in decoding:  # decoding requests never wait for a prefill
             assert request in scheduled or request.status is RequestStatus.PREEMPTED
 
     def compute(self, sequence: ScheduledSequence) -> None:

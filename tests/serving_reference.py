@@ -1,4 +1,4 @@
-"""The reference server of the benchmarks, running in a test's own event loop, and what most tests ask of it."""
+"""The reference server of the benchmarks in a test's own event loop, and a helper for its typical use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.reference_server import MODEL, ReferenceServer, Schedule
 
 @asynccontextmanager
 async def serving(application: web.Application) -> AsyncIterator[str]:
-    """The base URL of ``application`` on a free port of loopback."""
+    """Serves ``application`` on a free port of the loopback interface, and yields its base URL."""
     runner = web.AppRunner(application, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

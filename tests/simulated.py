@@ -1,4 +1,4 @@
-"""Simulated workers for tests: a small profile, requests as the router sends them, and what comes back."""
+"""Simulated workers for tests: a small profile, requests as the router sends them, and their answers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def make_settings(pool: str = DECODE, **changes: Any) -> WorkerSettings:
 
 @dataclass
 class Answer:
-    """What came of a request, and when."""
+    """The tokens of a request, and when they arrived."""
 
     token_ids: list[int] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Answer:
 
 
 def prompt(length: int, start: int = 0) -> list[int]:
-    """Prompts with another ``start`` share nothing."""
+    """A prompt. Prompts with different ``start`` share no prefix."""
     return [(start * 101 + position) % 997 for position in range(length)]
 
 
@@ -98,7 +98,7 @@ async def generate(worker: SimulatedWorker, message: worker_pb2.Sequence, transf
 
 
 class Pair:
-    """A prefill and a decode worker that hand over to each other."""
+    """A prefill and a decode worker with a hand-off between them."""
 
     def __init__(self, **changes: Any) -> None:
         sinks: dict[str, KVSink] = {}
@@ -108,7 +108,7 @@ class Pair:
         sinks["decode"] = self.decode.sink
 
     async def run(self, name: str, tokens: list[int], max_tokens: int) -> Answer:
-        """As the router does: prefill, and decode from the first token on."""
+        """Does what the router does: prefills, and decodes from the first token on."""
         answer = Answer()
         message = worker_pb2.PrefillRequest(sequence=sequence(name, tokens, max_tokens))
         message.handoff.transfer_id, message.handoff.peer = name, "decode"

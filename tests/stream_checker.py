@@ -1,14 +1,14 @@
-"""A device that runs what its streams hold in any legal order, and reports what their order leaves to chance.
+"""A fake device that runs the operations of its streams in any legal order, and reports missing synchronisation.
 
     host        launch a    launch b    record e            launch d, after e          wait for d
     stream 0    a ───────── b ───────── e
     stream 1                                  (waits for e) ── d
-                each of them runs when the chance of the schedule says so, at the latest when the host waits for it
+                each of them runs at a random time, at the latest when the host waits for it
 
-An operation runs once those before it in its stream have run, and the events that its stream waits for. Two operations
-that touch the same row of an allocation, at least one of them writing, must be ordered by streams, events or a wait of
-the host; if they are not, :attr:`Device.faults` names both places, whatever order this schedule had. Operations on
-tensors come from :mod:`tests.device_tensors`.
+An operation runs after the earlier ones of its stream and after the events for which the stream waits. If two
+operations touch the same row of an allocation, and at least one writes, they must be ordered by streams, events or a
+wait of the host; otherwise :attr:`Device.faults` names both places, in every schedule. Operations on tensors come from
+:mod:`tests.device_tensors`.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ _OWN_FILES = frozenset(
 )
 
 Clock: TypeAlias = dict[int, int]
-"""How many operations of each stream have surely happened."""
+"""The number of operations of each stream that have certainly happened."""
 Rows: TypeAlias = slice | npt.NDArray[np.int64]
 
 
 @dataclass(eq=False, slots=True)
 class Operation:
-    """
+    """An operation in a stream.
+
     Attributes:
-        tick: its number in its stream, from 1.
-        clock: what happens before it, itself included.
-        waits: operations of other streams that must have run.
-        run: does it, and returns what it touched; None once it has run.
+        tick: number in its stream, from 1.
+        clock: the operations that happen before it, including itself.
+        waits: operations of other streams that must run before.
+        run: executes it and returns the accesses; ``None`` once it has run.
     """
 
     name: str
@@ -72,10 +73,10 @@ class Access:
 
 
 class Memory:
-    """One allocation, and the operations that last touched each of its rows, by their numbers; 0 for none.
+    """One allocation, and the numbers of the operations that last touched each of its rows; 0 for none.
 
     Attributes:
-        users: streams that its allocator knows of, beside the one that it was allocated for.
+        users: further streams that use the allocation, as far as its allocator knows.
     """
 
     def __init__(self, num_bytes: int, row_bytes: int) -> None:
@@ -91,12 +92,13 @@ class Memory:
 
 @dataclass(slots=True)
 class Schedule:
-    """
+    """The randomness of the order.
+
     Attributes:
-        chance: decides.
-        eagerness: by stream, how likely its next operation runs whenever the host launches something; the last entry
-            counts for all further streams.
-        wandering: how likely something runs that is not needed, while the host waits.
+        chance: the random numbers.
+        eagerness: by stream, the probability that its next operation runs when the host launches something; the last
+            entry applies to all further streams.
+        wandering: the probability that an unneeded operation runs while the host waits.
     """
 
     chance: random.Random
@@ -105,7 +107,7 @@ class Schedule:
 
     @classmethod
     def latest(cls) -> Schedule:
-        """Nothing runs before the host waits for it."""
+        """A schedule in which operations run only when the host waits for them."""
         return cls(random.Random(0), (0.0,), 0.0)
 
 
@@ -117,10 +119,11 @@ class _Queue:
 
 
 class Device:
-    """
+    """The fake device.
+
     Attributes:
-        faults: what is not ordered, and operations that failed.
-        num_operations: that have run.
+        faults: unordered accesses, and operations that failed.
+        num_operations: number of operations that have run.
         on_wait: called when a thread begins to wait for the device.
     """
 
@@ -175,10 +178,10 @@ class Device:
             return operation
 
     def record(self, launch_all: Callable[[], None]) -> Callable[[], None]:
-        """What is launched is not run, but whenever what is returned is called: a CUDA graph.
+        """Records launches like a CUDA graph: they run whenever the returned function is called.
 
         Raises:
-            RuntimeError: the host waits for something in it.
+            RuntimeError: the host waits during the recording.
         """
         tape: list[tuple[str, Callable[[], Sequence[Access]]]] = []
         self._tape = tape
@@ -194,21 +197,21 @@ class Device:
         return replay
 
     def discard(self) -> None:
-        """Recordings share no memory that could be freed; see :class:`baton.engine.runner.graph_recorder.Recorder`."""
+        """Does nothing, since recordings share no memory; see :class:`baton.engine.runner.graph_recorder.Recorder`."""
 
     def mark(self, stream: int) -> Operation:
-        """Done when all is done that the stream holds now."""
+        """A mark that is done when all present operations of the stream are done."""
         with self._lock:
             self._reuse_freed()
             return self._queue(stream, "event", list)
 
     def wait_in(self, stream: int, mark: Operation) -> None:
-        """What the stream is given from now on runs behind the mark."""
+        """Makes later operations of the stream run after the mark."""
         with self._lock:
             self._queue(stream, "wait", list, (mark,))
 
     def is_done(self, mark: Operation) -> bool:
-        """Whether the host sees the mark as done. From then on it knows."""
+        """Whether the mark is done; if so, later accesses of the host are ordered after it."""
         with self._lock:
             self._run_some()
             if mark.is_done:
@@ -216,7 +219,7 @@ class Device:
             return mark.is_done
 
     def wait(self, mark: Operation) -> None:
-        """The host waits."""
+        """Makes the host wait for a mark."""
         if not mark.is_done:
             self.on_wait()
         with self._lock:
@@ -235,17 +238,17 @@ class Device:
             self.wait(self.mark(number))
 
     def free(self, memory: Memory, stream: int, overwrite: Callable[[], None] | None, *, pinned: bool) -> None:
-        """Torch's allocators may give the memory away again: to the stream that it was allocated for at once, else when
-        the streams are done that it knows to use it. May be called by a garbage collector.
+        """Lets the memory be reused, as by torch's allocators: at once by the stream that it was allocated for, else
+        once the known user streams are done. May be called by a garbage collector.
 
         Args:
-            overwrite: as its next owner does.
-            pinned: overwritten by the host then, not by the stream.
+            overwrite: overwrites the memory, as its next owner would.
+            pinned: whether the host instead of the stream overwrites it.
         """
         self._freed.append((memory, -1 if pinned else stream, overwrite))
 
     def check(self) -> None:
-        """Runs all that is left.
+        """Runs all remaining operations.
 
         Raises:
             AssertionError: there are faults.
@@ -291,7 +294,7 @@ class Device:
         return [head for head in heads if all(mark.is_done for mark in head.waits)]
 
     def _needed(self, mark: Operation) -> Operation:
-        """What can run now so that the mark comes nearer."""
+        """The operation to run next for the mark to be reached."""
         head = self._queues[mark.stream].waiting[0]
         due = next((each for each in head.waits if not each.is_done), None)
         return head if due is None else self._needed(due)
@@ -361,7 +364,7 @@ def _place() -> str:
 
 @functools.cache
 def _name_here(path: str) -> str | None:
-    """A file's path within this repository; ``None`` for others, and for files that all operations pass through."""
+    """A file's path in this repository; ``None`` for other files, and for those that all operations pass through."""
     name = Path(path)
     if path in _OWN_FILES or "site-packages" in path or not name.is_relative_to(_ROOT):
         return None

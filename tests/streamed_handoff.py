@@ -1,7 +1,7 @@
-"""Two engines over one device of :mod:`tests.device_tensors`, and the hand-off between them.
+"""Two engines over one fake device of :mod:`tests.device_tensors`, and the hand-off between them.
 
-The exporter, the importer and the engines are the product's. Their threads take turns, as chance says: between two
-steps, between two rounds of the event loop, and whenever one of them waits for the device. So a case can be repeated.
+The exporter, the importer and the engines are the real ones. Their threads take turns in a seeded random order: between
+steps, between rounds of the event loop, and whenever one of them waits for the device. So a case can be repeated.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _WAITS = (0, 10, 100)
 
 
 class Turns:
-    """Lets one of several threads run at a time; the chance says which, whenever one passes its turn on."""
+    """Lets one of several threads run at a time; the next one is chosen at random when a thread passes its turn on."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -52,7 +52,7 @@ class Turns:
 
     @contextmanager
     def taking_part(self) -> Iterator[None]:
-        """A thread that :meth:`start` started, from its first turn on."""
+        """A context for a thread that :meth:`start` started, which begins with its first turn."""
         name = threading.current_thread().name
         with self._changed:
             self._changed.wait_for(lambda: self._whose == name)
@@ -68,14 +68,14 @@ class Turns:
         thread.start()
 
     def pass_on(self) -> None:
-        """Returns when it is this thread's turn again."""
+        """Passes the turn on, and returns when it is this thread's turn again."""
         name = threading.current_thread().name
         with self._changed:
             self._pass_to_any()
             self._changed.wait_for(lambda: self._whose == name)
 
     def wait(self) -> None:
-        """What a thread does that waits for the device: the others go on for a while, or not at all."""
+        """Passes the turn on a random number of times, for a thread that waits for the device."""
         for _ in range(self.chance.choice(_WAITS)):
             self.pass_on()
 
@@ -85,7 +85,7 @@ class Turns:
 
 
 class TurnTaking(asyncio.SelectorEventLoop):
-    """An event loop that takes turns, and does the work of an executor itself, some rounds later."""
+    """An event loop that takes turns, and runs executor jobs itself some rounds later."""
 
     def __init__(self, turns: Turns) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class TurnTaking(asyncio.SelectorEventLoop):
 
 
 class _Placing(InProcessKVTransport):
-    """Every other part comes into memory that the receiver gives for it, as over a data connection."""
+    """Writes every other part to memory that the receiver provides, as over a TCP connection."""
 
     async def open(self, offer: Any, peer: str) -> InProcessSendStream:
         stream = await super().open(offer, peer)
@@ -147,10 +147,10 @@ class Handoff:
     async def generate(
         self, name: str, prompt: Sequence[int], params: SamplingParams, gives_up_at: int | None
     ) -> list[int]:
-        """A request's tokens.
+        """Runs a request; returns its tokens.
 
         Args:
-            gives_up_at: leaves with so many tokens: with one while parts are on their way, with more while it decodes.
+            gives_up_at: number of tokens after which to abort: 1 aborts during the transfer, more during decoding.
         """
         request = Request(name, list(prompt), params, hands_off=True)
         transfer = self.exporter.start(request, name, "decode", {})
@@ -181,11 +181,11 @@ class Handoff:
                 self.importer.abandon(name)
 
     async def generate_alone(self, name: str, prompt: Sequence[int], params: SamplingParams) -> list[int]:
-        """A request's tokens, all of them the decode worker's."""
+        """Runs a request on the decode worker alone; returns its tokens."""
         return await generate_all(self.decode, Request(name, list(prompt), params))
 
     async def settle(self) -> None:
-        """Waits until nothing is under way; fails unless every block is free or cached then."""
+        """Waits until both workers are idle, then checks that every block is free or cached."""
         while self.exporter.num_active or self.importer.num_active or self.prefill.blocks.pool.leases:  # noqa: ASYNC110
             await asyncio.sleep(0)
         for worker in (self.prefill, self.decode):
@@ -195,7 +195,7 @@ class Handoff:
 def device_runner(
     tensors: DeviceTensors, model: PreTrainedModel, num_blocks: int, *, graphs: bool = False, **settings: Any
 ) -> ModelRunner:
-    """Brings a model to the device, in the current stream; it is computed as CUDA does it, as far as that can be."""
+    """Moves a model to the device in the current stream; it is computed as on CUDA, as far as possible."""
     loaded = prepare_model(model, "float32")
     tensors.take_over(loaded.model)
     with pytest.MonkeyPatch.context() as patch:
@@ -219,7 +219,7 @@ async def handoff(
     part_bytes: int,
     runs_ahead: AheadRule,
 ) -> AsyncIterator[Handoff]:
-    """Runs in a :class:`TurnTaking` loop."""
+    """A hand-off between two engines. Use it in a :class:`TurnTaking` loop."""
     engines = [_engine(runner, chunk_tokens, runs_ahead) for runner in (prefill, decode)]
     importer = KVImporter(engines[1], 60.0)
     exporter = KVExporter(engines[0], _Placing({"decode": importer}), part_bytes, 60.0)
@@ -260,7 +260,7 @@ async def _pass_on(turns: Turns) -> None:
 
 
 def _drive(engine: AsyncEngine, turns: Turns, ended: threading.Event) -> None:
-    """What the engine's thread does."""
+    """The work of an engine's thread."""
     with turns.taking_part(), device_of(engine.runner).stream(handle_of(engine.runner.cache.keys[0]).stream):
         while not ended.is_set():
             engine._thread._take_mail(wait=False)

@@ -1,4 +1,4 @@
-"""Tiny draft checkpoints with random weights, written as each of the peers writes them."""
+"""Tiny draft checkpoints with random weights, in the format of each peer."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ class TinyDraft:
 
 
 def tiny_target(num_layers: int = NUM_LAYERS, hidden: int = HIDDEN, vocab: int = VOCAB) -> LlamaForCausalLM:
-    """What the drafts are for."""
+    """The target of the drafts."""
     torch.manual_seed(0)
     sizes = {**LAYER, "num_hidden_layers": num_layers, "hidden_size": hidden, "vocab_size": vocab}
     return LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=False)).eval().requires_grad_(False)
 
 
 def tiny_draft_lm(num_layers: int = 2, vocab: int = VOCAB, max_positions: int = 128) -> LlamaForCausalLM:
-    """A smaller model of the target's vocabulary, or of nearly that."""
+    """A smaller model with the target's vocabulary, or a similar one."""
     torch.manual_seed(1)
     sizes = {**LAYER, "num_hidden_layers": num_layers, "vocab_size": vocab, "max_position_embeddings": max_positions}
     return LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=False)).eval().requires_grad_(False)
 
 
 class _Weights:
-    """Draws each tensor so that it matters."""
+    """Draws tensors that are large enough to matter."""
 
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
@@ -102,7 +102,7 @@ def _decoder_layer(
 
 
 def tiny_eagle(seed: int = 1, *, num_layers: int = 1, embedding: bool = True, **settings: Any) -> TinyDraft:
-    """EAGLE-1/2 as SafeAILab wrote it: no norm before the first layer and none behind the last."""
+    """EAGLE-1/2 as SafeAILab writes it, without norms before the first and after the last layer."""
     weights = _Weights(seed)
     config = {**LAYER, "num_hidden_layers": num_layers, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
     config |= settings
@@ -155,7 +155,7 @@ def tiny_eagle3(seed: int = 2, *, num_features: int = 3, **settings: Any) -> Tin
 
 
 def tiny_narrow_eagle3(seed: int = 3) -> TinyDraft:
-    """Half as wide as its target, hence with an embedding of its own."""
+    """An EAGLE-3 head that is half as wide as its target and so has its own embedding."""
     hidden = HIDDEN // 2
     draft = tiny_eagle3(seed, hidden_size=hidden, target_hidden_size=HIDDEN)
     weights = _Weights(seed)

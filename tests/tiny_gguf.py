@@ -24,12 +24,12 @@ def write_gguf(
     leave_out: Collection[str] = (),
     num_parts: int = 1,
 ) -> dict[str, np.ndarray]:
-    """One random Llama layer with a byte-level vocabulary; gives the tensors by their GGUF names.
+    """Writes one random Llama layer with a byte-level vocabulary; returns the tensors by their GGUF names.
 
     Args:
-        kind: of the matrices; norms stay float32.
-        leave_out: tensors that the file shall lack.
-        num_parts: of how many files this one claims to be the first.
+        kind: type of the matrices; norms stay float32.
+        leave_out: tensors to omit.
+        num_parts: number of files of which this one claims to be the first.
     """
     tokens = SPECIAL + sorted(pre_tokenizers.ByteLevel.alphabet()) + ["20"]
     random = np.random.default_rng(0)

@@ -153,16 +153,16 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "afmoe": _config("AfmoeConfig", **_EXPERTS, head_dim=8, sliding_window=WINDOW, layer_types=_ALTERNATING),
     "jetmoe": _config("JetMoeConfig", **_EXPERTS, kv_channels=8),
 }
-"""Architectures that the engine runs."""
+"""The architectures that the engine supports."""
 
 
 class NearTieError(Exception):
-    """The two likeliest tokens lie so close together that rounding could choose: equality would mean nothing."""
+    """The two likeliest tokens are so close that rounding could decide, so comparing tokens would be meaningless."""
 
 
 def build_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     """A float32 model on the CPU with reproducible random weights, ready to run."""
-    # By eager attention, which all of them have: older releases of transformers run Gemma 2 by sdpa without its cap.
+    # With eager attention, which all models support: older releases of transformers ignore Gemma 2's cap in sdpa.
     model: PreTrainedModel = AutoModelForCausalLM.from_config(
         config, dtype=torch.float32, attn_implementation="eager"
     ).eval()
@@ -172,9 +172,9 @@ def build_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim >= 2:
                 parameter.copy_(noise * 1.5 * parameter.shape[-1] ** -0.5)
-            else:  # norms, biases and attention sinks keep their level, but are no longer all alike
+            else:  # norms, biases and attention sinks keep their scale, but their values differ
                 parameter.add_(noise * 0.2)
-    # Every test here counts on full-length outputs unless it names its own end-of-sequence tokens.
+    # Tests expect outputs of full length unless they set end-of-sequence tokens.
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     model.generation_config.do_sample = False
@@ -182,21 +182,21 @@ def build_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
 
 
 def tiny_model(name: str = "llama", seed: int = 0) -> PreTrainedModel:
-    """One of :data:`CONFIGS`, with random weights."""
+    """A model of :data:`CONFIGS` with random weights."""
     return build_model(CONFIGS[name](), seed)
 
 
 def random_prompts(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
-    """Token ids that every tiny model knows."""
+    """Random prompts of token ids that every tiny model has."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist() for length in lengths]
 
 
 def reference_tokens(model: PreTrainedModel, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
-    """Greedy continuations by ``transformers.generate``, each prompt by itself.
+    """Greedy continuations by ``transformers.generate``, one prompt at a time.
 
     Raises:
-        NearTieError: see there.
+        NearTieError: a continuation has a near tie.
     """
     outputs = []
     for prompt in prompts:
@@ -217,7 +217,7 @@ def reference_tokens(model: PreTrainedModel, prompts: Sequence[Sequence[int]], n
 def model_with_reference(
     name: str, prompts: Sequence[Sequence[int]], num_tokens: int, device: torch.device = _CPU
 ) -> tuple[PreTrainedModel, list[list[int]]]:
-    """A tiny model whose greedy continuations of ``prompts`` are clear of ties, and those continuations."""
+    """A tiny model whose greedy continuations of ``prompts`` have no near ties, and those continuations."""
     for seed in range(10):
         model = tiny_model(name, seed).to(device)
         try:

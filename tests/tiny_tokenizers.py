@@ -1,4 +1,4 @@
-"""Small real tokenizers, trained on the spot: no network and no files."""
+"""Small real tokenizers that are trained at run time, without network and files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHAT_TEMPLATE = (
 
 
 def byte_level_tokenizer(chat_template: str | None = CHAT_TEMPLATE) -> Tokenizer:
-    """Byte-level BPE as GPT-2, Llama 3, Qwen and SmolLM have it."""
+    """Byte-level BPE as in GPT-2, Llama 3, Qwen and SmolLM."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -40,7 +40,7 @@ def byte_level_tokenizer(chat_template: str | None = CHAT_TEMPLATE) -> Tokenizer
 
 
 def sentencepiece_tokenizer() -> Tokenizer:
-    """Word-start marks and byte fallback, as Llama 2, Mistral and Gemma have them."""
+    """A tokenizer with word-start marks and byte fallback, as in Llama 2, Mistral and Gemma."""
     words = ["▁hello", "▁world", "▁", "h", "lo", "▁the", "日"]
     vocab = [("<unk>", 0.0), ("</s>", 0.0)]
     vocab += [(f"<0x{byte:02X}>", -9.0) for byte in range(256)]
@@ -54,7 +54,7 @@ def sentencepiece_tokenizer() -> Tokenizer:
 
 
 def write_model_folder(folder: Path) -> Path:
-    """All of a model that the control plane looks at."""
+    """Writes the files of a model that the control plane reads."""
     byte_level_tokenizer().save(folder)
     (folder / "config.json").write_text('{"model_type": "llama"}')
     return folder

@@ -1,4 +1,4 @@
-"""A language of a few tokens whose next-token distributions are tables, and drafts of it: for exact calculations."""
+"""A language of a few tokens whose next-token distributions are tables, and its drafts, for exact calculations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Table:
     _known: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
 
     def logits(self, prefix: Sequence[int]) -> torch.Tensor:
-        """Float32 ``[vocab_size]``."""
+        """The logits after a prefix, float32 ``[vocab_size]``."""
         key = tuple(prefix)
         if key not in self._known:
             chance = random.Random(f"{self.seed} {key}")
@@ -50,13 +50,13 @@ def no_drafter(request: Request) -> Draft:
 
 @dataclass(frozen=True, slots=True)
 class ToyDrafter:
-    """Drafts by a table of its own.
+    """Drafts by its own table.
 
     Attributes:
-        shape: how many children the nodes of each depth get, from the root on; (1, 1) is a chain of two.
-        drawn: whether the draft draws its tokens, or takes the likeliest ones.
-        processed: whether it knows the request's sampling parameters; else it drafts what cannot come, too.
-        bushy: whether all nodes get children, or the first of each level only.
+        shape: number of children of the nodes of each depth, beginning at the root; (1, 1) is a chain of two.
+        drawn: whether the draft samples its tokens, or takes the likeliest ones.
+        processed: whether it applies the request's sampling parameters; else it also drafts impossible tokens.
+        bushy: whether all nodes get children, or only the first node of each level.
     """
 
     table: Table
@@ -70,7 +70,7 @@ class ToyDrafter:
         parents: list[int] = []
         probs: list[torch.Tensor] = []
         level: list[tuple[int, list[int]]] = [(ROOT, [])]
-        # The last token of all is never drafted.
+        # The last token of the answer is never drafted.
         for num_children in self.shape[: request.params.max_tokens - len(request.output_token_ids) - 1]:
             following: list[tuple[int, list[int]]] = []
             for parent, path in level:
@@ -96,7 +96,7 @@ class ToyDrafter:
 
 
 def batch_of(sequences: Sequence[ScheduledSequence]) -> ForwardBatch:
-    """Just what a verifier looks at."""
+    """A batch with only the fields that a verifier reads."""
     nothing = torch.empty(0, dtype=torch.int64)
     rows_of: list[range] = []
     for sequence in sequences:
@@ -106,7 +106,7 @@ def batch_of(sequences: Sequence[ScheduledSequence]) -> ForwardBatch:
 
 
 def logits_of(table: Table, sequence: ScheduledSequence) -> torch.Tensor:
-    """``[len(draft) + 1, vocab_size]``."""
+    """The logits of a sequence's rows, ``[len(draft) + 1, vocab_size]``."""
     draft = sequence.draft
     paths = [[], *([draft.token_ids[index] for index in draft.path(node)] for node in range(len(draft)))]
     return torch.stack([table.logits([*known_tokens(sequence.request), *path]) for path in paths])
@@ -115,7 +115,7 @@ def logits_of(table: Table, sequence: ScheduledSequence) -> torch.Tensor:
 def generate(
     table: Table, verifier: Verifier, drafter: Drafter, params: SamplingParams
 ) -> tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]:
-    """A whole request, round by round: its tokens, and their log probabilities if it asks for them."""
+    """Runs a whole request in rounds; returns its tokens, and their log probabilities if requested."""
     request = Request("toy", list(PROMPT), params)
     logprobs: list[TokenLogprobs] = []
     while True:
@@ -130,5 +130,5 @@ def generate(
 
 
 def behind_each_row(sequence: ScheduledSequence) -> list[list[int]]:
-    """The output tokens that precede what each row chooses, as the verifier sees them."""
+    """The output tokens before each row's choice, as the verifier sees them."""
     return [list(row.output_token_ids) for row in sampling_rows(sequence)]

@@ -1,4 +1,4 @@
-"""A proposer that knows the answers, and gives them, spoils them or goes on too long as a test wants."""
+"""A proposer that knows the answers, and drafts them correctly, wrongly or too long, as a test configures it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Oracle:
     """Implements :class:`baton.engine.contracts.Proposer`, and :class:`decode_worker.speculation.method.DraftMethod`.
 
     Attributes:
-        truth: each request's whole output, by its id.
+        truth: whole output of each request by id.
         style: one of :data:`STYLES`.
         shape: chain or tree.
     """
@@ -50,7 +50,7 @@ class Oracle:
         return drafts
 
     def _draft(self, chain: list[int], limit: int) -> Draft:
-        """The chain by itself, or as one branch of a tree whose other branches are wrong."""
+        """The chain, or a tree in which the chain is one branch and the other branches are wrong."""
         if self.shape == "chain":
             return Draft(tuple(chain))
         tokens: list[int] = []
@@ -73,7 +73,7 @@ class Oracle:
         return None
 
     def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
-        """A toy has no use for hidden states."""
+        """Does nothing: hidden states are not used."""
 
     def _chain(self, coming: list[int], limit: int) -> list[int]:
         wrong = [(token + 1) % VOCAB_SIZE for token in coming]
@@ -96,7 +96,7 @@ class Oracle:
         self.results.append(result)
 
     def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
-        """Costs do not matter to a toy."""
+        """Does nothing: costs do not matter."""
 
     def release(self, request_id: str) -> None:
         self.released.append(request_id)

@@ -1,4 +1,4 @@
-"""Kernels compiled as they would be launched, for GPUs that are not there."""
+"""Compiles kernels as they would be launched, for GPUs that this machine lacks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Compiled:
     """A compiled launch.
 
     Attributes:
-        ptxas: what the assembler reports with ``-v``.
-        shared: bytes of shared memory that the launch asks for.
-        tensor_memory: columns of tensor memory that it asks for (compute capability 10.0).
+        ptxas: report of the assembler with ``-v``.
+        shared: bytes of shared memory of the launch.
+        tensor_memory: columns of tensor memory of the launch (compute capability 10.0).
         constants: the launch's compile-time arguments by name, and ``num_warps``.
     """
 
@@ -39,7 +39,7 @@ class Compiled:
 
 
 class Launches:
-    """Stands in for a kernel and keeps what would be launched."""
+    """Stands in for a kernel and records its launches."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel: JITFunction[Any] = kernel
@@ -49,7 +49,7 @@ class Launches:
         return lambda *args, **kwargs: self.calls.append((args, kwargs))
 
     def compile(self, capability: int, **changes: Any) -> Compiled:
-        """Compiles the last launch with Triton's own specialization of its arguments, and never from a cache.
+        """Compiles the last launch with Triton's own specialization of its arguments, without any cache.
 
         Args:
             capability: compute capability times ten.

@@ -1,4 +1,4 @@
-"""What fake workers say of themselves. Little is imported, since each fake host's process does so anew."""
+"""The ``WorkerInfo`` of fake workers. Imports little, because each fake host's process imports it anew."""
 
 from __future__ import annotations
 

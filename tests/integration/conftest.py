@@ -1,4 +1,4 @@
-"""Shared by the integration tests."""
+"""Fixtures of the integration tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @pytest.fixture(scope="package", autouse=True)
 def one_torch_thread() -> Iterator[None]:
-    """Tiny matrices lose more to the thread pool than they win."""
+    """Limits torch to one thread, because tiny products are slower with a thread pool."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

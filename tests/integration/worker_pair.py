@@ -1,5 +1,5 @@
-"""A prefill and a decode worker in this process, each with a gRPC server of its own, and a router's part played by
-plain functions. No Ray: what runs here is exactly what runs inside the actors.
+"""A prefill and a decode worker in this process, each with its own gRPC server, and functions in place of the router.
+There is no Ray: the code that runs here is exactly the code inside the actors.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TIMEOUT_S = 30.0
 
 @dataclass(slots=True)
 class Answer:
-    """What a client would have got."""
+    """The answer that a client would receive."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -68,9 +68,9 @@ class HostedWorker:
         return engine
 
     async def problems(self) -> list[str]:
-        """Inconsistencies of the block pool, counting as held only what requests and leases hold.
+        """Inconsistencies of the block pool, where only requests and leases may hold blocks.
 
-        A reservation that outlived its transfer is a leak too.
+        A reservation that outlives its transfer is also a leak.
         """
 
         def check() -> list[str]:
@@ -85,7 +85,7 @@ class HostedWorker:
 
 
 class WorkerPair:
-    """The two workers, and what the router does with them."""
+    """The two workers, with methods that do the router's work."""
 
     def __init__(self, prefill: HostedWorker, decode: HostedWorker) -> None:
         self.prefill = prefill
@@ -104,10 +104,10 @@ class WorkerPair:
         return message
 
     async def generate(self, prompt: Sequence[int], params: SamplingParams, method: str | None = None) -> Answer:
-        """One request through both workers; ``method`` drafts for it.
+        """Runs one request through both workers, with drafts by ``method``.
 
         Raises:
-            BatonError: of whichever worker failed, the hand-off's before the decode worker's.
+            BatonError: the error of the worker that failed; the hand-off's takes precedence over the decode worker's.
         """
         answer, request_id = Answer(), self.new_id()
         message = self.prefill_request(request_id, prompt, params)
@@ -136,7 +136,7 @@ class WorkerPair:
         transfer_id: str = "",
         method: str | None = None,
     ) -> None:
-        """Decodes to the end; without a transfer the decode worker computes all that is known by itself."""
+        """Decodes to the end; without a transfer the decode worker computes all known tokens itself."""
         message = worker_pb2.GenerateRequest(
             sequence=pack_sequence(request_id, prompt, params, answer.token_ids, method), transfer_id=transfer_id
         )
@@ -145,12 +145,12 @@ class WorkerPair:
                 answer.take(batch)
 
     async def generate_all(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[list[int]]:
-        """All at once."""
+        """Runs all prompts concurrently."""
         answers = await asyncio.gather(*(self.generate(prompt, params) for prompt in prompts))
         return [answer.token_ids for answer in answers]
 
     async def settle(self, timeout_s: float = 30.0) -> None:
-        """Waits until neither worker has anything left, then fails unless every block is free or cached."""
+        """Waits until both workers are idle, then checks that every block is free or cached."""
         async with asyncio.timeout(timeout_s):
             while not (await self.prefill.is_idle() and await self.decode.is_idle()):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -161,7 +161,7 @@ class WorkerPair:
 
 @dataclass(frozen=True, slots=True)
 class Runners:
-    """The device side of a pair: the same weights twice. Serves any number of pairs, one after the other."""
+    """The runners of a pair, with the same weights. They can be reused by later pairs."""
 
     prefill: ModelRunner
     decode: ModelRunner
@@ -177,7 +177,7 @@ class Runners:
         num_blocks: int = 512,
         kv_cache: str = "native",
     ) -> Runners:
-        """Each side with a draft of its own, made for its copy of the model; None for a side without."""
+        """Runners with a draft for each side, made for its copy of the model; ``None`` means no draft."""
         models = copy.deepcopy(model), copy.deepcopy(model)
         drafts = [make and make(own) for make, own in zip((prefill_draft, decode_draft), models, strict=True)]
         runners = [
@@ -194,20 +194,20 @@ class Runners:
 
     @classmethod
     def of(cls, model: PreTrainedModel, num_blocks: int = 512, num_decode_blocks: int | None = None) -> Runners:
-        """``model`` itself stays as it is: a model can be tied to one cache only."""
+        """Runners with copies of ``model``, because a model can be bound to only one cache."""
         return cls(
             build_runner(copy.deepcopy(model), num_blocks),
             build_runner(copy.deepcopy(model), num_decode_blocks or num_blocks),
         )
 
     def forget(self) -> None:
-        """Whatever is read without having been written or received first is not a number."""
+        """Fills the caches with NaN, so that reads of unwritten KV are noticed."""
         for runner in (self.prefill, self.decode):
             poison(runner.cache)
 
 
 def pair_config(**sections: dict[str, Any]) -> BatonConfig:
-    """Small and quick; ``sections`` are those of the configuration file."""
+    """A configuration for small, fast workers; ``sections`` are those of the configuration file."""
     defaults: dict[str, dict[str, Any]] = {
         "engine": {"block_size": 4, "device": "cpu", "threads": 1},
         "prefill": {"chunk_tokens": 64},
@@ -220,7 +220,7 @@ def pair_config(**sections: dict[str, Any]) -> BatonConfig:
 
 @asynccontextmanager
 async def worker_pair(runners: Runners, config: BatonConfig | None = None) -> AsyncIterator[WorkerPair]:
-    """Starts both workers with empty caches; stops them at the end."""
+    """Starts both workers with empty caches, and stops them at the end."""
     config = config or pair_config()
     runners.forget()
     prefill = await _host("prefill", PrefillRole, runners.prefill, runners.prefill_draft, config)

@@ -1,4 +1,4 @@
-"""Shared by the engine's unit tests."""
+"""Fixtures of the engine's unit tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.engine.models import float32_products
 
 @pytest.fixture(scope="package", autouse=True)
 def one_torch_thread() -> Iterator[None]:
-    """Tiny matrices lose more to the thread pool than they win."""
+    """Limits torch to one thread, because tiny products are slower with a thread pool."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -21,7 +21,7 @@ def one_torch_thread() -> Iterator[None]:
 
 @pytest.fixture
 def multiplied(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
-    """Dtypes of the weights of products that :mod:`baton.engine.models.float32_products` makes, in their order."""
+    """The weight dtypes of the products of :mod:`baton.engine.models.float32_products`, in order."""
     found: list[torch.dtype] = []
 
     def noted(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Fixtures for tests of the command line: commands in this process, and what takes the place of a cluster."""
+"""Fixtures for tests of the command line: commands in this process, and substitutes for a cluster."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from cluster.cli import cli
 from tests.unit.cluster.fake_router import FakeRouter, running
 
 ROOT = Path(__file__).parents[3]
-# Takes the place of cluster.controller.launch in processes that the tests start.
+# Replaces cluster.controller.launch in processes that the tests start.
 FAKE_LAUNCH = """
 import os, sys, time, types
 from baton.core.errors import BatonError
@@ -54,7 +54,7 @@ def environment(tmp_path, monkeypatch):
     stubs.mkdir()
     (stubs / "sitecustomize.py").write_text(FAKE_LAUNCH)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(stubs), str(ROOT)]))
-    model = tmp_path / "model"  # all that is looked at before the cluster starts
+    model = tmp_path / "model"  # the files that are read before the cluster starts
     model.mkdir()
     (model / "config.json").write_text("{}")
     (tmp_path / "config.yaml").write_text(f"model: {model}\nrouter: {{port: 0}}\n")
@@ -66,7 +66,7 @@ def environment(tmp_path, monkeypatch):
 
 @pytest.fixture
 def baton(monkeypatch, capsys):
-    """Runs a command in this process: (exit status, stdout, stderr)."""
+    """A function that runs a command in this process and returns its exit status, stdout and stderr."""
 
     def run(*arguments: str, router: FakeRouter | None = None) -> tuple[int, str, str]:
         if router is not None:

@@ -1,4 +1,4 @@
-"""A gateway over real HTTP, in front of a fake router. Files that want another one have fixtures of their own."""
+"""A gateway over real HTTP in front of a fake router. Test files that need another gateway have their own fixtures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A router to test its clients against: real HTTP on a free port of 127.0.0.1, answers made up."""
+"""A fake router for tests of its clients: real HTTP on a free port of 127.0.0.1 with fixed answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class FakeRouter(ThreadingHTTPServer):
     """Echoes prompts. ``FAIL`` in a prompt gives 400; ``BUSY`` gives 429 once for each prompt."""
 
     daemon_threads = True
-    request_queue_size = 128  # the default of 5 resets connections that come at once
+    request_queue_size = 128  # with the default of 5, simultaneous connections are reset
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -24,14 +24,14 @@ class FakeRouter(ThreadingHTTPServer):
         self.pools = {"prefill": 1, "decode": 1}
         self.states = "ready"
         self.pins = False
-        """The autoscaler is on, so that a size set by hand is kept from it."""
+        """Whether the autoscaler is on, so that manually set sizes are pinned."""
         self.reason = ""
         self.timelines: dict[str, dict[str, Any]] = {}
         self.admin_answers: dict[str, dict[str, Any]] = {}
-        """Path → answer."""
+        """The answers by path."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away in the middle of a request is none of standard error's business."""
+        """Keeps clients that disconnect during a request out of standard error."""
 
     def status(self) -> dict[str, Any]:
         return {
@@ -68,7 +68,7 @@ def running() -> Iterator[FakeRouter]:
 class _Handler(BaseHTTPRequestHandler):
     server: FakeRouter
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # else headers and body wait for each other, 40 ms a response
+    disable_nagle_algorithm = True  # else the body waits 40 ms for the acknowledgement of the headers
 
     def do_GET(self) -> None:
         if self.path == "/admin/status":
@@ -149,4 +149,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Silence."""
+        """Logs nothing."""

@@ -20,13 +20,13 @@ MODEL = "tiny/model"
 TEXT = "hello world, the quick brown fox"
 CONTEXT_LENGTH = 128
 
-# What a fake sequence does, step by step: give a chunk, raise, or wait for ever.
+# One step of a fake sequence: a chunk, an exception to raise, or None to wait without end.
 Step = TokenChunk | Exception | None
 Script = Callable[[GenerationRequest], Sequence[Step]]
 
 
 def say(tokenizer: Tokenizer, text: str, *, cached: int = 0) -> Script:
-    """Says ``text`` token by token, within ``max_tokens``, with made-up logprobs when they are asked for."""
+    """A script that sends ``text`` token by token, within ``max_tokens``, with fake logprobs if requested."""
     token_ids = tokenizer.encode(text, add_special_tokens=False)
 
     def script(request: GenerationRequest) -> list[Step]:
@@ -66,7 +66,7 @@ class FakeGenerator:
     completed: list[str] = field(default_factory=list)
     first_chunks: list[str] = field(default_factory=list)
     streams: list[AsyncIterator[TokenChunk]] = field(default_factory=list)
-    """Kept, so that garbage collection does not do the closing that the gateway owes."""
+    """Keeps the streams alive, so that the gateway and not garbage collection must close them."""
 
     @property
     def model(self) -> ModelCard:
@@ -111,7 +111,7 @@ class FakeGenerator:
 
 @dataclass
 class FakeAdmin:
-    """Records what it is asked."""
+    """Records its calls."""
 
     scaled: list[dict[str, int | None]] = field(default_factory=list)
     moved: list[tuple[str, str]] = field(default_factory=list)
@@ -169,7 +169,7 @@ async def serve(app: FastAPI) -> AsyncIterator[str]:
 
 
 async def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Waits until ``condition`` holds; fails when it does not in time."""
+    """Waits until ``condition`` holds; fails after ``timeout_s``."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 (the conditions are other code's state, without events)
             await asyncio.sleep(0.005)

@@ -1,4 +1,4 @@
-"""A gateway, a router and workers in one process: no sockets, so that thousands of requests take seconds."""
+"""A gateway, a router and workers in one process without sockets, so that thousands of requests take seconds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CONTEXT_LENGTH = 256
 
 
 class InstantClient(WorkerClient):
-    """A worker that answers at once, and fails now and then, whatever it is asked."""
+    """A worker that answers at once, and sometimes fails."""
 
     def __init__(self) -> None:
         super().__init__("127.0.0.1:1")
@@ -78,7 +78,7 @@ class InstantClient(WorkerClient):
 
 @dataclass
 class InstantCluster:
-    """Two workers of each pool. ``/metrics`` is real; what else operators ask is made up."""
+    """Two workers of each pool. ``/metrics`` is real; the other operator endpoints are fake."""
 
     metrics: RouterMetrics = field(default_factory=RouterMetrics)
     registry: WorkerRegistry = field(default_factory=WorkerRegistry)
@@ -94,7 +94,7 @@ class InstantCluster:
         card = ModelCard(MODEL, CONTEXT_LENGTH, TOKENIZER.vocab_size, 0, frozenset({TOKENIZER.eos_token_id or 0}))
         config = RouterConfig(max_inflight=max_inflight, worker_wait_s=0.5)
         predictions = RequestPredictions(LatencyModel(), self.metrics.prediction_errors)
-        # Without local prefill: these workers take no time, so that handing over would never be worth it.
+        # Without local prefill, because with these instant workers a hand-off would never pay.
         chooser = self.chooser or build_profile(RoutingConfig(local_prefill="never"), predictions.forecaster)
         dispatcher = Dispatcher(self.registry, predictions, chooser)
         admission = admission_off(dispatcher, self.registry, self.metrics, config.worker_wait_s)
@@ -117,7 +117,7 @@ class InstantCluster:
 async def call_app(
     app: FastAPI, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
 ) -> int:
-    """One request straight into the application; returns the status."""
+    """Sends one request directly to the application; returns the status."""
     messages = [{"type": "http.request", "body": body, "more_body": False}]
     sent: list[dict[str, object]] = []
 

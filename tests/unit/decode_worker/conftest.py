@@ -1,4 +1,4 @@
-"""The receiving half of a decode worker, for tests of what comes in there."""
+"""The receiving part of a decode worker, for tests of imports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def receiver(runner: ModelRunner) -> AsyncIterator[Receiver]:
 
 @pytest.fixture
 async def hasty(runner: ModelRunner) -> AsyncIterator[Receiver]:
-    """Waits 0.1 s for claims."""
+    """A receiver that waits only 0.1 s for claims."""
     async with running_receiver(runner, claim_timeout_s=0.1) as running:
         yield running
 

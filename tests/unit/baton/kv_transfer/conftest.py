@@ -1,4 +1,4 @@
-"""The receiving end that every transport of KV is tried on."""
+"""The receiving end for the tests of all KV transports."""
 
 from __future__ import annotations
 

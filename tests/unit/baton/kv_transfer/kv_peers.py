@@ -1,6 +1,6 @@
-"""One end of a hand-off as a process of its own, to be killed: ``python -m … hold | export | send PEER | receive``.
+"""One end of a hand-off in a process that a test kills: ``python -m … hold | export | send PEER | receive``.
 
-Says one line when it is where it shall be killed. No torch, so that it starts at once.
+The process prints one line when it should be killed. It does not import torch, so that it starts quickly.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def offer(transfer_id: str) -> TransferOffer:
 
 
 async def send_shared(transport: GrpcKVTransport, peer: str, transfer_id: str, num_parts: int) -> int:
-    """Sends parts through shared memory alone; the bytes that were acknowledged."""
+    """Sends parts only through shared memory; returns the acknowledged bytes."""
     stream = await transport.open(offer(transfer_id), peer)
     for _ in range(num_parts):
         buffer = stream.buffer(PART_BYTES)
@@ -41,7 +41,7 @@ async def send_shared(transport: GrpcKVTransport, peer: str, transfer_id: str, n
 
 
 class StuckSink:
-    """Takes nothing, for ever."""
+    """Accepts transfers but never finishes a write."""
 
     async def reserve(self, offer: TransferOffer) -> Reservation:
         return Reservation(0)

@@ -1,4 +1,4 @@
-"""The transports, each connected to a sink, for suites that hold for any transport."""
+"""The transports, each connected to a sink, for test suites of all transports."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.kv_receiver import SourceKV
 
 NIXL = pytest.param("nixl", marks=pytest.mark.nixl)
 TRANSPORTS = ("grpc", "in_process", "shared", NIXL, "connected", "striped")
-"""One transport in one process, and gRPC with each payload path of :data:`PATHS`."""
+"""The in-process transport, and gRPC with each payload path of :data:`PATHS`."""
 PATHS: dict[str, Callable[[], tuple[list[SendPath], list[ReceivePath]]]] = {
     "grpc": lambda: ([], []),
     "shared": lambda: ([SharedMemorySendPath(1 << 20)], [SharedMemoryReceivePath()]),
@@ -48,13 +48,13 @@ PATHS: dict[str, Callable[[], tuple[list[SendPath], list[ReceivePath]]]] = {
     "connected": lambda: ([SocketSendPath(1, bytes_per_connection=1)], [SocketReceivePath()]),
     "striped": lambda: ([SocketSendPath(3, bytes_per_connection=1)], [SocketReceivePath()]),
 }
-"""The two ends of each path, which are tried before messages."""
+"""The two ends of each path, tried before messages."""
 NUM_CONNECTIONS = {"striped": 3}
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A way to one receiver. ``server`` is None in one process."""
+    """A connection to one receiver. ``server`` is ``None`` for the in-process transport."""
 
     transport: KVTransport
     peer: str
@@ -67,19 +67,19 @@ def transport_over(
     timeout_s: float = 20.0,
     max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
 ) -> GrpcKVTransport:
-    """A sender with these paths, and messages."""
+    """A sender with these paths and messages."""
     return GrpcKVTransport([*paths, InlineSendPath()], throttle, timeout_s, max_inflight_bytes)
 
 
 class BufferingTransport(GrpcKVTransport):
-    """Sends every part through a buffer of its path, where the path has buffers."""
+    """Sends every part through a buffer of its path, if the path has buffers."""
 
     async def open(self, offer: TransferOffer, peer: str) -> GrpcSendStream:
         stream = await super().open(offer, peer)
         send = stream.send
 
         async def send_buffered(header: PartHeader, payload: Payload) -> None:
-            if not len(payload):  # there is no buffer for nothing
+            if not len(payload):  # there are no empty buffers
                 return await send(header, payload)
             buffer = stream.buffer(len(payload))
             assert buffer is not None
@@ -95,7 +95,7 @@ class BufferingTransport(GrpcKVTransport):
 async def serving(
     sink: KVSink, paths: Sequence[ReceivePath], silence_s: float = SILENCE_S
 ) -> AsyncIterator[tuple[grpc.aio.Server, str]]:
-    """A receiver with these paths, and messages; its server and address."""
+    """Runs a receiver with these paths and messages; yields its server and address."""
     server, service = create_server(), KVTransferService(sink, [*paths, InlineReceivePath()], silence_s)
     service.start("127.0.0.1")
     service.add_to(server)
@@ -117,7 +117,7 @@ async def kv_server(
     silence_s: float = SILENCE_S,
     nixl: NixlReader | None = None,
 ) -> AsyncIterator[tuple[grpc.aio.Server, str]]:
-    """A receiver, and its address."""
+    """Runs a receiver; yields its server and address."""
     paths: list[ReceivePath] = []
     if mappings is not None:
         paths.append(SharedMemoryReceivePath(mappings))
@@ -130,19 +130,19 @@ async def kv_server(
 
 
 async def slots_free(segment: SharedSegment) -> None:
-    """Waits for the last streams to end; fails when slots are still taken then."""
+    """Waits until all slots are free, and fails if some stay taken."""
     async with asyncio.timeout(20.0):
         while segment.num_free_slots < segment.layout.num_slots:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
 def num_mappings() -> int:
-    """Of segments, by this process."""
+    """The number of segments that this process has mapped."""
     return Path("/proc/self/maps").read_text(encoding="utf-8").count(f"memfd:{SEGMENT_NAME}")
 
 
 def num_mappings_before() -> int:
-    """:func:`num_mappings`, to compare with: without those of other tests, which would go at any moment."""
+    """:func:`num_mappings` after a garbage collection, which removes the mappings of other tests."""
     gc.collect()
     return num_mappings()
 
@@ -156,11 +156,11 @@ async def link(
     max_inflight_bytes: int = 1 << 20,
     stripe_bytes: int = 100,
 ) -> AsyncIterator[Link]:
-    """Fails at the end unless every slot of shared memory has been given back.
+    """Connects a transport to a sink. Fails at the end unless every slot of shared memory is free.
 
     Args:
-        max_inflight_bytes: of a transfer, all of its connections together.
-        stripe_bytes: with ``striped``; small, so that small parts have several of them.
+        max_inflight_bytes: limit of unacknowledged bytes of a transfer, over all of its connections.
+        stripe_bytes: stripe size with ``striped``; small, so that small parts have several stripes.
     """
     if kind == "in_process":
         yield Link(InProcessKVTransport({"receiver": sink}, throttle), "receiver")
@@ -181,7 +181,7 @@ async def link(
 
 
 async def send_all(stream: KVSendStream, source: SourceKV, part_bytes: int = 700) -> int:
-    """Every missing part, then the commit; returns the acknowledged bytes."""
+    """Sends every missing part and the commit; returns the acknowledged bytes."""
     reservation = stream.reservation
     for header, payload in source.parts(reservation.num_cached_tokens, part_bytes, reservation.encoding):
         await stream.send(header, payload)
@@ -189,7 +189,7 @@ async def send_all(stream: KVSendStream, source: SourceKV, part_bytes: int = 700
 
 
 async def talk(peer: str, frames: Sequence[bytes]) -> tuple[list[str], str | None]:
-    """Sends frames as they are; returns the kinds of the replies and the error code of the status."""
+    """Sends raw frames; returns the kinds of the replies and the error code of the status."""
     channel = create_channel(peer)
     replies: list[str] = []
     call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(_each(frames), timeout=5.0)
@@ -214,10 +214,10 @@ async def _each(frames: Sequence[bytes]) -> AsyncIterator[bytes]:
 
 @dataclass(slots=True)
 class RecordingSink:
-    """Takes whatever comes.
+    """A sink that accepts everything.
 
     Attributes:
-        gate: closed, no write returns; a slow receiver in its extreme.
+        gate: while it is not set, no write returns, as with an extremely slow receiver.
         failure: raised by every write.
     """
 

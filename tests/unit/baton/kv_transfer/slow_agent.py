@@ -1,4 +1,4 @@
-"""An agent of NIXL whose reads go as a test wants them to."""
+"""A NIXL agent whose reads are controlled by a test."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from baton.kv_transfer.payload.nixl_agent import NixlAgent, ReadState
 
 
 class SlowAgent(NixlAgent):
-    """Reads only when it is told to.
+    """An agent whose reads a test can delay or make fail.
 
     Attributes:
-        as_if: how reads stand, if not as they do.
-        can_release: whether reads can be.
-        most_bytes: that can be registered at once.
-        num_looks: how often somebody asked how a read stands.
+        as_if: the reported state of reads, if it differs from the real one.
+        can_release: whether reads can be released.
+        most_bytes: maximum number of bytes that can be registered at once.
+        num_looks: number of queries of a read's state.
         met: descriptions of other agents.
     """
 

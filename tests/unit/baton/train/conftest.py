@@ -1,4 +1,4 @@
-"""A tiny target and what it says, for all tests of training; trainers, and runs that are killed."""
+"""A tiny target and its answers for all tests of training; trainers, and runs that are killed."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from tests.tiny_tokenizers import byte_level_tokenizer
 PROMPT_TOKENS = 5
 ANSWER_TOKENS = 20
 FEW_SAMPLES = 80
-"""Enough for what does not depend on how much is learned: five steps or six in an epoch."""
-# For all kinds of drafts, so that runs take a second.
+"""Enough for tests that do not depend on how much is learned: five or six steps in an epoch."""
+# Settings of all kinds of drafts with which runs take about a second.
 _QUICK: dict[str, Any] = {
     "num_epochs": 8,
     "rows_per_batch": 256,
@@ -41,11 +41,11 @@ _QUICK: dict[str, Any] = {
 
 
 class KilledError(Exception):
-    """Ends a run from outside."""
+    """Simulates that a run is killed."""
 
 
 def sharp_target(vocab: int = VOCAB) -> LlamaForCausalLM:
-    """Sharper than random weights are, so that there is something to learn."""
+    """A target with sharper distributions than random weights give, so that there is something to learn."""
     model = tiny_target(vocab=vocab)
     for parameter in model.parameters():
         if parameter.ndim > 1:
@@ -64,7 +64,7 @@ def target() -> LoadedModel:
 
 @torch.no_grad()
 def answers_of(model: PreTrainedModel, count: int, seed: int = 0) -> list[Sample]:
-    """Greedy answers to random prompts."""
+    """Samples with greedy answers to random prompts."""
     token_ids = torch.randint(0, VOCAB, (count, PROMPT_TOKENS), generator=torch.Generator().manual_seed(seed))
     for _ in range(ANSWER_TOKENS):
         best = model(token_ids).logits[:, -1].argmax(dim=-1)
@@ -127,7 +127,7 @@ def train(
     facts: CardFacts,
     tokenizer: Tokenizer,
 ) -> Callable[..., TrainingResult]:
-    """Trains the kind of draft that the settings belong to."""
+    """A function that trains the kind of draft to which the settings belong."""
 
     def method_of(settings: TrainingSettings) -> Method:
         if isinstance(settings, MedusaSettings):
@@ -153,10 +153,10 @@ def train(
 
 @pytest.fixture
 def resumed_as_whole(train: Callable[..., TrainingResult]) -> Callable[[TrainingSettings, int], Sequence[int]]:
-    """Compares a run that was killed and resumed with one that was not."""
+    """A function that compares a killed and resumed run with an uninterrupted one."""
 
     def compare(always_saved: TrainingSettings, last_step: int) -> Sequence[int]:
-        """Settings that save and report at every step. Returns the steps that the resumed part reported."""
+        """Takes settings that save and report at every step; returns the steps that the resumed part reported."""
 
         def kill(told: Progress) -> None:
             if told.num_steps == last_step:

@@ -1,4 +1,4 @@
-"""Reads the report of a device run. Lines that are cut are left out."""
+"""Reads the report of a device run, without truncated lines."""
 
 from __future__ import annotations
 

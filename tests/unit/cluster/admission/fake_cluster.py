@@ -1,4 +1,4 @@
-"""A prefill worker, a decode worker and a router's books in a few lines, on a virtual clock."""
+"""A prefill worker, a decode worker and a router's state in a few lines, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FakePlacement:
 
 @dataclass
 class FakeCluster:
-    """One prompt after the other; sequences decode together. What it predicts comes true, times ``optimism``."""
+    """Computes one prompt at a time and decodes all sequences together. Predictions are exact times ``optimism``."""
 
     loop: asyncio.AbstractEventLoop
     has_workers: bool = True
@@ -85,7 +85,7 @@ class FakeCluster:
         return placement
 
     def fall_behind(self, seconds: float) -> None:
-        """Prompts that come from now on wait for so much longer."""
+        """Makes later prompts wait ``seconds`` longer."""
         self._free_s = max(self._free_s, self.loop.time()) + seconds
 
     def _computed(self, placement: FakePlacement) -> None:
@@ -142,7 +142,7 @@ class Scene:
         self._count = 0
 
     def record(self, slo: SloClass, *, max_tokens: int = OUTPUT_TOKENS, timeout_s: float = 600.0) -> RequestRecord:
-        """Of a request that arrives now."""
+        """The record of a request that arrives now."""
         self._count += 1
         timeline = Timeline(f"r{self._count}", clock=self.loop.time)
         timeline.record(Event.RECEIVED)

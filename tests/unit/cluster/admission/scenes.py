@@ -1,4 +1,4 @@
-"""Scenes in virtual time: classes with targets of their own, and a cluster that is filled up."""
+"""Scenes in virtual time: classes with various targets, and a cluster that is filled up."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def play(script: Callable[[Scene], Awaitable[None]], **options: object) -> None:
 
 
 async def fill(scene: Scene, slo: SloClass) -> list[asyncio.Task[FakePlacement]]:
-    """Requests of a class until the next one has no room."""
+    """Sends requests of a class until the next one has no room."""
     tasks = []
     while True:
         _, task = scene.ask(slo)

@@ -1,4 +1,4 @@
-"""A cluster as two tanks: prompts are work that a pool pumps away, answers are tokens that flow at the batch's pace.
+"""A fluid model of a cluster: prompts are work that a pool drains, answers are tokens that flow at the batch's pace.
 
 Time is a counter. The traffic meter and the autoscaler are the real ones.
 """
@@ -37,14 +37,14 @@ class Load:
     output: float
 
     def demand(self) -> Demand:
-        """Exactly what comes, which only an oracle can know."""
+        """The exact demand, which only an oracle knows."""
         groups = tuple(PromptGroup(0.25, self.prompt * factor) for factor in (0.625, 0.875, 1.125, 1.375))
         return Demand((ClassDemand(SLO, self.rate, groups, self.output),), 10**6)
 
 
 @dataclass
 class Tank:
-    """Workers of a pool; each costs from the order to start it until its drain is over."""
+    """The workers of a pool; each costs from the order to start it until the end of its drain."""
 
     target: int
     ready: int
@@ -82,7 +82,7 @@ class _Answer:
 
 
 class FluidCluster:
-    """Follow it with :meth:`run`; then read ``worker_s``, ``oracle_s`` and ``kept``."""
+    """The simulated cluster. Call :meth:`run`, then read ``worker_s``, ``oracle_s`` and ``kept``."""
 
     def __init__(self, limits: ScalingLimits, sizes: dict[str, int], seed: int = 1) -> None:
         self.now_s = 0.0
@@ -92,7 +92,7 @@ class FluidCluster:
         self.worker_s = dict.fromkeys(POOLS, 0.0)
         self.oracle_s = dict.fromkeys(POOLS, 0.0)
         self.kept: list[tuple[float, bool]] = []
-        """(arrival, whether both targets were kept) of every request that is over."""
+        """For every finished request, its arrival and whether both targets were met."""
         self._limits = limits
         self._state = AutoscalerState()
         self._random = random.Random(seed)
@@ -117,7 +117,7 @@ class FluidCluster:
             self.now_s += 1.0
 
     def attainment(self, counts: Callable[[float], bool]) -> float:
-        """Of requests that arrived when ``counts`` says so."""
+        """The attainment of requests whose arrival satisfies ``counts``."""
         kept = [was_kept for at_s, was_kept in self.kept if counts(at_s)]
         return sum(kept) / len(kept)
 
@@ -150,7 +150,7 @@ class FluidCluster:
         while self._answers and self._answers[0].ends_at <= self._flown:
             answer = heapq.heappop(self._answers)
             tpot_s = (self.now_s + 1.0 - answer.began_s) / answer.output
-            # A second is the grain of time here: answers shorter than that have no pace of their own.
+            # Time has a resolution of one second, so the pace of shorter answers is not known.
             in_pace = tpot_s <= SLO.tpot_s + 1.0 / answer.output
             self.kept.append((answer.began_s, answer.in_time and in_pace))
             record = make_record(answer.prompt, SLO, num_output_tokens=answer.output)

@@ -19,7 +19,7 @@ LIMITS = replace(
 
 @dataclass(frozen=True)
 class FormulaCosts:
-    """Milliseconds of a made-up accelerator, in the model's own form. Implements PoolCosts."""
+    """The milliseconds of a fictitious accelerator, in the model's own form. Implements PoolCosts."""
 
     fixed: float = 8.0
     per_prompt_token: float = 0.1
@@ -73,7 +73,7 @@ def observe(
     growth: float = 0.0,
     role_change_obstacle: str = "not here",
 ) -> Observation:
-    """Workers given as a number are all ready."""
+    """An observation; workers given as a number are all ready."""
     counts = {
         name: PoolCounts(given, given) if isinstance(given, int) else given
         for name, given in ((PREFILL, prefill), (DECODE, decode))
@@ -84,7 +84,7 @@ def observe(
 
 
 class Planned:
-    """Plans again and again, with pools that are at once what they shall be."""
+    """Plans repeatedly, with pools that reach their targets at once."""
 
     def __init__(self, limits: ScalingLimits = LIMITS, prefill: int = 1, decode: int = 1) -> None:
         self.limits = limits

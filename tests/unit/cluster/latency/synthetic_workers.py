@@ -1,4 +1,4 @@
-"""Workers whose costs are known: samples of their steps, with noise."""
+"""Workers with known costs, and noisy samples of their steps."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ def exact_ms(sample: StepSample, scale: float = 1.0) -> float:
 
 @dataclass
 class SyntheticWorker:
-    """
+    """A worker with known costs.
+
     Attributes:
-        scale: how much slower than the usual worker.
-        noise: standard deviation of the logarithm.
+        scale: factor of its durations relative to the reference worker.
+        noise: standard deviation of the logarithm of durations.
         outliers: share of the samples that take 100 times as long.
     """
 

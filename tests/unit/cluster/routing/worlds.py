@@ -1,4 +1,4 @@
-"""Made-up workers, requests and candidates for tests of routing."""
+"""Fake workers, requests and candidates for tests of routing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backends of attention, by name."""
+"""Fixtures with attention backends by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUM_PROGRAMS = 64
 
 @pytest.fixture(scope="module")
 def create_triton() -> Iterator[CreateBackend]:
-    """Interpreted; contexts of some tokens are shared by several programs already."""
+    """Creates interpreted Triton backends in which several programs share even short contexts."""
     with interpreted_triton():
         from baton.engine.attention.triton_paged import TritonPaged
 
