@@ -89,7 +89,7 @@ class GraphedPair:
 
     @torch.inference_mode()
     def check(self, sequences: Sequence[StepSequence]) -> bool:
-        """Checks that logits, features and the cache except its scratch block are equal. Returns whether a graph ran."""
+        """Checks that logits, features and cache, but for its scratch block, are equal. Returns whether a graph ran."""
         free = self._fill_caches()
         plan = []
         for index, sequence in enumerate(sequences):
