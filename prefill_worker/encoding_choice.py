@@ -1,8 +1,8 @@
 """The encoding of hand-offs: as configured or, for ``auto``, int8 where the link is slower than prefill.
 
-KV that leaves as fast as prefill makes it is hidden behind the prefill. Both speeds are measured in bytes per second:
-the speed of steps that compute prompts, and that of acknowledgements while more was waiting to be sent. This counts
-everything that is slow in between (link, cap, receiver), but not the latency of a single part.
+If KV is sent as fast as prefill produces it, prefill hides the transfer. Both speeds are measured in bytes per second:
+that of steps that compute prompts, and that of acknowledgements while more bytes are waiting to be sent. The latter
+includes everything that may be slow (link, cap, receiver), but not the latency of a single part.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class ClusterPart(Part):
     folder: Path = field(default_factory=Path)
 
     def load(self) -> Run:
-        """See :meth:`Part.load`."""
+        """Imports the checks and returns the part's function."""
         checks = import_module("benchmarks.device_cluster.checks")  # imports Ray, which listing the parts must not need
         return partial(getattr(checks, self.module), self)
 

@@ -18,8 +18,8 @@ def actor_options(resources: ResourcesConfig, *, is_local: bool = False) -> dict
     """Options for ``ray.remote(...).options``.
 
     Args:
-        is_local: Ray runs for this cluster alone, so that actors inherit this process's environment. Without an
-            environment of their own, they need not wait for Ray's environment agent, which starts seconds later.
+        is_local: Ray runs for this cluster alone, so that actors inherit this process's environment. Without a separate
+            runtime environment, they need not wait for Ray's environment agent, which starts seconds later.
     """
     options: dict[str, Any] = {"num_cpus": resources.cpus, "num_gpus": resources.gpus}
     if resources.memory_gib is not None:

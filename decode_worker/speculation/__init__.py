@@ -1,1 +1,1 @@
-"""Speculative decoding. ``verification.py`` decides; each method has a file of its own."""
+"""Speculative decoding. ``verification.py`` accepts or rejects drafts; each method has its own file."""

@@ -9,7 +9,7 @@ from baton.core.request import Request
 
 _PRIOR_WEIGHT = 4.0
 _MAX_WEIGHT = 60.0
-# Behind it all depths are alike.
+# All greater depths share one estimate.
 _DEEPEST = 5
 _OWN_WEIGHT = 4.0
 _OWN_MEMORY = 0.96
@@ -18,7 +18,7 @@ _ALMOST_CERTAIN = 0.98
 # Buckets of a draft network's probability of its guess.
 _LIMITS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9)
 _EDGES = (0.0, *_LIMITS, 1.0)
-# Networks are surer of themselves than they are right.
+# Networks overestimate the probability that they are right.
 _PRIOR_FACTOR = 0.8
 
 
@@ -73,7 +73,7 @@ class DepthAcceptance:
     """The chance that a draft is right, by its depth: that of similar requests, times a factor of the request's own.
 
     Args:
-        prior: before anything was seen, given that the draft above is right.
+        prior: the chance before any observation, given that the draft above is right.
     """
 
     def __init__(self, prior: float) -> None:
@@ -82,7 +82,7 @@ class DepthAcceptance:
         self._own: dict[str, _Own] = {}
 
     def chance(self, request: Request, depth: int) -> float:
-        """Given that everything above ``depth`` is right."""
+        """The chance at a depth, given that everything above it is right."""
         own = self._own.get(request.request_id)
         factor = 1.0 if own is None else min(max(own.right / own.expected, _LEAST_FACTOR), _MOST_FACTOR)
         return min(_ALMOST_CERTAIN, factor * self._of_its_like(request, depth))

@@ -3,9 +3,9 @@
 Both are called with every row's *processed* distribution, so that penalties, filters and forbidden tokens hold for
 each node along its own path. A row that the model did not compute properly is all 0: nothing is accepted on it.
 
-Every purpose of random numbers has a stream of its own at each position. The coins and the recovering draw of a
-position decide its token once and for all, in whatever round. The numbers of drafting may serve again in a later
-round, because nothing that was kept depends on them.
+Every purpose of random numbers has its own stream at each position. The coins and the recovering draw of a position
+determine its token, in every round. The numbers of drafting may be reused in a later round, because no accepted token
+depends on them.
 
 stream    0 (``PLAIN``)         1 (``RECOVER``)              2 + 2·j                3 + 2·j
 purpose   plain, bonus token    token after a rejection      coin of sibling j      draw of sibling j by the draft
@@ -31,21 +31,22 @@ RECOVER = 1
 
 
 def coin_stream(sibling: int) -> int:
-    """Decides whether a node is accepted; ``sibling`` counts the node's earlier siblings."""
+    """The stream that decides whether a node is accepted; ``sibling`` counts the node's earlier siblings."""
     return 2 + 2 * sibling
 
 
 def draft_stream(sibling: int) -> int:
-    """Draws a node; ``sibling`` counts the node's earlier siblings."""
+    """The stream that draws a node; ``sibling`` counts the node's earlier siblings."""
     return 3 + 2 * sibling
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """
+    """The decision on a draft.
+
     Attributes:
         nodes: the accepted path through the draft.
-        next_token: what follows it; None when the target's row there is not a distribution.
+        next_token: the token after the path; ``None`` when the target's row there is not a distribution.
     """
 
     nodes: tuple[int, ...]
@@ -63,7 +64,8 @@ class AcceptanceRule(Protocol):
         ...
 
     def judge(self, draft: Draft, target: torch.Tensor, rows: Sequence[SamplingRow]) -> Verdict:
-        """
+        """Decides on a draft.
+
         Args:
             target: float64 ``[len(draft) + 1, vocab_size]``; row 0 is the root's, row ``i + 1`` follows node ``i``.
             rows: the sampling state of each row.
@@ -72,7 +74,7 @@ class AcceptanceRule(Protocol):
 
 
 class ResidualRule:
-    """Verifies drafts that were drawn from distributions of their own, ``Draft.probs``.
+    """Verifies drafts that were drawn from the distributions ``Draft.probs``.
 
     A node with token x, drawn from q, is accepted with probability min(1, p(x) / q(x)); after a rejection p becomes
     norm(max(p - q, 0)) and its next sibling, drawn without replacement, is tried with q without x. What is left
@@ -169,8 +171,8 @@ def draw_from(probs: torch.Tensor, rows: Sequence[SamplingRow], stream: int) -> 
 
     Args:
         probs: ``[num_rows, vocab_size]``, none of them all 0; need not sum to 1.
-        rows: whose seeds and positions key the noise.
-        stream: one of this module's.
+        rows: their seeds and positions key the noise.
+        stream: one of this module's streams.
     """
     noise = [uniform(row.params.seed, row.position, stream) for row in rows]
     tokens: list[int] = draw(probs.double(), noise).tolist()
@@ -181,7 +183,7 @@ def draw_drafts(probs: torch.Tensor, rows: Sequence[SamplingRow], num_siblings: 
     """Draws the guesses of a draft, so that :class:`ResidualRule` can verify them.
 
     Args:
-        probs: ``[num_rows, vocab_size]``: the draft's logits behind ``process_logits`` with ``rows`` and
+        probs: ``[num_rows, vocab_size]``: the draft's logits after ``process_logits`` with ``rows`` and
             a softmax. The same numbers go into ``Draft.probs``, once for each sibling.
         rows: ``baton.engine.sampling.verification.sampling_row`` of the drafted path so far.
         num_siblings: different tokens to draw for each row.

@@ -29,11 +29,11 @@ _PRIOR_AT_DEPTH = 0.5
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Guesses that are alike, and so are accepted alike.
+    """A class of similar guesses, which share an acceptance estimate.
 
     Attributes:
-        bucket: of the probability of the likeliest token. It says nothing about which token was drawn, as the rule
-            for drawn drafts demands of whatever decides how many there are.
+        bucket: bucket of the likeliest token's probability. It does not depend on the drawn token, because the rule
+            for drawn drafts requires that the number of drafts does not.
     """
 
     depth: int
@@ -48,13 +48,13 @@ class _Kind:
 
 @dataclass(slots=True)
 class Chain:
-    """A draft in the making.
+    """A growing draft.
 
     Attributes:
-        room: most tokens that it may have.
+        room: maximum number of tokens.
         probs: one ``[vocab_size]`` per token if they are drawn; see :class:`baton.core.drafts.Draft`.
-        kinds: of the tokens, from which the confidences come.
-        survival: the chance that all of them are accepted.
+        kinds: kinds of the tokens, which determine the confidences.
+        survival: the chance that all tokens are accepted.
     """
 
     request: Request
@@ -71,7 +71,7 @@ class Chain:
 
 
 class VocabularyMap:
-    """Which of the target's tokens the columns of a draft's logits stand for.
+    """Maps the columns of a draft's logits to the target's tokens.
 
     Args:
         target_ids: int64 ``[num_columns]``, all different.
@@ -86,7 +86,7 @@ class VocabularyMap:
         return self._target_ids[columns]
 
     def spread(self, logits: torch.Tensor) -> torch.Tensor:
-        """``[num_rows, num_columns]`` → ``[num_rows, target_size]``; what the draft cannot say gets ``-inf``."""
+        """``[num_rows, num_columns]`` → ``[num_rows, target_size]``; tokens outside the draft's get ``-inf``."""
         out = logits.new_full((logits.shape[0], self._target_size), float("-inf"))
         out[:, self._target_ids] = logits
         return out
@@ -96,18 +96,18 @@ class ChainPasses(Protocol):
     """The passes of a draft network in one step, over some sequences at once."""
 
     def first(self) -> torch.Tensor:
-        """Ingests what the draft has not seen of the sequences.
+        """Ingests the tokens of the sequences that the draft has not seen.
 
         Returns:
-            Logits ``[num_sequences, num_columns]`` of the token behind each one's last.
+            Logits ``[num_sequences, num_columns]`` of the token after each sequence's last.
         """
         ...
 
     def next(self, kept: Sequence[int], token_ids: Sequence[int]) -> torch.Tensor:
-        """Goes on with some of the sequences of the pass before.
+        """Continues some of the sequences of the previous pass.
 
         Args:
-            kept: indices among them, ascending.
+            kept: ascending indices of these sequences.
             token_ids: the target's id of the latest guess for each.
 
         Returns:
@@ -117,11 +117,11 @@ class ChainPasses(Protocol):
 
 
 class ChainDrafter:
-    """Grows chains, pass by pass, and learns what they are worth.
+    """Grows chains pass by pass, and learns their acceptance.
 
     Args:
-        vocabulary: of the draft.
-        passes: says when a further pass no longer pays.
+        vocabulary: the draft's vocabulary.
+        passes: decides when a further pass no longer pays.
         draws: True draws the tokens of sampled requests from the draft's processed distribution, which the verifier
             must be able to judge; False always takes the likeliest token.
     """
@@ -163,7 +163,7 @@ class ChainDrafter:
         )
 
     def observe(self, result: VerifyResult) -> None:
-        """Learns how far the whole chain agrees with the tokens that came, even if only a part was verified."""
+        """Learns how far the whole chain agrees with the output, even if only a part was verified."""
         chain = self._chains.get(result.sequence.request.request_id)
         if chain is None:
             return

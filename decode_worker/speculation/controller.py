@@ -82,7 +82,7 @@ class SpeculationController:
     Args:
         methods: by name.
         default: for requests that do not choose: a method's name, ``auto`` or ``none``.
-        cost: of the target's steps; the methods' ``passes`` must use the same one.
+        cost: cost of the target's steps; the methods' ``passes`` must use the same object.
     """
 
     def __init__(self, methods: Mapping[str, RegisteredMethod], default: str, cost: StepCost | None = None) -> None:
@@ -188,7 +188,7 @@ class SpeculationController:
         """The methods that may draft in this step. Call once per step.
 
         Args:
-            names: what the step's requests ask for.
+            names: the methods that the step's requests ask for.
         """
         looks = not (names <= {AUTO, NONE} and self._verification.is_settled(num_sequences))
         asked: set[str] = set()
@@ -305,7 +305,7 @@ class SpeculationController:
 def _keep_better(best: dict[str, tuple[float, str, Draft]], name: str, drafts: Mapping[str, Draft]) -> None:
     for request_id, draft in drafts.items():
         expected = sum(reach_probabilities(draft))
-        # What was drawn was asked for because it promised more; what came out must not change that.
+        # A drawn draft was requested because it promised more; the drawn tokens must not change that choice.
         is_better = draft.probs is not None or request_id not in best or expected > best[request_id][0]
         if len(draft) and is_better:
             best[request_id] = (expected, name, draft)

@@ -93,16 +93,16 @@ class DraftingPolicy:
     """Which sequences a method with a network should draft for.
 
     Args:
-        cost: of the target's steps.
-        passes: of the network.
+        cost: cost of the target's steps.
+        passes: cost of the network's passes.
     """
 
     def __init__(self, cost: StepCost, passes: DraftPasses) -> None:
         self._cost = cost
         self._passes = passes
         self._is_drafting = False
-        self._num_refusals = 0  # steps without drafts, since the last one with
-        self._next_decision = 0  # those two in terms of it
+        self._num_refusals = 0  # steps without drafts since the last step with drafts
+        self._next_decision = 0  # this and the next are values of _num_refusals
         self._last_probe = 0
         self._num_probed = 0
         self._probe_period = _STEPS_PER_PROBE
@@ -214,7 +214,7 @@ class VerificationPolicy:
     of each other one: tokens per millisecond alone would let the drafts of a few slow down all others.
 
     Args:
-        cost: of the target's steps.
+        cost: cost of the target's steps.
     """
 
     def __init__(self, cost: StepCost) -> None:
@@ -249,7 +249,7 @@ class VerificationPolicy:
         """Number of nodes by request id; requests that get none are left out.
 
         Args:
-            drafts: none of them empty.
+            drafts: non-empty drafts by request id.
             named: requests that asked for the method of their draft: they get one node at least.
             num_sequences: sequences of the step that yield a token anyway.
             num_tokens: tokens of the step without any of these drafts.

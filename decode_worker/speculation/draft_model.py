@@ -1,4 +1,4 @@
-"""A smaller language model as a method: it reads what the target reads, and goes on by itself, a token a pass.
+"""A smaller language model as a method: it reads the target's tokens and continues them, one token per pass.
 
 Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318.
 """
@@ -18,7 +18,7 @@ from decode_worker.speculation.chains import Chain, ChainDrafter, VocabularyMap
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.method import Outlook
 
-# Tokens that the first pass of a request may read along; longer gaps are closed before.
+# Number of missing tokens that a request's first pass may also read; longer gaps are closed before.
 _MAX_MISSING = 16
 
 
@@ -26,12 +26,12 @@ class DraftModelProposer:
     """A :class:`~.method.DraftMethod` that proposes chains of the draft model's guesses.
 
     Args:
-        state: of the draft model.
-        passes: says when a further pass of the draft no longer pays.
+        state: state of the draft model.
+        passes: decides when a further pass of the draft no longer pays.
         draws: see :class:`~.chains.ChainDrafter`.
-        catch_up_rows: tokens per step, over all requests, that the draft reads to close gaps: a prompt that came
-            without draft KV, or tokens generated while the method rested. Until its gap is closed, a request gets no
-            draft.
+        catch_up_rows: tokens per step, over all requests, that the draft reads to close gaps: a prompt that arrived
+            without draft KV, or tokens generated while the method was not used. Until its gap is closed, a request gets
+            no draft.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class DraftModelProposer:
 
     @torch.inference_mode()
     def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
-        """Drafts for the sequences that compute nothing but their last token."""
+        """Drafts for the sequences that compute only their last token."""
         limits = {
             sequence.request: limit
             for sequence in plan
@@ -74,7 +74,7 @@ class DraftModelProposer:
         self._drafter.release(request_id)
 
     def _limit(self, request: Request, room: Mapping[str, int]) -> int:
-        """How many tokens to draft: no further than the draft's own context goes."""
+        """The number of tokens to draft, limited by the draft's own context length."""
         return min(room.get(request.request_id, 0), self._max_positions - request.num_tokens)
 
 

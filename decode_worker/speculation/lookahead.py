@@ -1,19 +1,19 @@
-"""Lookahead decoding: the target looks ahead of itself by Jacobi iteration and verifies the n-grams that it found so.
+"""Lookahead decoding: the target generates n-grams by Jacobi iteration, and verifies them as drafts.
 
-Fu et al., arXiv 2402.02057. A window stands behind the last known token. It has ``W`` columns of ``N - 1`` levels; the
-last known token itself is level 0 of column 0:
+Fu et al., arXiv 2402.02057. A window follows the last known token. It has ``W`` columns of ``N - 1`` levels; the last
+known token itself is level 0 of column 0:
 
 position          p     p+1   p+2   p+3   p+4  p+5      W = 3, N = 4
 level 0           root  a1    a2
 level 1                 b0    b1    b2
 level 2                       c0    c1    c2
-found                               d0    d1   d2       d1 is the target's likeliest token behind … root a1 b1 c1
+found                               d0    d1   d2       d1 is the target's likeliest token after … root a1 b1 c1
 
-A token sees level 0 up to its own column, then its column above it, so that the window is a tree, and one draft with
-the n-grams that are verified. After the step the n-grams ``a1 b1 c1 d1`` go to the pool under their first token, and
-the levels move up: ``b`` becomes level 0 of a window that stands one token further on, ``d`` its last level.
+A token sees level 0 up to its own column, then its column above it, so the window is a tree, and forms one draft with
+the verified n-grams. After the step, n-grams such as ``a1 b1 c1 d1`` are added to the pool under their first token, and
+the levels move up: ``b`` becomes level 0 of the window that begins one token later, ``d`` its last level.
 
-Guesses are the arg maxima of unprocessed logits, whatever the request's sampling parameters: verification alone decides
+Guesses are the arg maxima of unprocessed logits, independent of the request's sampling parameters; verification decides
 which of them are right.
 """
 
@@ -46,7 +46,8 @@ _MAX_POOLED_NGRAMS = 4096
 
 @dataclass(frozen=True, slots=True)
 class LookaheadSettings:
-    """
+    """The settings of lookahead decoding.
+
     Attributes:
         window: columns of the window, ``W``; 0 verifies n-grams of the text only.
         ngram: tokens of an n-gram, ``N``; the window has one level less.
@@ -70,11 +71,11 @@ class LookaheadSettings:
     def shares(self, room: int, num_guesses: int) -> tuple[int, int]:
         """How many n-grams to verify and how many columns to compute with ``room`` nodes.
 
-        N-grams get half of the room, and whatever a whole window leaves. At least one of them is verified, since the
-        window only pays through them.
+        N-grams get half of the room, plus what a whole window leaves. At least one is verified, since the window only
+        pays through them.
 
         Args:
-            num_guesses: n-grams at hand.
+            num_guesses: number of available n-grams.
         """
         length = self.ngram - 1
         whole_window = max(0, self.window * length - 1)
@@ -93,11 +94,11 @@ class Guess:
 
 
 class NgramPool:
-    """N-grams of one request by their first token. The least recently used ones leave first.
+    """N-grams of one request by their first token. The least recently used ones are dropped first.
 
     Args:
-        per_token: n-grams kept for each first token.
-        capacity: n-grams in all.
+        per_token: maximum number of n-grams for each first token.
+        capacity: maximum number of all n-grams.
     """
 
     def __init__(self, per_token: int, capacity: int = _MAX_POOLED_NGRAMS) -> None:
@@ -126,7 +127,7 @@ class NgramPool:
                 del self._by_first[oldest]
 
     def following(self, token: int) -> list[Guess]:
-        """What may follow a token, newest first."""
+        """The guesses after a token, newest first."""
         own = self._by_first.get(token)
         if own is None:
             return []
@@ -143,9 +144,9 @@ class JacobiWindow:
     """The window of one request.
 
     Attributes:
-        num_levels: tokens of a column.
-        position: of level 0 of the first column.
-        columns: each with its level 0 first.
+        num_levels: number of tokens of a column.
+        position: position of level 0 of the first column.
+        columns: tokens of each column, level 0 first.
     """
 
     num_levels: int
@@ -153,7 +154,7 @@ class JacobiWindow:
     columns: list[list[int]] = field(default_factory=list)
 
     def place(self, request: Request, num_columns: int, chance: random.Random) -> None:
-        """Puts the window behind the request's last known token. New columns start as pieces of its text."""
+        """Places the window after the request's last known token. New columns start as pieces of its text."""
         last = request.num_tokens - 1
         del self.columns[: max(0, last - self.position)]
         self.position = last
@@ -165,18 +166,18 @@ class JacobiWindow:
             self.columns[0][0] = request.token_at(last)
 
     def paths(self, num_columns: int) -> list[tuple[int, ...]]:
-        """For each of the first columns what leads from the last known token to its last level."""
+        """For each of the first columns, the tokens from the last known token to the column's last level."""
         chain = [column[0] for column in self.columns[:num_columns]]
         return [(*chain[1 : index + 1], *self.columns[index][1:]) for index in range(len(chain))]
 
     def advance(self, found: Sequence[int]) -> list[tuple[int, ...]]:
-        """Moves one token on. Columns that were not computed are dropped.
+        """Moves the window by one token. Columns that were not computed are dropped.
 
         Args:
-            found: the tokens behind the paths of the first columns.
+            found: the tokens after the paths of the first columns.
 
         Returns:
-            Their n-grams.
+            The n-grams of these columns.
         """
         ngrams = [(*column, token) for column, token in zip(self.columns, found, strict=False)]
         self.columns = [list(ngram[1:]) for ngram in ngrams]
@@ -189,9 +190,9 @@ class _State:
     """One request's pool and window.
 
     Attributes:
-        num_learned: tokens of its text whose n-grams are in the pool.
-        num_columns: of the window that are in the draft now.
-        keys: for each node of the draft, which of the acceptance estimates is its.
+        num_learned: number of tokens of its text whose n-grams are in the pool.
+        num_columns: number of the window's columns in the current draft.
+        keys: key of the acceptance estimate of each node of the draft.
     """
 
     pool: NgramPool
@@ -205,8 +206,8 @@ class _State:
 class LookaheadProposer:
     """A :class:`~.method.DraftMethod`. A draft has its n-grams first, then the window.
 
-    Nodes of the window are rarely accepted, but their rows of the logits yield new n-grams. Where only a part of a
-    draft is verified, the columns that are left out start anew.
+    Nodes of the window are rarely accepted, but their logits yield new n-grams. If only a part of a draft is verified,
+    the omitted columns start anew.
     """
 
     def __init__(self, settings: LookaheadSettings | None = None) -> None:
@@ -230,7 +231,7 @@ class LookaheadProposer:
 
     @torch.inference_mode()
     def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
-        """Moves the windows on by the target's likeliest tokens behind their columns."""
+        """Moves the windows by the target's likeliest tokens after their columns."""
         if not self._states:
             return
         due: list[tuple[_State, int]] = []
@@ -302,7 +303,7 @@ class LookaheadProposer:
                 NgramPool(settings.guesses), JacobiWindow(settings.ngram - 1), random.Random(request.params.seed)
             )
         if settings.learns_from_text:
-            # Of a long prompt only as much as the pool would keep.
+            # A long prompt is learned only as far as the pool has room.
             start = max(state.num_learned - settings.ngram + 1, request.num_tokens - _MAX_POOLED_NGRAMS, 0)
             text = request.tokens_between(start, request.num_tokens)
             for end in range(max(settings.ngram, state.num_learned - start + 1), len(text) + 1):
@@ -314,7 +315,7 @@ class LookaheadProposer:
 def merge_paths(
     paths: Sequence[Sequence[int]], probs: Sequence[Sequence[float]] | None = None
 ) -> tuple[Draft, list[list[int]]]:
-    """Merges several guesses at what follows into one tree, in which common beginnings occur once.
+    """Merges several guesses of the next tokens into one tree, in which common beginnings occur once.
 
     Args:
         paths: token ids, nearest first.

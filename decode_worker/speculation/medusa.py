@@ -1,8 +1,8 @@
 """Medusa heads as a method: all guesses from one hidden state, verified as a tree (Cai et al., arXiv 2401.10774).
 
-Head i guesses the token at depth i, whatever the tokens before it turn out to be; so the candidates are the product of
-the heads' likeliest tokens. Which of them are worth a place is decided for each request by how often guesses of that
-head, that rank and about that probability have been right (section 2.3.3, with probabilities besides the ranks).
+Head i guesses the token at depth i independently of the tokens before it, so the candidates are the product of the
+heads' likeliest tokens. Each request's tree has the candidates with the best chances, estimated by how often guesses of
+the same head, rank and approximate probability have been right (section 2.3.3, with probabilities besides the ranks).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.method import Outlook
 from decode_worker.speculation.tree import is_prefix, tree_draft, tried
 
-# Of one pass, before anything was seen.
+# Accepted tokens of one pass, before any measurement.
 _PRIOR_ACCEPTED = 0.8
 _PRIOR_NODES = 6.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Guesses that are alike, and so are accepted alike."""
+    """A class of similar guesses, which share an acceptance estimate."""
 
     head: int
     rank: int
@@ -42,11 +42,11 @@ class _Kind:
 
 
 class MedusaProposer:
-    """A :class:`~.method.DraftMethod` that proposes trees, or chains where those promise as much.
+    """A :class:`~.method.DraftMethod` that proposes trees, or chains where these promise as much.
 
     Args:
-        state: of the heads that guess.
-        passes: keeps account of what a pass of the heads costs.
+        state: state of the heads.
+        passes: records the cost of the heads' passes.
     """
 
     def __init__(self, state: MedusaState, passes: DraftPasses) -> None:
@@ -60,7 +60,7 @@ class MedusaProposer:
 
     @torch.inference_mode()
     def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
-        """Drafts for the sequences whose newest hidden state is known; the others get theirs a step later."""
+        """Drafts for the sequences whose newest hidden state is known; others get their draft one step later."""
         known = [
             (sequence.request, hidden)
             for sequence in plan
@@ -95,7 +95,7 @@ class MedusaProposer:
         self._state.computed(batch, results)
 
     def observe(self, result: VerifyResult) -> None:
-        """Of the nodes only those count whose parent is right: the target chose among them, or none of them."""
+        """Learns from the nodes whose parent is right: the target chose one of them, or none."""
         request = result.sequence.request
         draft = self._drafts.get(request.request_id)
         if draft is None:
@@ -122,7 +122,7 @@ class MedusaProposer:
         """The most promising nodes, best first.
 
         Args:
-            token_ids, certainties: of each head its likeliest tokens, and what it thinks of them.
+            token_ids, certainties: for each head, its likeliest tokens and their probabilities.
         """
         kinds = [
             [_Kind(head, rank, bucket_of(own), request.params.is_greedy) for rank, own in enumerate(row)]
@@ -168,6 +168,6 @@ def best_choices(accuracies: Sequence[Sequence[float]], num_nodes: int) -> list[
 
 
 def _at_most_one(accuracies: Sequence[float]) -> list[float]:
-    """Only one of them can be right."""
+    """Scales accuracies to a sum of at most 1, because only one guess can be right."""
     scale = max(1.0, sum(accuracies))
     return [accuracy / scale for accuracy in accuracies]

@@ -21,7 +21,7 @@ _PRIOR = 0.5
 
 @dataclass(slots=True)
 class _Index:
-    """Where each n-gram of a sequence ended last; the n-gram at the very end is not in it yet."""
+    """The last end of each n-gram of a sequence, without the n-gram at the sequence's own end."""
 
     token_ids: list[int] = field(default_factory=list)
     last_end: dict[tuple[int, ...], int] = field(default_factory=dict)

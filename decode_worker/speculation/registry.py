@@ -96,7 +96,8 @@ def create_controller(
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """
+    """A worker's verifier and controller.
+
     Attributes:
         max_draft_tokens: room that the engine must keep for drafts, per sequence and step.
     """

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 _SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
 _LEARNING_RATE = 0.15
-# A step that takes more than this many times the usual says more about the machine than about its size. If a step takes
-# less than the usual by that factor, the usual was the outlier: a worker's first passes are cold.
+# A step that takes more than this many times the estimate is ignored as a disturbance of the machine. If a step takes
+# less than the estimate by this factor, the estimate was the outlier: a worker's first passes are cold.
 _OUTLIER = 2.0
-# The same for the first step of a size, which may be cold: taken as it is, the size would never be tried again.
+# The same for the first step of a size, which may be cold: with its full cost the size would never be tried again.
 _COLD_OUTLIER = 1.5
-# Sizes that did not occur for so many steps are forgotten, since the load of the machine changes.
+# Sizes that did not occur for this many steps are forgotten, since the load of the machine changes.
 _MEMORY_STEPS = 4096
 # Before anything is measured: a forward of n tokens costs 1 + 0.025 (n - 1) times a forward of one, which is about what
 # memory-bound decoding costs on CPUs and GPUs alike.
@@ -67,7 +67,7 @@ class StepCost:
         self._curves.clear()
 
     def ms(self, num_sequences: int, num_tokens: float) -> float:
-        """Expected milliseconds; in units of an unknown step while nothing was measured."""
+        """The expected milliseconds; before any measurement, multiples of an unknown unit."""
         if not self._sizes:
             return _prior(num_tokens)
         tokens, ms = self._curve(num_sequences)
@@ -79,12 +79,12 @@ class StepCost:
         return ms[right - 1] + share * (ms[right] - ms[right - 1])
 
     def _curve(self, num_sequences: int) -> tuple[list[int], list[float]]:
-        """Measured numbers of tokens, ascending, and what they cost with about so many sequences."""
+        """Measured numbers of tokens, ascending, and their costs with about this many sequences."""
         found = self._curves.get(num_sequences)
         if found is None:
             batch = _nearest((batch for batch, _ in self._sizes), _size_of(num_sequences))
             known = sorted((tokens, size.ms) for (own, tokens), size in self._sizes.items() if own == batch)
-            # More tokens never cost less; where that was measured, the machine was busy with the fewer ones.
+            # More tokens never cost less; a contrary measurement comes from a disturbance of the smaller step.
             costs = [ms for _, ms in known]
             for index in reversed(range(len(costs) - 1)):
                 costs[index] = min(costs[index], costs[index + 1])

@@ -1,7 +1,7 @@
-"""Suffix decoding: what followed the last time that the same tokens were seen, in this request or in earlier outputs.
+"""Suffix decoding: drafts what followed the last occurrence of the same tokens, in this request or earlier outputs.
 
-Oliaro et al., "SuffixDecoding", 2024, with suffix automata in place of suffix trees. No model, no state to hand over:
-the tokens are enough. The longer the agreement, the longer and the surer the draft.
+Oliaro et al., "SuffixDecoding", 2024, with suffix automata in place of suffix trees. It needs no model and no state in
+hand-offs, only the tokens. The longer the match, the longer the draft and the higher its confidence.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from decode_worker.speculation.suffix_automaton import Match, SuffixAutomaton, c
 _MIN_MATCH = 2
 _MAX_CORPUS_TOKENS = 32_768
 _MAX_OWN_TOKENS = 4096
-"""Of the tokens that a request brings along, so many of the last ones are learned. All at once, in the engine's thread,
-while others wait for their next token; what it generates is learned as it comes."""
+"""Limit of a new request's tokens that are learned, counted from the end: they are learned at once in the engine's
+thread, while other requests wait. Generated tokens are learned one by one."""
 _SEPARATOR = -1  # between outputs; no token has this id
-# Acceptance of a token whose predecessors agree over so many tokens, before anything was measured.
+# Acceptance by bucket of the match's length, before any measurement.
 _PRIORS = (0.2, 0.35, 0.45, 0.55, 0.65, 0.75, 0.82, 0.88)
 
 
 @dataclass(slots=True)
 class _Sequence:
-    """A request's own tokens from position ``start`` on, where its end stands in the corpus of earlier outputs, and its
-    latest draft's origin."""
+    """A request's own tokens from position ``start`` on, the state of its end in the corpus of earlier outputs, and the
+    origin of its latest draft."""
 
     start: int
     own: SuffixAutomaton = field(default_factory=SuffixAutomaton)
@@ -81,7 +81,7 @@ class SuffixProposer:
         self._acceptance.record_chain(num_known, num_right(drafts, result.token_ids), key_of)
 
     def release(self, request_id: str) -> None:
-        """The request's output joins the corpus."""
+        """Adds the request's output to the corpus."""
         sequence = self._sequences.pop(request_id, None)
         if sequence is None or not self._remembers_outputs:
             return
@@ -98,7 +98,7 @@ class SuffixProposer:
         known = self._corpus.occurrence(*sequence.corpus_state)
         if max(own.length, known.length) < _MIN_MATCH:
             return None
-        # Of equally long agreements the request's own is the better guess.
+        # Of equally long matches, the request's own is the better guess.
         if own.length >= known.length:
             source, match, tokens = "own", own, sequence.own.token_ids
         else:
@@ -110,7 +110,7 @@ class SuffixProposer:
         return Draft(drafts, confidences=self._confidences(source, match, len(drafts)))
 
     def _confidences(self, source: str, match: Match, count: int) -> tuple[float, ...]:
-        """Each accepted draft makes the agreement longer by one, and the next one surer."""
+        """The confidences of ``count`` drafts. Each accepted draft extends the match, so the next is more certain."""
         buckets = [_bucket(match.length + position) for position in range(count)]
         return tuple(self._acceptance.estimate((source, bucket), _PRIORS[bucket]) for bucket in buckets)
 
@@ -131,7 +131,7 @@ class SuffixProposer:
 
 
 def _bucket(match_length: int) -> int:
-    """Agreements of 1, 2, 3, 4, 5–6, 7–9, 10–15 and more tokens."""
+    """The bucket of a match's length: 1, 2, 3, 4, 5–6, 7–9, 10–15 and more tokens."""
     for bucket, limit in enumerate((1, 2, 3, 4, 6, 9, 15)):
         if match_length <= limit:
             return bucket

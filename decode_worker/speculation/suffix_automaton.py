@@ -10,16 +10,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _ROOT = 0
-# How far a new occurrence is noted up the suffix links. Shorter substrings keep an older occurrence, which is as valid.
+# Number of suffix links along which a new occurrence is noted. Shorter substrings keep an older, equally valid one.
 _MAX_NOTED_LINKS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A place where what was just seen occurs.
+    """An occurrence of the latest tokens.
 
     Attributes:
-        length: tokens that agree.
+        length: number of tokens that agree.
         end: position of the last of them in the automaton's sequence.
     """
 
@@ -70,7 +70,7 @@ class SuffixAutomaton:
         return (_ROOT, 0) if target is None else (target, matched + 1)
 
     def occurrence(self, state: int, matched: int) -> Match:
-        """Where the text that led to ``state`` occurs."""
+        """An occurrence of the text that led to ``state``."""
         return Match(matched, self._end[state])
 
     def _append(self, token: int) -> None:
@@ -88,7 +88,7 @@ class SuffixAutomaton:
         self._last = current
 
     def _split(self, state: int, token: int) -> int:
-        """The state for ``state`` followed by ``token``, cloned off a longer one if need be."""
+        """The state for ``state`` followed by ``token``, cloned from a longer one if necessary."""
         target = self._next[state][token]
         if self._length[state] + 1 == self._length[target]:
             return target
@@ -110,7 +110,7 @@ class SuffixAutomaton:
         return len(self._link) - 1
 
     def _note_last_occurrence(self) -> None:
-        """Done just before the next token comes, so that until then links lead to *earlier* occurrences."""
+        """Notes the last occurrence. Called just before the next token, so that links lead to *earlier* occurrences."""
         position = len(self.token_ids) - 1
         state = self._link[self._last]
         for _ in range(_MAX_NOTED_LINKS):
@@ -123,7 +123,7 @@ class SuffixAutomaton:
 def continuation(token_ids: list[int], match: Match, count: int) -> tuple[int, ...]:
     """``count`` tokens that followed the match, or fewer.
 
-    A match that reaches into the end of its own sequence is a period, which goes on.
+    A match that reaches the end of its own sequence is a period, which is repeated.
     """
     start = match.end + 1
     found = token_ids[start : start + count]

@@ -59,7 +59,7 @@ def reach_probabilities(draft: Draft) -> list[float]:
 
 
 def children_of(draft: Draft) -> dict[int, list[int]]:
-    """The children of each node that has any, and of the root, in their order."""
+    """The children, in order, of the root and of each node that has any."""
     children: dict[int, list[int]] = {}
     for node in range(len(draft)):
         children.setdefault(draft.parent(node), []).append(node)
@@ -67,11 +67,11 @@ def children_of(draft: Draft) -> dict[int, list[int]]:
 
 
 def tried(draft: Draft, outcome: Sequence[int]) -> list[list[tuple[int, bool]]]:
-    """Compares a draft with the tokens that came, whether it was verified or not.
+    """Compares a draft with the output, whether it was verified or not.
 
     Returns:
-        By depth, along the path of nodes that came: the children of the last such node, and whether each of them is the
-        token that came. Only the last depth can lack the right one.
+        By depth, along the path of right nodes: the children of the last right node, and whether each of them equals
+        the output token. Only the last depth can lack a right one.
     """
     children = children_of(draft)
     found: list[list[tuple[int, bool]]] = []

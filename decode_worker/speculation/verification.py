@@ -122,7 +122,7 @@ def create_verifier(acceptance: str = MATCH, epsilon: float = 0.09, alpha: float
 
 
 def sampling_rows(sequence: ScheduledSequence) -> list[SamplingRow]:
-    """The sampling state of each of a sequence's rows of logits: behind its last known token, then behind each node."""
+    """The sampling state of each of a sequence's rows of logits: after its last known token, then after each node."""
     draft = sequence.draft
     if not len(draft):  # most sequences of most steps
         return [sampling_row(sequence.request)]
@@ -141,7 +141,7 @@ def _take(logits: torch.Tensor, wanted: Sequence[tuple[ScheduledSequence, range]
 
 
 def _match(matched: Sequence[tuple[ScheduledSequence, range]], logits: torch.Tensor) -> list[VerifyResult]:
-    """Goes down from the root to the child that was drawn, as long as there is one."""
+    """Follows the drawn tokens from the root, as long as a child equals the drawn token."""
     drawn = iter(sample(_take(logits, matched), [row for sequence, _ in matched for row in sampling_rows(sequence)]))
     return [_follow(sequence, [next(drawn) for _ in rows]) for sequence, rows in matched]
 

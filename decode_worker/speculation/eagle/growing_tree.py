@@ -1,12 +1,12 @@
 """One request's draft tree while it grows: its nodes, and which of them are rows of the head.
 
-A node becomes a row of the head when it is expanded. Rows of a tree lie in the order in which they were fed, behind the
-rows of the known tokens and in slots that the target will overwrite. Each one attends to the known tokens and its own
-ancestors only, and its rotary position is that of its depth:
+A node becomes a row of the head when it is expanded. The rows of a tree are in the order in which they were fed, after
+the rows of the known tokens, in slots that the target will overwrite. Each row attends only to the known tokens and its
+own ancestors, and its rotary position is that of its depth:
 
 known tokens  t0 … tn-1       rows  (g0,t1) … (gn-2,tn-1)     at places 0 … n-2
 1st guesses   a b c           rows  (hn-2,a) (hn-2,b)         at places n-1 n       position n-1, c is not expanded
-behind a, b   d e  f g        rows  (ha,d) (hb,f)             at places n+1 n+2     position n
+after a, b    d e  f g        rows  (ha,d) (hb,f)             at places n+1 n+2     position n
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _DEEPEST_KIND = 4
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Guesses that are alike, and so are accepted alike.
+    """A class of similar guesses, which share an acceptance estimate.
 
     Attributes:
-        bucket: of the head's probability of the token.
+        bucket: bucket of the head's probability of the token.
     """
 
     depth: int
@@ -53,20 +53,21 @@ class Kind:
 
 @dataclass(slots=True)
 class GrowingTree:
-    """
+    """One request's growing tree.
+
     Attributes:
-        rows: of the known tokens.
-        room: nodes to keep in the end.
-        hidden: ``[len(output_of), hidden_size]``, the head's output for the nodes that it was fed last.
-        scores: of each node, the sum of the head's log probabilities along its path.
-        kinds: of each node, from which its chance comes.
-        chances: of each node, that the target agrees with it, given that it agrees with its parent.
-        reach: of each node, the product of the chances along its path.
-        beam: nodes to expand next; empty when the tree is done.
-        row_of: rows of the nodes that were expanded.
-        row_parents: of each row, the row of its parent.
-        output_of: indices in ``hidden``.
-        depth: levels that the tree has.
+        rows: rows of the known tokens.
+        room: number of nodes to keep in the end.
+        hidden: ``[len(output_of), hidden_size]``, the head's output for the nodes that were fed last.
+        scores: for each node, the sum of the head's log probabilities along its path.
+        kinds: for each node, its kind, which determines its chance.
+        chances: for each node, the chance that the target agrees with it, given that it agrees with its parent.
+        reach: for each node, the product of the chances along its path.
+        beam: nodes to expand next; empty when the tree is finished.
+        row_of: row of each expanded node.
+        row_parents: for each row, the row of its parent.
+        output_of: index in ``hidden`` of each node that was fed last.
+        depth: number of levels.
     """
 
     rows: WaitingRows
@@ -86,7 +87,7 @@ class GrowingTree:
 
     @property
     def num_free_slots(self) -> int:
-        """Rows may lie at the last known token's place, which no true row has yet, and at those of the room."""
+        """The number of free rows: those of the room, and that of the last known token, which has no true row yet."""
         return self.room + 1 - len(self.row_parents)
 
     def path(self, node: int) -> list[int]:
@@ -98,7 +99,7 @@ class GrowingTree:
         return found[::-1]
 
     def sampling_rows(self) -> list[SamplingRow]:
-        """The sampling state behind each of the beam's nodes."""
+        """The sampling state after each node of the beam."""
         return [sampling_row(self.rows.request, self.path(node)) for node in self.beam]
 
     def feed(self) -> Span:
@@ -116,7 +117,7 @@ class GrowingTree:
         )
 
     def inputs(self) -> tuple[list[int], torch.Tensor]:
-        """Of the beam's rows: tokens, and hidden states ``[len(beam), hidden_size]`` of their parents."""
+        """The tokens of the beam's rows, and the hidden states of their parents, ``[len(beam), hidden_size]``."""
         parents = [self.output_of[self.parents[node]] for node in self.beam]
         return [self.token_ids[node] for node in self.beam], take_rows(self.hidden, parents)
 
@@ -135,10 +136,10 @@ class GrowingTree:
         """Adds a level below the beam, and chooses the next beam among its nodes.
 
         Args:
-            token_ids: for each node of the beam the tokens that may follow it, all different, likeliest first.
-            log_probs: of these tokens. Those that are not finite are left out.
-            chance_of: the acceptance of a kind of guess.
-            width: most nodes of the next beam.
+            token_ids: for each node of the beam, different tokens that may follow it, likeliest first.
+            log_probs: log probabilities of these tokens. Tokens with non-finite ones are left out.
+            chance_of: returns the acceptance of a kind of guess.
+            width: maximum number of nodes of the next beam.
         """
         start = len(self.token_ids)
         params = self.rows.request.params
@@ -163,7 +164,7 @@ class GrowingTree:
 
     def draft(self) -> tuple[Draft, list[Kind]]:
         """The best nodes, likeliest first, and the kind of each."""
-        # A node never counts for more than its parent, in neither order, so that these are trees.
+        # A node never ranks before its parent in either order, so the kept nodes form a tree.
         kept = sorted(range(len(self.scores)), key=lambda node: -self.scores[node])[: self.room]
         nodes = sorted(kept, key=lambda node: (-self.reach[node], node))
         places = {ROOT: ROOT} | {node: place for place, node in enumerate(nodes)}

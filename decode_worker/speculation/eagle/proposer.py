@@ -27,10 +27,10 @@ class EagleProposer:
     """A :class:`~.method.DraftMethod` that proposes trees for small batches, and chains for all others.
 
     Args:
-        state: of the head that guesses.
-        passes: says when a further pass of the head no longer pays.
+        state: state of the head.
+        passes: decides when a further pass of the head no longer pays.
         draws: see :class:`~.chains.ChainDrafter`. Trees are never drawn.
-        trees: their shape, and for which batches; ``None`` for chains only.
+        trees: shape of the trees, and largest batch for them; ``None`` means chains only.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class EagleProposer:
         """Drafts for the sequences whose rows are at hand; the others get theirs a step later."""
         wanting = [sequence for sequence in plan if sequence.request.request_id in room]
         fitting = self._drafter_for(len(wanting))
-        # The controller may propose for fewer requests than the outlook was for. They get what it promised.
+        # The controller may propose for fewer requests than the outlook covered. These get the promised kind of draft.
         self._drafter = self._chains if self._outlook_from is self._chains else fitting
         self._outlook_from = None
         waiting = [rows for sequence in wanting if (rows := self._rows_at_hand(sequence)) is not None]
@@ -84,13 +84,13 @@ class EagleProposer:
         return self._chains if trees is None or num_requests > trees.settings.max_batch else trees
 
     def _room(self, drafter: ChainDrafter | TreeDrafter, room: Mapping[str, int]) -> Mapping[str, int]:
-        """Chains are shorter than a tree has nodes."""
+        """The room of a drafter; chains are limited to fewer tokens than trees have nodes."""
         if self._trees is None or drafter is self._trees:
             return room
         return {request_id: min(count, self._trees.settings.max_chain) for request_id, count in room.items()}
 
     def _rows_at_hand(self, sequence: ScheduledSequence) -> WaitingRows | None:
-        """Rows that reach up to the last known token, and not those of a request that has to start again."""
+        """The rows up to the last known token; ``None`` if there are none, or the request has to be recomputed."""
         rows = self._state.waiting(sequence.request.request_id)
         return rows if rows is not None and rows.token_ids and sequence.num_tokens == 1 else None
 
@@ -105,7 +105,7 @@ class _HeadPasses:
         self._num_guesses = 0
 
     def first(self) -> torch.Tensor:
-        """All rows that wait, in one pass."""
+        """Computes all waiting rows in one pass."""
         self._hidden, logits = self._state.catch_up(self._waiting)
         return logits
 

@@ -28,19 +28,20 @@ from decode_worker.speculation.method import Outlook
 from decode_worker.speculation.tree import is_prefix, tried
 
 _PRIOR_AT_DEPTH = 0.6
-# Drafts that are verified for each of a tree's depths, before any tree was.
+# Verified drafts per depth of a tree, before any measurement.
 _PRIOR_NODES_PER_PASS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class TreeSettings:
-    """
+    """The shape of trees.
+
     Attributes:
         top_k: children of an expanded node, and nodes expanded at a depth.
-        max_depth: of the tree, in tokens.
-        max_nodes: that are verified.
-        max_batch: most sequences that get trees; in larger batches all of them get chains.
-        max_chain: tokens of such a chain.
+        max_depth: maximum depth in tokens.
+        max_nodes: maximum number of verified nodes.
+        max_batch: largest batch that gets trees; in larger batches all sequences get chains.
+        max_chain: maximum number of tokens of these chains.
 
     Raises:
         ConfigError: a number is below 1.
@@ -59,12 +60,12 @@ class TreeSettings:
 
 
 class TreeDrafter:
-    """Grows trees, pass by pass, and learns what they are worth.
+    """Grows trees pass by pass, and learns their acceptance.
 
     Args:
-        state: of the head that guesses.
-        vocabulary: of the head.
-        passes: says when a further pass of the head no longer pays.
+        state: state of the head.
+        vocabulary: the head's vocabulary.
+        passes: decides when a further pass of the head no longer pays.
         settings: the shape of the trees.
     """
 
@@ -84,7 +85,7 @@ class TreeDrafter:
         """Drafts by request id.
 
         Args:
-            waiting: of each request, the rows up to its last known token.
+            waiting: for each request, the rows up to its last known token.
         """
         trees = {tree.rows.request.request_id: tree.draft() for tree in self._grow(waiting, room)}
         self._drafts = {request_id: found for request_id, found in trees.items() if len(found[0])}
@@ -99,7 +100,7 @@ class TreeDrafter:
         return Outlook(gains, self._shapes.estimate("nodes per pass", _PRIOR_NODES_PER_PASS))
 
     def observe(self, result: VerifyResult) -> None:
-        """Of the nodes only those count whose parent is right: the target chose among them, or none of them."""
+        """Learns from the nodes whose parent is right: the target chose one of them, or none."""
         request = result.sequence.request
         if request.request_id not in self._drafts:
             return
@@ -110,7 +111,7 @@ class TreeDrafter:
         if is_prefix(result.sequence.draft, draft):  # the outlook is for the verified part of a draft
             verified = result.sequence.draft
             num_depths = 1 + max(depths_of([verified.parent(node) for node in range(len(verified))]))
-            # Nothing was tried below a right leaf, and a tree that goes deeper elsewhere has missed there, too.
+            # Nothing was tried below a right leaf, but if the tree is deeper elsewhere, the next depth was missed.
             self._by_depth.learn(request, num_depths, len(result.accepted))
             self._shapes.record("nodes per pass", _PRIOR_NODES_PER_PASS, len(verified) / num_depths)
 
@@ -119,7 +120,7 @@ class TreeDrafter:
         self._by_depth.forget(request_id)
 
     def _grow(self, waiting: Sequence[WaitingRows], room: Mapping[str, int]) -> list[GrowingTree]:
-        """Pass by pass, one depth of all trees each."""
+        """Grows all trees by one depth per pass."""
         started_s = time.monotonic()
         hidden, logits = self._state.catch_up(waiting)
         trees = [
@@ -138,7 +139,7 @@ class TreeDrafter:
             logits = self._pass(active)
 
     def _pass(self, trees: Sequence[GrowingTree]) -> torch.Tensor:
-        """Feeds all beams to the head; the logits behind their nodes."""
+        """Feeds all beams to the head; returns the logits after their nodes."""
         inputs = [tree.inputs() for tree in trees]
         token_ids = [token for tokens, _ in inputs for token in tokens]
         hidden = torch.cat([own for _, own in inputs])
@@ -172,7 +173,7 @@ class TreeDrafter:
         return self._by_kind.estimate(kind, kind.prior)
 
     def _width(self, tree: GrowingTree) -> int:
-        """Nodes to expand behind the next level. Where slots are few, they are for depth as much as for width."""
+        """The number of nodes to expand after the next level. Few slots are divided between depth and width."""
         num_passes = self.settings.max_depth - tree.depth - 1
         if num_passes < 1:
             return 0
