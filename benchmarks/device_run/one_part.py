@@ -48,7 +48,7 @@ def run_part(part: Part, setting: Setting, log: Path, launcher: Connection) -> N
             num_rows += 1
         if not num_rows:
             raise RuntimeError(f"the part {part.name} gave no result")
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever broke the part belongs into its report
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - every failure of a part belongs in its report
         traceback.print_exc()
         tail = traceback.format_exc().splitlines()[-_TRACEBACK_LINES:]
         text = f"{type(error).__name__}: {error}"

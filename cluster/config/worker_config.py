@@ -110,7 +110,7 @@ class EngineConfig(Section):
     weights: Literal["native", "int8", "int4", "fp8"] = "native"
     """Format to which the model's linear layers are converted when a worker starts. native: the model's own; int8: half
     the bytes to read per token, with a small loss of quality; int4: a third, with a loss that depends on the model;
-    int8 and int4 need the fused decoder. fp8: half, for GPUs since Ada and Hopper, beside bfloat16; it needs the
+    int8 and int4 need the fused decoder. fp8: half, on GPUs since Ada and Hopper, with bfloat16; it needs the
     model's own modules."""
     kv_cache: Literal["native", "int8"] = "native"
     """Format of keys and values. native: as the model computes them; int8: LOSSY, half the bytes of bfloat16 in the

@@ -31,7 +31,7 @@ class RegisteredMethod:
     """A method, and how the controller treats it.
 
     Attributes:
-        max_tokens: most tokens that it drafts, per request and step.
+        max_tokens: maximum number of tokens that it drafts, per request and step.
         is_automatic: requests with ``auto`` may get its drafts. Of several drafts the one with most expected tokens is
             taken.
         is_verified_whole: its drafts are never cut, since it learns from every node.
@@ -62,8 +62,8 @@ class _Step:
     """
     Attributes:
         wanting: sequences that have room for a draft.
-        room: most tokens to draft, by request id.
-        num_sequences: those that yield a token anyway.
+        room: maximum number of tokens to draft, by request id.
+        num_sequences: number of sequences that yield a token anyway.
         num_tokens: without any draft.
     """
 
@@ -80,7 +80,7 @@ class SpeculationController:
     drafts at hand. A method that raises is switched off, and its requests go on without it.
 
     Args:
-        methods: by name.
+        methods: methods by name.
         default: for requests that do not choose: a method's name, ``auto`` or ``none``.
         cost: cost of the target's steps; the methods' ``passes`` must use the same object.
     """
@@ -163,7 +163,7 @@ class SpeculationController:
         return self._proposed_by.get(request_id)
 
     def adopt(self, request: Request, state: bytes | None, first_new: int) -> None:
-        """Takes over a request that comes with its prompt's KV; see
+        """Takes over a request that arrives with its prompt's KV; see
         :meth:`baton.engine.draft.network.DraftState.adopt`."""
         for name, own in list(self._methods.items()):
             if own.state is not None:
@@ -204,7 +204,7 @@ class SpeculationController:
     def _due(
         self, name: str, step: _Step, best: Mapping[str, tuple[float, str, Draft]]
     ) -> tuple[list[ScheduledSequence], dict[str, int]]:
-        """The sequences that a method should draft for in view of the drafts at hand, and its room."""
+        """The sequences for which a method should draft, given the drafts so far, and its room."""
         own = self._methods[name]
         candidates = [sequence for sequence in step.wanting if self._may_use(sequence.request, name)]
         if not candidates:
@@ -271,7 +271,7 @@ class SpeculationController:
         def adopt() -> None:
             try:
                 own.adopt(request, state, first_new)
-            except ValueError as error:  # the fault of this hand-off alone: the request goes on without its draft KV
+            except ValueError as error:  # affects only this hand-off: the request continues without draft KV
                 logger.warning("the draft state of request %s cannot be used: %s", request.request_id, error)
                 self.num_failures += 1
                 own.adopt(request, None, first_new)

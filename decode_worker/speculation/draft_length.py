@@ -147,7 +147,7 @@ class DraftingPolicy:
 
         Args:
             outlook: for the requests that may be drafted for.
-            named: those of them that asked for the method; they are always among the chosen ones.
+            named: requests of the outlook that asked for the method; they are always chosen.
             num_sequences: sequences of the step that yield a token anyway.
             num_tokens: tokens of the step without any draft.
         """
@@ -193,7 +193,7 @@ class DraftingPolicy:
         """The best rate in tokens per millisecond, and for how many of the requests it drafts.
 
         Args:
-            gains: by request, the most promising ones first.
+            gains: gains of each request, the most promising requests first.
             least: requests that are drafted for in any case.
         """
         sums = [list(accumulate(own)) for own in gains]

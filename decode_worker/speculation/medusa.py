@@ -84,7 +84,7 @@ class MedusaProposer:
         return drafts
 
     def outlook(self, requests: Sequence[Request], room: Mapping[str, int]) -> Outlook:
-        """All guesses come from one pass."""
+        """The expected accepted tokens; all guesses come from one pass."""
         gains = {
             request.request_id: (self._worth.estimate(("accepted", kind_of(request)), _PRIOR_ACCEPTED),)
             for request in requests

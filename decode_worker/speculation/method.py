@@ -41,7 +41,7 @@ class DraftMethod(Protocol):
 
         Args:
             plan: sequences of the step.
-            room: most tokens to draft, by request id. Requests that are not in it get no draft.
+            room: maximum number of tokens to draft, by request id. Other requests get no draft.
         """
         ...
 
@@ -54,7 +54,7 @@ class DraftMethod(Protocol):
 
         Args:
             requests: candidates of one step.
-            room: most tokens to draft, by request id.
+            room: maximum number of tokens to draft, by request id.
         """
         ...
 

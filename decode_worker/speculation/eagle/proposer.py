@@ -47,7 +47,7 @@ class EagleProposer:
 
     @torch.inference_mode()
     def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
-        """Drafts for the sequences whose rows are at hand; the others get theirs a step later."""
+        """Drafts for the sequences whose rows are available; others get their draft one step later."""
         wanting = [sequence for sequence in plan if sequence.request.request_id in room]
         fitting = self._drafter_for(len(wanting))
         # The controller may propose for fewer requests than the outlook covered. These get the promised kind of draft.
