@@ -126,7 +126,7 @@ async def count_prompt(endpoint: Endpoint, text: str) -> int:
     if sample.input_tokens is None:
         raise TargetError(
             f"{endpoint.generate_url} does not report usage.prompt_tokens ({sample.error or 'no usage'}), and "
-            " no tokenizer is at hand. Name one with --tokenizer, or give --prompts."
+            "no tokenizer is at hand. Name one with --tokenizer, or give --prompts."
         )
     return sample.input_tokens
 

@@ -57,7 +57,7 @@ class _Requests:
     def notes(self) -> Iterator[str]:
         """Notes on left out and shortened requests."""
         if self.num_left_out:
-            yield f"{self.num_left_out} requests of the real run are left out: nobody knows how long they were"
+            yield f"{self.num_left_out} requests of the real run are left out, because their lengths are unknown"
         if self.num_cut:
             yield f"{self.num_cut} of {len(self.arrivals)} prompts are cut: they do not fit with their answers"
 

@@ -216,7 +216,7 @@ def test_requests_that_failed_are_sent_again_and_those_of_unknown_length_are_cou
     document = json.loads((tmp_path / "out.json").read_text())
     assert document["settings"]["compare_with"] == str(file)
     assert document["classes"]["standard"]["requests"] == 6
-    assert "1 requests of the real run are left out: nobody knows how long they were" in said
+    assert "1 requests of the real run are left out, because their lengths are unknown" in said
 
 
 def test_a_report_without_samples_needs_a_trace(tmp_path):

@@ -11,9 +11,10 @@ from contextlib import ExitStack
 import pytest
 
 from baton.kv_transfer.codec import Introduction
-from baton.kv_transfer.payload import sockets
+from baton.kv_transfer.payload import socket_listener, sockets
 from baton.kv_transfer.payload.byte_stream import ByteStream, RawSocket
-from baton.kv_transfer.payload.sockets import DataListener, connect
+from baton.kv_transfer.payload.socket_listener import DataListener
+from baton.kv_transfer.payload.sockets import connect
 from baton.rpc.wire.kv_pb2 import KVConnection
 
 
@@ -114,7 +115,7 @@ async def introduce(offer: KVConnection, number: int, count: int) -> RawSocket:
 
 
 async def test_strangers_are_sent_away(listener: DataListener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "TICKET_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(socket_listener, "TICKET_TIMEOUT_S", 0.2)
     with listener.expect() as expected:
         assert expected is not None
         for ticket in (b"?" * 16, b"short", b""):
@@ -127,8 +128,8 @@ async def test_strangers_are_sent_away(listener: DataListener, monkeypatch: pyte
 
 async def test_many_that_come_at_once_all_get_in(listener: DataListener, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than may be strangers at a time, beside some that never say who they are."""
-    monkeypatch.setattr(sockets, "_MAX_STRANGERS", 4)
-    monkeypatch.setattr(sockets, "TICKET_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(socket_listener, "_MAX_STRANGERS", 4)
+    monkeypatch.setattr(socket_listener, "TICKET_TIMEOUT_S", 0.2)
     with ExitStack() as stack:
         everybody = [stack.enter_context(listener.expect()) for _ in range(40)]
         port = everybody[0].offer.port if everybody[0] is not None else 0
