@@ -13,7 +13,6 @@ from baton.engine.batch.batch import ForwardBatch
 from baton.engine.batch.hidden_states import FINAL_HIDDEN, HiddenStates
 from baton.engine.cpu.forward import MAX_THREADS, FusedForward, Table
 from baton.engine.cpu.quantization import quantize
-from baton.engine.cpu.stage_clock import StageClock
 from baton.engine.cpu.structure import read_decoder
 from baton.engine.kv_cache.paged_cache import PagedKVCache
 from baton.engine.models.model_loader import LoadedModel
@@ -61,10 +60,6 @@ class FusedDecoder:
     def has_tiles(self) -> bool:
         """Whether a matrix unit computes the products."""
         return self._forward.has_tiles
-
-    def watch_stages(self) -> StageClock:
-        """Makes all later forwards record when their stages end."""
-        return self._forward.watch()
 
     def close(self) -> None:
         """Ends the threads."""

@@ -14,7 +14,6 @@ from baton.engine.cpu.attention_plan import AttentionPlan
 from baton.engine.cpu.build import load_program
 from baton.engine.cpu.emitter import lanes
 from baton.engine.cpu.rotary import RotaryTable
-from baton.engine.cpu.stage_clock import StageClock
 from baton.engine.cpu.structure import Decoder, DecoderLayer
 from baton.engine.cpu.tables import Layer, Model, Scale, Step
 from baton.engine.cpu.threads import ThreadPool
@@ -71,7 +70,6 @@ class FusedForward:
         self._workspace = Workspace(decoder)
         rows = max_rows(int(self._model[Model.TILES]), decoder.head_dim)
         self._attention = AttentionPlan(decoder.num_heads, decoder.num_kv_heads, decoder.head_dim, rows)
-        self._clock: StageClock | None = None
         self._pool = ThreadPool(serve, self._model.ctypes.data, self._step.ctypes.data, MAX_THREADS)
 
     @property
@@ -118,15 +116,9 @@ class FusedForward:
         step[Step.ITEMS], step[Step.JOINS] = attention.items.ctypes.data, attention.joins.ctypes.data
         step[Step.FEATURES] = features.data_ptr() if self._num_features else 0
         step[Step.NUM_FEATURES] = self._num_features
-        step[Step.CLOCK] = 0 if self._clock is None else self._clock.address
         step[Step.HIDDEN] = 0 if hidden is None else hidden.data_ptr()
         self._pool.run(num_threads)
         return logits, features
-
-    def watch(self) -> StageClock:
-        """Makes all later forwards record when their stages end."""
-        self._clock = StageClock(len(self._decoder.layers))
-        return self._clock
 
     def close(self) -> None:
         """Ends the threads."""

@@ -10,8 +10,6 @@ callers, which took a tenth of the compile time.
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 from numba import njit, types
 
@@ -28,8 +26,6 @@ LINE = 64
 _SPINS_BEFORE_YIELD = 4000
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 _sem_post = types.ExternalFunction("sem_post", types.int32(types.int64))
-_clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.int64))
-_CLOCK_MONOTONIC = time.CLOCK_MONOTONIC
 _sem_wait = types.ExternalFunction("sem_wait", types.int32(types.int64))
 
 
@@ -82,13 +78,6 @@ def _finish(counters, phase, num_threads, num_chunks, num_done):
         spins = _wait(spins)
 
 
-@njit(error_model="numpy")
-def _note_time(step, thread, number):
-    """Records the time, in seconds and nanoseconds, if there is a clock."""
-    if step[Step.CLOCK] != 0 and thread == 0:
-        _clock_gettime(_CLOCK_MONOTONIC, step[Step.CLOCK] + 16 * number)
-
-
 @njit(inline="always", error_model="numpy")
 def _run(kind, model, step, thread):
     num_layers, num_threads = model[Model.NUM_LAYERS], step[Step.NUM_THREADS]
@@ -97,7 +86,6 @@ def _run(kind, model, step, thread):
     num_inner = num_layers * Stage.FEATURES
     if model[Model.TILES]:
         configure_tiles(model[Model.TILES] + (CONFIGURATION_BYTES if is_alone(step) else 0))
-    _note_time(step, thread, 0)
     for phase in range(num_phases(num_layers)):
         layer, stage = phase // Stage.FEATURES, phase % Stage.FEATURES
         if phase >= num_inner:
@@ -113,7 +101,6 @@ def _run(kind, model, step, thread):
             done += 1
             chunk = _take(counters, phase, thread, num_threads, total)
         _finish(counters, phase, num_threads, total, done)
-        _note_time(step, thread, phase + 1)
     if model[Model.TILES]:
         release_tiles()
 

@@ -134,8 +134,7 @@ class Step(IntEnum):
     JOINS = 24  # items whose splits are joined
     NUM_JOINS = 25
     PACKED = 26  # input of the next product, packed for tiles, see baton.engine.cpu.tiles
-    CLOCK = 27  # address of int64 [1 + stages, 2]: seconds and nanoseconds at the end of each; 0: no clock
-    COLUMNS = 28
+    COLUMNS = 27
 
 
 class Span(IntEnum):

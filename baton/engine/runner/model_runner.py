@@ -27,7 +27,6 @@ from baton.engine.runner.options import RunnerOptions
 
 if TYPE_CHECKING:
     from baton.engine.cpu.decoder import FusedDecoder
-    from baton.engine.cpu.stage_clock import StageClock
 
 logger = logging.getLogger(__name__)
 
@@ -99,10 +98,6 @@ class ModelRunner:
     def has_tiles(self) -> bool:
         """Whether the fused decoder uses a CPU's matrix unit, so that a prompt costs little beside decoding."""
         return cast("FusedDecoder", self.forward_pass).has_tiles if self.is_fused else False
-
-    def watch_stages(self) -> StageClock | None:
-        """Makes all later steps record when the fused decoder's stages end; ``None`` without the fused decoder."""
-        return cast("FusedDecoder", self.forward_pass).watch_stages() if self.is_fused else None
 
     @property
     def num_graphs(self) -> int:
