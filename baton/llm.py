@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import torch
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.errors import ConfigError, InternalError, InvalidRequestError
 from baton.core.kv_spec import KVEncoding
 from baton.core.memory_budget import MIN_BLOCKS, divide_memory
@@ -24,7 +25,7 @@ from baton.engine.runner.device_memory import SMALL_CACHE_BLOCKS, CudaMemory, St
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import RunnerOptions
 from baton.engine.runner.served_model import load_served_model
-from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.step.overlap import always, never
 from baton.process.cores import usable_cores
 

@@ -27,6 +27,7 @@ import torch
 import uvloop
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.drafts import ScheduledSequence
 from baton.core.kv_spec import KVEncoding
 from baton.core.request import Request, SamplingParams
@@ -35,7 +36,6 @@ from baton.engine.kv_cache.paged_cache import PagedKVCache
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import RunnerOptions
-from baton.engine.scheduling.scheduler import SchedulerLimits
 from baton.kv_transfer.flow import Throttle
 from baton.kv_transfer.kv_transfer_config import KVTransferConfig
 from baton.kv_transfer.payload.base import SendPath

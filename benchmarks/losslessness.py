@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import chi2
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.errors import ConfigError, InternalError
 from baton.core.request import FinishReason, Request, SamplingParams
 from baton.engine.contracts import Verifier
@@ -29,7 +30,7 @@ from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.sampling.sampler import probabilities
 from baton.engine.sampling.verification import sampling_row
-from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler
 from baton.process.worker_environment import become_like_a_worker
 from benchmarks.options import overrides_of, run_command
 from benchmarks.speculation_target import Target, load_target

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import psutil
 import torch
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.errors import ConfigError
 from baton.core.kv_spec import KVEncoding
 from baton.engine.draft.loading import LoadedDraft, load_draft
@@ -19,7 +20,7 @@ from baton.engine.models.tokenizer import Tokenizer
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import RunnerOptions
 from baton.engine.runner.served_model import load_served_model
-from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler
 from baton.process.cores import usable_cores
 from benchmarks.speculation_rounds import RoundMeter
 from cluster.config.config import BatonConfig

@@ -20,6 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.request import Request, SamplingParams
 from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
@@ -29,7 +30,7 @@ from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import DECODERS, RunnerOptions
 from baton.engine.runner.served_model import load_served_model
 from baton.engine.sampling.verification import PlainSampling
-from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler
 from baton.process.worker_environment import become_like_a_worker
 
 _BLOCK_SIZE = 16

@@ -8,11 +8,11 @@ from functools import partial
 
 import grpc.aio
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.kv_spec import KVEncoding
 from baton.engine.async_engine import AsyncEngine
 from baton.engine.profile import profile_steps
 from baton.engine.scheduling.ordering import EarliestDeadlineFirst
-from baton.engine.scheduling.scheduler import SchedulerLimits
 from baton.kv_transfer.transports import create_kv_service
 from baton.rpc.cache_messages import DECODE_PAUSE_S, watch_messages
 from baton.rpc.wire import worker_pb2, worker_pb2_grpc

@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator
 
 import grpc.aio
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.engine.async_engine import AsyncEngine
 from baton.engine.draft.loading import create_draft_state
 from baton.engine.profile import profile_steps
-from baton.engine.scheduling.scheduler import SchedulerLimits
 from baton.engine.step.overlap import always, never
 from baton.kv_transfer.transports import create_transport
 from baton.rpc.cache_messages import watch_messages

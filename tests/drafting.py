@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.drafts import ROOT, Draft, ScheduledSequence
 from baton.core.request import Request, SamplingParams
 from baton.engine.batch.batch import ForwardBatch
@@ -13,7 +14,7 @@ from baton.engine.contracts import Proposer, VerifyResult
 from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler
 from decode_worker.speculation.controller import RegisteredMethod, SpeculationController
 from decode_worker.speculation.method import DraftMethod, ReadsForwards
 from decode_worker.speculation.verification import create_verifier

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedModel
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.request import FinishReason, Request, SamplingParams, TokenOutput
 from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import RunnerOptions
-from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.step.overlap import AheadRule, never
 from benchmarks.device_run.attention_world import poison
 

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 
 import torch
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.kv_spec import KVCacheSpec, KVEncoding
 from baton.engine.async_engine import AsyncEngine
 from baton.engine.kv_cache.paged_cache import PagedKVCache
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.scheduling.scheduler import SchedulerLimits
 from baton.kv_transfer.base import PartHeader, TransferOffer, plan_parts
 from decode_worker.kv_import import Import, KVImporter
 from decode_worker.speculation.verification import SampleAndMatch

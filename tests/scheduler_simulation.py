@@ -6,13 +6,14 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.queue_priority import NO_PRIORITY, QueuePriority
 from baton.core.request import FinishReason, Request, RequestStatus, SamplingParams
 from baton.core.step_costs import Pace
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.scheduling.ordering import OrderingPolicy
-from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler
 
 EOS = 1
 MAX_STEPS = 3_000

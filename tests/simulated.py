@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.queue_priority import NO_PRIORITY, QueuePriority
 from baton.core.request import SamplingParams
 from baton.core.roles import DECODE, PREFILL
@@ -14,7 +15,6 @@ from baton.kv_transfer.base import KVSink
 from baton.kv_transfer.payload.in_process import InProcessKVTransport
 from baton.rpc.conversions import pack_sequence
 from baton.rpc.wire import worker_pb2
-from cluster.simulation.limits import EngineLimits
 from cluster.simulation.profile import StepTimes, TimingProfile, TransferCosts
 from cluster.simulation.worker import SimulatedWorker, WorkerSettings
 
@@ -47,7 +47,7 @@ def make_settings(pool: str = DECODE, **changes: Any) -> WorkerSettings:
         worker_id=f"{pool}-1",
         pool=pool,
         profile=make_profile(),
-        limits=EngineLimits(chunk_tokens=256, max_num_seqs=16, max_model_len=4096),
+        limits=SchedulerLimits(chunk_tokens=256, max_num_seqs=16, max_model_len=4096),
         num_blocks=256,
         block_size=16,
         vocab_size=1000,

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.request import Request, SamplingParams
 from baton.engine.async_engine import AsyncEngine, generate_all
 from baton.engine.attention import backends as registry
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import RunnerOptions
-from baton.engine.scheduling.scheduler import SchedulerLimits
 from baton.engine.step.overlap import AheadRule
 from baton.kv_transfer.base import PartBuffer, PartHeader, Payload, Pieces
 from baton.kv_transfer.codec import checksum

@@ -23,6 +23,21 @@ SMALLEST_SHARE = 0.1
 a fast machine this is many more tokens than :data:`MIN_PROMPT_TOKENS`."""
 
 
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """Limits of a scheduler's steps and requests.
+
+    Attributes:
+        chunk_tokens: token budget of one step, shared by all its sequences.
+        max_num_seqs: sequences that may run at once; never more than ``chunk_tokens``.
+        max_model_len: prompt and output tokens of one request.
+    """
+
+    chunk_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+
+
 @dataclass(slots=True)
 class PromptAllowance:
     """What prompts may still take of one step.

@@ -9,6 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.drafts import ScheduledSequence
 from baton.core.errors import (
     InternalError,
@@ -24,7 +25,7 @@ from baton.engine.kv_cache.block_pool import BlockUsage
 from baton.engine.loop import EngineLoop
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.scheduling.ordering import OrderingPolicy
-from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.scheduling.step_cost_fit import StepCostFit
 from baton.engine.step.overlap import AheadRule, never
 from baton.engine.step.step_meter import MeasuredStep

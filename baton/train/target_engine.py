@@ -7,12 +7,13 @@ from contextlib import contextmanager
 
 import torch
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.errors import ConfigError
 from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.models.model_loader import LoadedModel
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler
 from baton.train.collect import CollectSettings
 
 _BLOCK_SIZE = 16

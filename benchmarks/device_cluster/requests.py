@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.request import Request, SamplingParams
 from baton.engine.async_engine import AsyncEngine, generate_all
 from baton.engine.models.model_loader import load_model
 from baton.engine.models.model_source import resolve_model
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import RunnerOptions
-from baton.engine.scheduling.scheduler import SchedulerLimits
 
 _BLOCK_SIZE = 16
 _CHUNK_TOKENS = 512

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.request import FinishReason, Request, SamplingParams
 from baton.engine.batch.attention_groups import Span
 from baton.engine.draft.eagle.feature_state import FeatureState
@@ -23,7 +24,7 @@ from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import RunnerOptions
 from baton.engine.sampling.logits import SamplingRow
 from baton.engine.sampling.sampler import QueuedSample, queue_sample
-from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler
 from benchmarks.device_run.children import run_here
 from benchmarks.device_run.part import Row, Setting
 from benchmarks.device_run.random_model import DTYPES, make_model

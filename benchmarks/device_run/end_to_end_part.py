@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.request import Request, SamplingParams
 from baton.engine.async_engine import AsyncEngine
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import RunnerOptions
-from baton.engine.scheduling.scheduler import SchedulerLimits
 from baton.engine.step.overlap import always, never
 from benchmarks.device_run.part import Row, Setting
 from benchmarks.device_run.random_model import DTYPES, make_model

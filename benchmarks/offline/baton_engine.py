@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.request import Request, SamplingParams
 from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
@@ -18,7 +19,7 @@ from baton.engine.models.model_source import resolve_model
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import RunnerOptions
 from baton.engine.runner.served_model import load_served_model
-from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.step.overlap import always, never
 from baton.process.cores import usable_cores
 from benchmarks.offline.protocol import Generate, serve

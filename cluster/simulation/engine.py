@@ -15,14 +15,13 @@ import heapq
 from collections.abc import Callable
 from itertools import count
 
-from baton.core.chunk_budget import PromptAllowance, prompt_allowance
+from baton.core.chunk_budget import PromptAllowance, SchedulerLimits, prompt_allowance
 from baton.core.errors import BatonError
 from baton.core.request import FinishReason, Request, RequestStatus
 from baton.core.step_costs import Pace, StepCosts
 from baton.core.step_samples import StepSamples
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.scheduling.ordering import EarliestDeadlineFirst, OrderingPolicy
-from cluster.simulation.limits import EngineLimits
 from cluster.simulation.profile import TimingProfile
 from cluster.simulation.prompt_plan import PromptPlan, plan_prompts
 from cluster.simulation.sequences import UNIT, SimulatedOutput, SimulatedSequence, StepsTaken
@@ -49,7 +48,7 @@ class SimulatedEngine:
         self,
         profile: TimingProfile,
         costs: StepCosts,
-        limits: EngineLimits,
+        limits: SchedulerLimits,
         blocks: BlockManager,
         tokens: FakeTokens,
         *,

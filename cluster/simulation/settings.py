@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.errors import ConfigError
 from baton.core.roles import POOLS
 from baton.engine.scheduling.ordering import ArrivalOrder, EarliestDeadlineFirst
 from cluster.config.config import BatonConfig
-from cluster.simulation.limits import EngineLimits
 from cluster.simulation.profile import TimingProfile
 from cluster.simulation.worker import WorkerSettings
 
@@ -46,7 +46,7 @@ def worker_settings(
         worker_id=worker_id,
         pool=pool,
         profile=profile,
-        limits=EngineLimits(
+        limits=SchedulerLimits(
             pool_config.chunk_tokens, pool_config.max_num_seqs, wanted or min(profile.max_model_len, capacity)
         ),
         num_blocks=num_blocks,

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from itertools import count
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.errors import BatonError, ContextLengthError, DeadlineError, TransferError
 from baton.core.kv_spec import KVCacheSpec, LayerSpec
 from baton.core.request import FinishReason, Request
@@ -24,7 +25,6 @@ from cluster.registry.workers import WorkerInfo
 from cluster.simulation.engine import SimulatedEngine
 from cluster.simulation.handoff import SimulatedHandoff, Uplink
 from cluster.simulation.kv_sink import SimulatedKVSink
-from cluster.simulation.limits import EngineLimits
 from cluster.simulation.profile import TimingProfile
 from cluster.simulation.sequences import SimulatedOutput, SimulatedSequence
 from cluster.simulation.timing import StepWork
@@ -56,7 +56,7 @@ class WorkerSettings:
     worker_id: str
     pool: str
     profile: TimingProfile
-    limits: EngineLimits
+    limits: SchedulerLimits
     num_blocks: int
     block_size: int
     vocab_size: int

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.request import Request, SamplingParams
 from baton.engine.async_engine import AsyncEngine
 from baton.engine.async_engine import generate_all as generate_all_tokens
@@ -18,7 +19,6 @@ from baton.engine.models.default_model import ensure_default_model
 from baton.engine.models.model_loader import load_model
 from baton.engine.models.model_source import resolve_model
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.scheduling.scheduler import SchedulerLimits
 from baton.engine.step.overlap import always
 from tests.e2e.conftest import MODEL, RunningCluster, running_cluster
 from tests.e2e.varied_prompts import varied_prompts

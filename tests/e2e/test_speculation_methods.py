@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.request import Request, SamplingParams
 from baton.engine.draft.loading import LoadedDraft, load_draft
 from baton.engine.draft.medusa.heads import load_medusa
@@ -17,7 +18,7 @@ from baton.engine.models.model_loader import LoadedModel, load_model
 from baton.engine.models.model_source import resolve_model
 from baton.engine.models.tokenizer import Tokenizer
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler
 from cluster.config.worker_config import SpeculationConfig
 from decode_worker.speculation.registry import create_controller
 from decode_worker.speculation.verification import create_verifier

@@ -12,13 +12,14 @@ from dataclasses import replace
 import pytest
 from transformers import PreTrainedModel
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.drafts import ScheduledSequence
 from baton.core.errors import ContextLengthError, InvalidRequestError, LayoutMismatchError, TransferError, rebuild_error
 from baton.core.request import FinishReason, Request, SamplingParams
 from baton.core.timeline import Event
 from baton.engine.async_engine import AsyncEngine, generate_all
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler
 from baton.rpc.conversions import unpack_events
 from tests.engine_runs import BLOCK_SIZE, build_runner, greedy
 from tests.integration.worker_pair import TIMEOUT_S, Answer, Runners, WorkerPair, pair_config, worker_pair

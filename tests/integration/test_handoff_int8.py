@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.kv_spec import KVCacheSpec, KVEncoding
 from baton.core.request import Request
 from baton.engine.async_engine import AsyncEngine, generate_all
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.scheduling.scheduler import SchedulerLimits
 from tests.engine_runs import greedy
 from tests.integration.test_handoff_drafts import PARAMS, eagle, prompts, settings
 from tests.integration.worker_pair import Runners, pair_config, worker_pair

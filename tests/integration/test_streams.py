@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 import baton.engine.batch.batch
 import baton.engine.kv_cache.kv_copies
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.request import SamplingParams
 from baton.engine.device.downloads import Download
 from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
@@ -31,7 +32,7 @@ from baton.engine.kv_cache.kv_copies import CudaCopyQueue, WorkMark
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import RunnerOptions
-from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.step.overlap import always, never
 from decode_worker.kv_import import Import, KVImporter
 from decode_worker.speculation.draft_length import DraftPasses

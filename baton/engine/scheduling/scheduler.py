@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass
 from heapq import merge
 
-from baton.core.chunk_budget import PromptAllowance, prompt_allowance
+from baton.core.chunk_budget import PromptAllowance, SchedulerLimits, prompt_allowance
 from baton.core.drafts import ScheduledSequence
 from baton.core.errors import ContextLengthError
 from baton.core.request import FinishReason, Request, RequestStatus
@@ -20,21 +19,6 @@ from baton.engine.scheduling.waiting_queue import WaitingQueue
 
 _ELDEST_SHARE = 8
 """One part in this many of a step's prompt tokens is reserved for the oldest running prompt, whatever its priority."""
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """Limits of a scheduler's steps and requests.
-
-    Attributes:
-        chunk_tokens: token budget of one step, shared by all its sequences.
-        max_num_seqs: sequences that may run at once; never more than ``chunk_tokens``.
-        max_model_len: prompt and output tokens of one request.
-    """
-
-    chunk_tokens: int
-    max_num_seqs: int
-    max_model_len: int
 
 
 class _StepPlan:

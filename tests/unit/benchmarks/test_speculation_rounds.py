@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.drafts import NO_DRAFT, ROOT, Draft
 from baton.core.request import Request
 from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler
 from benchmarks.speculation_rounds import NO_METHOD, RoundMeter, RoundTally, merged
 from benchmarks.speculation_runs import Cell, RunResult, measure, run_batch
 from decode_worker.speculation.verification import SampleAndMatch

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.errors import BatonError, LayoutMismatchError, OutOfBlocksError, TransferError
 from baton.core.request import FinishReason, Request
 from baton.core.timeline import Event
 from baton.engine.async_engine import AsyncEngine
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.scheduling.scheduler import SchedulerLimits
 from baton.engine.step.overlap import AheadRule, always, never
 from baton.kv_transfer.base import KVSendStream, PartHeader, Payload, Reservation, TransferOffer
 from baton.kv_transfer.payload.in_process import InProcessKVTransport

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.request import Request
 from baton.core.step_samples import StepSample, StepSamples
 from baton.engine.async_engine import AsyncEngine, generate_all
 from baton.engine.profile import profile_steps
-from baton.engine.scheduling.scheduler import SchedulerLimits
 from tests.engine_runs import build_engine, build_runner, greedy, run
 from tests.tiny_models import tiny_model
 

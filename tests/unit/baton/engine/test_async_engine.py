@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.errors import ContextLengthError, WorkerLostError
 from baton.core.request import Request, SamplingParams
 from baton.engine.async_engine import AsyncEngine
-from baton.engine.scheduling.scheduler import SchedulerLimits
 from tests.engine_runs import build_runner
 from tests.tiny_models import tiny_model
 

@@ -11,6 +11,7 @@ import torch
 
 import baton.engine.engine
 import baton.engine.sampling.verification
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.errors import WorkerLostError
 from baton.core.request import FinishReason, Request, SamplingParams
 from baton.engine.async_engine import AsyncEngine, generate_all
@@ -18,7 +19,7 @@ from baton.engine.device.device_errors import DeviceLostError, is_device_lost, i
 from baton.engine.engine import Engine
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.sampling.sampler import QueuedSample
-from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.step.overlap import always, never
 from decode_worker.speculation.verification import SampleAndMatch
 from tests.engine_runs import Outcome, build_engine, build_runner, greedy, run

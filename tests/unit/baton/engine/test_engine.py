@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.drafts import ScheduledSequence
 from baton.core.queue_priority import QueuePriority
 from baton.core.request import FinishReason, Request, SamplingParams
@@ -18,7 +19,7 @@ from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.sampling.verification import PlainSampling
 from baton.engine.scheduling.ordering import EarliestDeadlineFirst
-from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler
 from tests.engine_runs import BLOCK_SIZE, build_engine, build_runner, greedy, run, tokens_of
 from tests.observers import CallOn
 from tests.tiny_models import VOCAB_SIZE, random_prompts, tiny_model

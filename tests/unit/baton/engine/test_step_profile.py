@@ -10,14 +10,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from baton.core.chunk_budget import prompt_budget
+from baton.core.chunk_budget import SchedulerLimits, prompt_budget
 from baton.core.step_outliers import is_outlier
 from baton.core.step_samples import StepSample
 from baton.engine.async_engine import AsyncEngine
 from baton.engine.batch.batch import ForwardBatch
 from baton.engine.profile import profile_steps
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.scheduling.scheduler import SchedulerLimits
 from baton.engine.scheduling.step_cost_fit import StepCostFit
 from cluster.latency.estimates import WorkerTraits
 from cluster.latency.latency_model import LatencyModel

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.errors import ContextLengthError, DeadlineError, OutOfBlocksError
 from baton.core.queue_priority import QueuePriority
 from baton.rpc.wire import worker_pb2
 from cluster.latency.feed import unpack_step_samples
-from cluster.simulation.limits import EngineLimits
 from cluster.simulation.profile import SpeculationRate
 from cluster.simulation.virtual_loop import run_virtually
 from tests.simulated import STEP, Pair, generate, lone_worker, make_profile, make_settings, prompt, sequence
@@ -136,7 +136,7 @@ def test_answers_may_end_by_themselves():
 
 def test_the_urgent_go_first():
     async def main() -> None:
-        worker = lone_worker(limits=EngineLimits(256, 1, 4096))
+        worker = lone_worker(limits=SchedulerLimits(256, 1, 4096))
         loop, order = asyncio.get_running_loop(), []
 
         async def ask(name: str, queue_priority: QueuePriority) -> None:
@@ -324,7 +324,7 @@ def test_settings_tell_the_registry_all_it_needs():
 
 def test_a_short_urgent_prompt_starts_beside_a_long_one():
     async def main() -> None:
-        worker = lone_worker(limits=EngineLimits(64, 16, 4096))
+        worker = lone_worker(limits=SchedulerLimits(64, 16, 4096))
         long = asyncio.create_task(
             generate(worker, sequence("long", prompt(2000), 1, queue_priority=QueuePriority(0, 100.0)))
         )
@@ -340,7 +340,7 @@ def test_a_short_urgent_prompt_starts_beside_a_long_one():
 
 def test_prompts_beside_decoding_are_cut_to_its_target():
     async def main() -> None:
-        worker = lone_worker(limits=EngineLimits(1024, 16, 4096))
+        worker = lone_worker(limits=SchedulerLimits(1024, 16, 4096))
         target_s = 0.030
         message = sequence("decodes", prompt(50), 200)
         message.tpot_target_s = target_s

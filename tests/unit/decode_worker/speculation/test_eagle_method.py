@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.drafts import Draft
 from baton.core.request import Request, SamplingParams
 from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
@@ -18,7 +19,7 @@ from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.sampling.verification import sampling_row
-from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler
 from decode_worker.speculation.acceptance_rules import draw_drafts
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.eagle.proposer import EagleProposer

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.errors import ConfigError
 from baton.core.request import Request, SamplingParams
@@ -22,7 +23,7 @@ from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler
 from decode_worker.speculation.chains import ChainDrafter
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.eagle.proposer import EagleProposer

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.drafts import ROOT, Draft, ScheduledSequence
 from baton.core.errors import ConfigError
 from baton.core.request import Request, SamplingParams
@@ -20,7 +21,7 @@ from baton.engine.contracts import Proposer, VerifyResult
 from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler
 from decode_worker.speculation.lookahead import (
     JacobiWindow,
     LookaheadProposer,

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.request import Request, SamplingParams
 from baton.engine.contracts import Proposer, Verifier
 from baton.engine.engine import Engine
@@ -16,7 +17,7 @@ from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.sampling.logits import process_logits
 from baton.engine.sampling.verification import sampling_row
-from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler
 from benchmarks.losslessness import ChiSquare, chi_square
 from decode_worker.speculation.acceptance_rules import AcceptanceRule, ResidualRule
 from decode_worker.speculation.verification import RuleVerifier, create_verifier

@@ -6,11 +6,12 @@ import random
 
 import pytest
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.drafts import ScheduledSequence
 from baton.core.request import Request, SamplingParams
 from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
-from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler
 from decode_worker.speculation.controller import SpeculationController
 from decode_worker.speculation.method import DraftMethod
 from decode_worker.speculation.ngram import NgramProposer

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.drafts import Draft
 from baton.core.request import FinishReason, Request, SamplingParams
 from baton.engine.async_engine import AsyncEngine
@@ -16,7 +17,7 @@ from baton.engine.contracts import Proposer
 from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler
 from decode_worker.speculation.controller import SpeculationController
 from decode_worker.speculation.verification import SampleAndMatch
 from tests.drafting import registered

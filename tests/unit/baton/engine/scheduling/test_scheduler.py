@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.errors import ContextLengthError
 from baton.core.queue_priority import NO_PRIORITY, QueuePriority
 from baton.core.request import FinishReason, Request, RequestStatus, SamplingParams
 from baton.core.step_costs import Pace
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.scheduling.ordering import ArrivalOrder, EarliestDeadlineFirst, OrderingPolicy
-from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler
 from tests.scheduler_simulation import EOS, Arrival, Simulation, advance, shape
 
 arrivals_of = st.lists(

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.core.chunk_budget import MIN_PROMPT_TOKENS
+from baton.core.chunk_budget import MIN_PROMPT_TOKENS, SchedulerLimits
 from baton.core.drafts import ScheduledSequence
 from baton.core.queue_priority import NO_PRIORITY, QueuePriority
 from baton.core.request import Request, SamplingParams
 from baton.core.step_costs import Pace, StepCosts
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.scheduling.ordering import EarliestDeadlineFirst
-from baton.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from baton.engine.scheduling.scheduler import Scheduler
 from tests.scheduler_simulation import advance, shape
 
 CPU = StepCosts(10.0, 0.5, 1e-4, 0.3, 5e-4, 0.5)
