@@ -4,7 +4,8 @@ its libraries come with the extra ``bench``."""
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,8 +15,6 @@ from baton.core.errors import ConfigError
 from baton.core.option_text import integers, numbers
 from cluster.cli.cli_reporter import error_console, print_report
 
-_SERVE = "baton.bench.command:serve"
-_SWEEP = "baton.bench.sweep:sweep"
 _COMPARE = "baton.bench.compare:run_compare"
 _EXTRA_LIBRARIES = ("aiohttp", "scipy")
 _API_KEY_VARIABLE = "BATON_BENCH_API_KEY"
@@ -78,7 +77,7 @@ GraceS = Annotated[float, typer.Option("--grace", help="Seconds to wait for answ
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Everything, with all settings.")]
 
 
-def bench_serve(
+def _shared(
     url: Url = None,
     model: Model = None,
     chat: Chat = False,
@@ -103,6 +102,15 @@ def bench_serve(
     context: Context = None,
     seed: Seed = 0,
     salt: Salt = None,
+    burstiness: Burstiness = 1.0,
+    max_inflight: MaxInflight = None,
+    warmup_s: WarmupS = 0.0,
+    json_file: JsonFile = None,
+) -> None:
+    """Declares the options that ``serve`` and ``sweep`` share."""
+
+
+def _serve(
     concurrency: Annotated[
         str, typer.Option(help="Closed loops, one after another: requests at once, such as 1,4,16.")
     ] = "",
@@ -110,16 +118,12 @@ def bench_serve(
     arrival: Annotated[
         str | None, typer.Option(help="Of open loops: poisson (default), bursty, constant or trace.")
     ] = None,
-    burstiness: Burstiness = 1.0,
     speed_up: Annotated[float, typer.Option(help="Of the clock of --arrival trace.")] = 1.0,
-    max_inflight: MaxInflight = None,
     requests: Requests = None,
     duration_s: DurationS = None,
     warmup_requests: WarmupRequests = None,
-    warmup_s: WarmupS = 0.0,
     grace_s: GraceS = 60.0,
     slo: Annotated[str | None, typer.Option(help="For goodput, such as ttft=500ms,tpot=50ms (also e2e).")] = None,
-    json_file: JsonFile = None,
     with_samples: Annotated[
         bool, typer.Option("--samples/--no-samples", help="Write every request into the JSON, too.")
     ] = False,
@@ -129,49 +133,16 @@ def bench_serve(
     One request at a time, unless --concurrency or --rate or --arrival say otherwise. Ctrl-C ends it and shows what
     there is.
     """
-    options = dict(locals())
-    options |= {
-        "concurrency": integers("--concurrency", concurrency),
-        "rate": numbers("--rate", rate),
-    }
-    _run(_SERVE, options)
 
 
-def bench_sweep(
+def _sweep(
     slo: Annotated[str, typer.Option(help="What a request must keep, such as ttft=500ms,tpot=50ms (also e2e).")],
-    url: Url = None,
-    model: Model = None,
-    chat: Chat = False,
-    api_key: ApiKey = None,
-    tokenizer: Tokenizer = None,
-    temperature: Temperature = 0.0,
-    exact_lengths: ExactLengths = True,
-    service_tier: ServiceTier = None,
-    extra_body: ExtraBody = "",
-    timeout_s: TimeoutS = 600.0,
-    input: Input = "lognormal:median=200,p95=800",
-    output: Output = "lognormal:median=64,p95=200",
-    prompts: Prompts = None,
-    trace: Trace = None,
-    trace_format: TraceFormat = "auto",
-    trace_start_s: TraceStart = 0.0,
-    trace_seconds: TraceSeconds = None,
-    input_scale: InputScale = "1",
-    output_scale: OutputScale = 1.0,
-    max_input: MaxInput = None,
-    max_output: MaxOutput = None,
-    context: Context = None,
-    seed: Seed = 0,
-    salt: Salt = None,
     arrival: Annotated[str | None, typer.Option(help="poisson (default), bursty or constant.")] = None,
-    burstiness: Burstiness = 1.0,
-    max_inflight: MaxInflight = None,
     requests: Annotated[int | None, typer.Option(help="Most of a probe.")] = 200,
     duration_s: Annotated[
         float | None, typer.Option("--duration", help="Most seconds of a probe behind its warm-up.")
     ] = 60.0,
     warmup_requests: Annotated[int | None, typer.Option(help="Of each probe, sent first and left out.")] = 5,
-    warmup_s: WarmupS = 0.0,
     grace_s: GraceS = 30.0,
     percentile: Annotated[float, typer.Option(help="So many percent of the requests must keep the SLO.")] = 90.0,
     start_rate: Annotated[float, typer.Option(help="Probed first, in requests per second.")] = 1.0,
@@ -180,10 +151,35 @@ def bench_sweep(
     precision: Annotated[float, typer.Option(help="Ends when the answer is known to this share.")] = 0.05,
     max_rates: Annotated[int, typer.Option(help="Most rates to probe.")] = 16,
     max_repeats: Annotated[int, typer.Option("--repeats", help="Most probes of a rate that is a near thing.")] = 3,
-    json_file: JsonFile = None,
 ) -> None:
     """Find the goodput: the highest request rate at which a percentile of the requests keeps TTFT and TPOT targets."""
-    _run(_SWEEP, dict(locals()))
+
+
+def _load_command(benchmark: str, own: Callable[..., None]) -> Callable[..., None]:
+    """Creates a function to register with typer, whose options are the shared ones and the parameters of ``own``."""
+    declared = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for declaration in (_shared, own)
+        for parameter in inspect.signature(declaration, eval_str=True).parameters.values()
+    ]
+
+    def command(**options: Any) -> None:
+        for name, parse in (("concurrency", integers), ("rate", numbers)):
+            if name in options:
+                options[name] = parse(f"--{name}", options[name])
+        shown, status = load_benchmark(benchmark)(options, error_console())
+        print_report(shown)
+        if status:
+            raise typer.Exit(status)
+
+    command.__signature__ = inspect.Signature(declared)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in declared}
+    command.__doc__ = own.__doc__
+    return command
+
+
+bench_serve = _load_command("baton.bench.command:serve", _serve)
+bench_sweep = _load_command("baton.bench.sweep:sweep", _sweep)
 
 
 def bench_compare(
@@ -214,10 +210,3 @@ def load_benchmark(path: str) -> Callable[..., Any]:
         ) from error
     function: Callable[..., Any] = getattr(module, function_name)
     return function
-
-
-def _run(command: str, options: Mapping[str, Any]) -> None:
-    shown, status = load_benchmark(command)(options, error_console())
-    print_report(shown)
-    if status:
-        raise typer.Exit(status)
