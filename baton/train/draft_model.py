@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +15,16 @@ from baton.engine.draft.model.draft_model import DraftModel, load_draft_model
 from baton.engine.models.model_loader import LoadedModel
 from baton.engine.models.tokenizer import Tokenizer
 from baton.train.batches import make_rows, num_rows_of
-from baton.train.card import CardFacts, Description
-from baton.train.dataset import AnswerDataset, Sample
+from baton.train.card import Description
+from baton.train.dataset import Sample
 from baton.train.draft_init import draft_config, initial_draft
 from baton.train.evaluate import Acceptance, Evaluation, accepted, answers_of
 from baton.train.objective import Losses, StepLoss, compute_dtype
-from baton.train.run import HeldOut, TrainingData, TrainingResult, train
+from baton.train.run import HeldOut, TrainingData
 from baton.train.settings import DraftModelSettings
-from baton.train.stopping import Stop, never
 from baton.train.target import batches_by_length, padded, use_fast_attention
-from baton.train.trainer import Progress
 
 _ROWS_AT_ONCE = 256
-
-
-def train_draft_model(
-    settings: DraftModelSettings,
-    target: LoadedModel,
-    tokenizer: Tokenizer,
-    datasets: Sequence[AnswerDataset],
-    output: Path,
-    work: Path,
-    facts: CardFacts,
-    report: Callable[[Progress], None] = lambda progress: None,
-    *,
-    stop: Stop = never,
-    cache_states: bool = True,
-) -> TrainingResult:
-    """Trains a model and writes it in transformers' format, with the target's tokenizer.
-
-    See :func:`baton.train.run.train`.
-    """
-    method = DraftModelMethod(settings, target, tokenizer)
-    return train(method, target, datasets, output, work, facts, report, stop=stop, cache_states=cache_states)
 
 
 class DraftModelMethod:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,36 +14,16 @@ from baton.core.errors import UnsupportedModelError
 from baton.engine.draft.eagle.eagle_checkpoint import load_eagle, save_eagle3
 from baton.engine.draft.eagle.head import EagleHead
 from baton.engine.models.model_loader import LoadedModel
-from baton.train.card import CardFacts, Description
-from baton.train.dataset import AnswerDataset
+from baton.train.card import Description
 from baton.train.evaluate import Evaluation, evaluate
 from baton.train.head_init import head_settings, initial_head
 from baton.train.objective import Losses, StepLoss, compute_dtype
-from baton.train.run import HeldOut, TrainingData, TrainingResult, train
+from baton.train.run import HeldOut, TrainingData
 from baton.train.settings import Eagle3Settings
-from baton.train.stopping import Stop, never
-from baton.train.trainer import Progress
 from baton.train.unroll import unroll
 from baton.train.vocabulary import choose_vocabulary, count_answer_tokens, coverage
 
 _SAMPLES_TO_FIT = 256
-
-
-def train_eagle3(
-    settings: Eagle3Settings,
-    target: LoadedModel,
-    datasets: Sequence[AnswerDataset],
-    output: Path,
-    work: Path,
-    facts: CardFacts,
-    report: Callable[[Progress], None] = lambda progress: None,
-    *,
-    stop: Stop = never,
-    cache_states: bool = True,
-) -> TrainingResult:
-    """Trains a head and writes a checkpoint that servers of EAGLE-3 heads load; see :func:`baton.train.run.train`."""
-    method = Eagle3Method(settings, target)
-    return train(method, target, datasets, output, work, facts, report, stop=stop, cache_states=cache_states)
 
 
 class Eagle3Method:

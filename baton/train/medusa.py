@@ -6,7 +6,7 @@ learns from the target's whole distribution at the position that it guesses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,35 +17,15 @@ from baton.engine.draft.medusa import medusa_layout
 from baton.engine.draft.medusa.heads import MAX_RANKS, MedusaHeads, load_medusa, save_medusa
 from baton.engine.models.model_loader import LoadedModel
 from baton.train.batches import RowBatch
-from baton.train.card import CardFacts, Description
-from baton.train.dataset import AnswerDataset
+from baton.train.card import Description
 from baton.train.evaluate import Acceptance, Evaluation, accepted, answers_of
 from baton.train.objective import Losses, StepLoss, compute_dtype
-from baton.train.run import HeldOut, TrainingData, TrainingResult, train
+from baton.train.run import HeldOut, TrainingData
 from baton.train.settings import MedusaSettings
-from baton.train.stopping import Stop, never
-from baton.train.trainer import Progress
 from baton.train.tree_evaluation import RankCounts
 from baton.train.vocabulary import choose_vocabulary, count_answer_tokens, coverage
 
 _ROWS_AT_ONCE = 512
-
-
-def train_medusa(
-    settings: MedusaSettings,
-    target: LoadedModel,
-    datasets: Sequence[AnswerDataset],
-    output: Path,
-    work: Path,
-    facts: CardFacts,
-    report: Callable[[Progress], None] = lambda progress: None,
-    *,
-    stop: Stop = never,
-    cache_states: bool = True,
-) -> TrainingResult:
-    """Trains heads and writes a checkpoint that vLLM loads too; see :func:`baton.train.run.train`."""
-    method = MedusaMethod(settings, target)
-    return train(method, target, datasets, output, work, facts, report, stop=stop, cache_states=cache_states)
 
 
 class MedusaMethod:

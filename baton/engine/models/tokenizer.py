@@ -89,11 +89,6 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self._hf.chat_template)
 
-    @property
-    def is_byte_level(self) -> bool:
-        """True when every token is a byte string, so that text is the UTF-8 decoding of the tokens' bytes."""
-        return self._is_byte_level
-
     @cached_property
     def max_token_chars(self) -> int:
         """Characters of the longest vocabulary entry; bounds a text's number of tokens from below."""

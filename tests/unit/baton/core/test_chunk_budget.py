@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.core.chunk_budget import MIN_PROMPT_TOKENS, PromptAllowance, prompt_allowance, prompt_budget
+from baton.core.chunk_budget import MIN_PROMPT_TOKENS, PromptAllowance, prompt_allowance
 from baton.core.step_costs import Pace, StepCosts
+from tests.prompt_budget import prompt_budget
 
 CPU = StepCosts(10.0, 0.5, 1e-4, 0.3, 5e-4, 0.5)
 GPU = StepCosts(8.0, 0.02, 2e-6, 0.02, 1e-5, 0.01)

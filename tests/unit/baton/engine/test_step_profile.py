@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from baton.core.chunk_budget import SchedulerLimits, prompt_budget
+from baton.core.chunk_budget import SchedulerLimits
 from baton.core.step_outliers import is_outlier
 from baton.core.step_samples import StepSample
 from baton.engine.async_engine import AsyncEngine
@@ -21,6 +21,7 @@ from baton.engine.scheduling.step_cost_fit import StepCostFit
 from cluster.latency.estimates import WorkerTraits
 from cluster.latency.latency_model import LatencyModel
 from tests.engine_runs import build_runner
+from tests.prompt_budget import prompt_budget
 from tests.tiny_models import tiny_model
 from tests.toy_proposers import Oracle
 

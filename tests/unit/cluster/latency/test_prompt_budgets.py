@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.core.chunk_budget import prompt_budget
 from baton.core.step_costs import StepCosts
 from cluster.latency.cost_table import prompt_budgets
+from tests.prompt_budget import prompt_budget
 
 rows = st.tuples(
     st.builds(
