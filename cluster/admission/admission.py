@@ -20,7 +20,7 @@ from baton.core.errors import OverloadedError
 from baton.core.slo import BUILTIN_CLASSES, SloClass
 from baton.core.timeline import Event
 from baton.core.timers import RESOLUTION_S
-from cluster.admission import refusals
+from cluster.admission import refusals, tuning
 from cluster.admission.admission_config import AdmissionConfig
 from cluster.admission.admission_metrics import AdmissionMetrics
 from cluster.admission.admission_queue import AdmissionQueue, Alarm, QueuedRequest, Ticket
@@ -34,13 +34,6 @@ from cluster.requests.request_record import RequestRecord
 from cluster.routing.routing_contracts import Preference, RouteDecision
 
 PlacementT = TypeVar("PlacementT", bound=Placement)
-
-_TICK_S = 0.5
-"""Longest time between two looks at the queue. Suspects and predictions change without an event."""
-_SHORTEST_PAUSE_S = 0.002
-"""Shortest time between two looks at the queue, since tokens and ends come in bursts."""
-_MOST_AT_ONCE = 16
-"""Dispatches in one turn of the event loop."""
 
 
 class Admission(RequestObserver, Generic[PlacementT]):
@@ -126,7 +119,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
     def poke(self) -> None:
         """Schedules a look at the queue. Does nothing while it is empty; a burst of calls causes one look."""
         if len(self._queue):
-            self._alarm.set(max(self._clock(), self._looked_s + _SHORTEST_PAUSE_S))
+            self._alarm.set(max(self._clock(), self._looked_s + tuning.SHORTEST_PAUSE_S))
 
     def close(self) -> None:
         """Refuses all waiting and all later requests."""
@@ -241,7 +234,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
             self._make_place(queued, wait_s)
         queued.ticket = Ticket(queued, slo.name, queued.queue_priority, expires_s, slo.name)
         self._queue.add(queued.ticket)
-        self._alarm.set(now_s + _TICK_S)
+        self._alarm.set(now_s + tuning.QUEUE_TICK_S)
 
     def _make_place(self, queued: QueuedRequest[PlacementT], wait_s: float) -> None:
         now_s, last = self._clock(), self._queue.tail(self._clock())
@@ -326,14 +319,14 @@ class Admission(RequestObserver, Generic[PlacementT]):
         for queued in [ticket.item for ticket in self._queue.pop_expired(now_s + RESOLUTION_S)]:
             waited_s = now_s - queued.queued_s
             self._refuse(queued, refusals.deadline_over(queued.slo, waited_s, waited_s + queued.slo.queue_deadline_s))
-        for _ in range(_MOST_AT_ONCE):
+        for _ in range(tuning.DISPATCHES_PER_TURN):
             if not self._dispatch_next():
                 break
         else:
             self._alarm.set(self._clock())
         expiry_s = self._queue.next_expiry_s()
         if expiry_s is not None:
-            self._alarm.set(min(expiry_s, now_s + _TICK_S))
+            self._alarm.set(min(expiry_s, now_s + tuning.QUEUE_TICK_S))
 
     def _dispatch_next(self) -> bool:
         """Dispatches the next request. Returns False if none can be dispatched now."""

@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from baton.core.queue_priority import QueuePriority
 from baton.core.slo import SloClass
+from cluster.admission import tuning
 from cluster.requests.request_record import RequestRecord
 
 
@@ -58,9 +59,6 @@ class Alarm:
 
 
 T = TypeVar("T")
-_MOST_CREDIT = 2.0
-_ROUNDING = 1e-9
-_GARBAGE = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -134,7 +132,7 @@ class AdmissionQueue(Generic[T]):
         self._count -= 1
         if not lane:
             del self._lanes[ticket.lane]
-        if len(self._expiries) > 2 * self._count + _GARBAGE:
+        if len(self._expiries) > 2 * self._count + tuning.EXPIRED_ENTRIES_KEPT:
             self._expiries = [entry for entry in self._expiries if entry[2].is_waiting]
             heapify(self._expiries)
         return True
@@ -194,11 +192,11 @@ class AdmissionQueue(Generic[T]):
             if lane[0].queue_priority.priority < queue_priority.priority
         }
         for name in passed - {account}:
-            self._credits[name] = min(_MOST_CREDIT, self._credits.get(name, 0.0) + self._fair_share)
+            self._credits[name] = min(tuning.LARGEST_CREDIT, self._credits.get(name, 0.0) + self._fair_share)
 
     def owed(self) -> Ticket[T] | None:
         """The first ticket of a class whose fair share is due, or ``None``."""
-        due = [name for name, credit in self._credits.items() if credit >= 1.0 - _ROUNDING]
+        due = [name for name, credit in self._credits.items() if credit >= 1.0 - tuning.CREDIT_ROUNDING]
         if not due:
             return None
         heads = [lane[0] for lane in self._lanes.values() if lane[0].account in due]

@@ -16,22 +16,11 @@ from statistics import NormalDist
 
 from baton.core.outcomes import FINISHED
 from baton.core.slo import SloClass
+from cluster.admission import tuning
 from cluster.admission.room import Factors, RoomCheck
 from cluster.admission.waiting_time import WorkInProgress
 from cluster.requests.request_record import RequestRecord
 from cluster.routing.routing_contracts import RouteDecision
-
-LARGEST_FACTOR = 3.0
-_STEP = 0.06
-_AIM = 0.75
-"""Share of the allowed misses to aim at, since outcomes scatter around the aim."""
-_SMALLEST_MISS_SHARE = 0.005
-_FIRST_SD = 0.08
-"""Relative standard deviation of outcomes around predictions before any outcome is known."""
-_ONE_ROUND = 1.3
-"""Outcomes arrive late. If a request missed that was admitted with a factor smaller by this ratio, the factor is not
-raised again but kept for longer."""
-_LONGEST_STAY = 2.0
 
 
 class SafetyMargin:
@@ -42,8 +31,8 @@ class SafetyMargin:
     """
 
     def __init__(self, miss_share: float) -> None:
-        self._miss_share = min(max(miss_share, _SMALLEST_MISS_SHARE), 0.5)
-        self.factor = min(LARGEST_FACTOR, exp(_FIRST_SD * NormalDist().inv_cdf(1 - self._miss_share)))
+        self._miss_share = min(max(miss_share, tuning.SMALLEST_MISS_SHARE), 0.5)
+        self.factor = min(tuning.LARGEST_MARGIN, exp(tuning.FIRST_SD * NormalDist().inv_cdf(1 - self._miss_share)))
         self._stay = 0.0
 
     def observe(self, used_factor: float, *, kept: bool) -> None:
@@ -52,11 +41,11 @@ class SafetyMargin:
         Args:
             used_factor: the factor with which it was admitted.
         """
-        fall, rise = _STEP * self._miss_share, _STEP * (1 - self._miss_share)
-        if not kept and used_factor * _ONE_ROUND < self.factor:
-            self._stay = min(_LONGEST_STAY, self._stay + rise)
+        fall, rise = tuning.MARGIN_STEP * self._miss_share, tuning.MARGIN_STEP * (1 - self._miss_share)
+        if not kept and used_factor * tuning.LATE_OUTCOME_RATIO < self.factor:
+            self._stay = min(tuning.LARGEST_STAY, self._stay + rise)
         elif not kept:
-            self.factor = min(LARGEST_FACTOR, self.factor * exp(rise))
+            self.factor = min(tuning.LARGEST_MARGIN, self.factor * exp(rise))
         elif self._stay > 0:
             self._stay -= fall
         else:
@@ -67,7 +56,7 @@ class ClassMargins:
     """The margins of one class. Its percentile covers both targets, so each gets half of the allowed misses."""
 
     def __init__(self, slo: SloClass) -> None:
-        miss_share = _AIM * (1 - slo.objective) / 2
+        miss_share = tuning.MISS_SHARE_AIM * (1 - slo.objective) / 2
         self.ttft = SafetyMargin(miss_share)
         self.tpot = SafetyMargin(miss_share)
 

@@ -17,15 +17,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from cluster.admission import tuning
 from cluster.latency.latency_model import LatencyModel
 from cluster.routing.routing_contracts import RouteDecision
-
-LONGEST_MS = 20.0
-_WORTHWHILE_MS = 0.5
-_SLACK_SHARE = 0.1
-"""Share of the time left to a target that a batching delay may take."""
-_GAP_WEIGHT = 0.25
-_LONG_GAP_MS = 1e3
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +58,10 @@ def batching_delay_ms(view: BatchingView) -> float:
         return 0.0
     num_fit = view.room_tokens // max(1, view.prompt_tokens)
     worth_ms = (view.fixed_ms - view.own_ms) / 2
-    delay_ms = min(worth_ms, view.gap_ms * (num_fit + 1), _SLACK_SHARE * view.slack_ms, LONGEST_MS)
-    return delay_ms if delay_ms >= max(_WORTHWHILE_MS, view.gap_ms) else 0.0
+    delay_ms = min(
+        worth_ms, view.gap_ms * (num_fit + 1), tuning.DELAY_SLACK_SHARE * view.slack_ms, tuning.LONGEST_DELAY_MS
+    )
+    return delay_ms if delay_ms >= max(tuning.SHORTEST_DELAY_MS, view.gap_ms) else 0.0
 
 
 class ArrivalGaps:
@@ -73,7 +69,7 @@ class ArrivalGaps:
 
     def __init__(self) -> None:
         self._last_s: float | None = None
-        self._gap_ms = _LONG_GAP_MS
+        self._gap_ms = tuning.LONGEST_GAP_MS
 
     @property
     def gap_ms(self) -> float:
@@ -81,8 +77,8 @@ class ArrivalGaps:
 
     def observe(self, now_s: float) -> None:
         if self._last_s is not None:
-            gap_ms = min(_LONG_GAP_MS, max(0.0, now_s - self._last_s) * 1e3)
-            weight = 1.0 if gap_ms > 10 * self._gap_ms or self._gap_ms >= _LONG_GAP_MS else _GAP_WEIGHT
+            gap_ms = min(tuning.LONGEST_GAP_MS, max(0.0, now_s - self._last_s) * 1e3)
+            weight = 1.0 if gap_ms > 10 * self._gap_ms or self._gap_ms >= tuning.LONGEST_GAP_MS else tuning.GAP_WEIGHT
             self._gap_ms += weight * (gap_ms - self._gap_ms)
         self._last_s = now_s
 
@@ -121,7 +117,7 @@ class BatchingDelay:
         """
         worker_id = decision.prefill_id
         # Most requests return here, which saves the queries of the model.
-        if worker_id is None or decision.wait_ms > 0 or self._arrivals.gap_ms > LONGEST_MS:
+        if worker_id is None or decision.wait_ms > 0 or self._arrivals.gap_ms > tuning.LONGEST_DELAY_MS:
             return 0.0
         workers = self._prefill_chunk_tokens()
         uncached = max(1, num_prompt_tokens - decision.cached_tokens)

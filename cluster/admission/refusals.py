@@ -6,10 +6,9 @@ from enum import StrEnum
 
 from baton.core.errors import OverloadedError
 from baton.core.slo import SloClass
+from cluster.admission import tuning
 from cluster.admission.room import RoomCheck, Shortage
 from cluster.routing.routing_contracts import RouteDecision
-
-_LONGEST_RETRY_S = 600.0
 
 
 class Refusal(StrEnum):
@@ -102,5 +101,5 @@ def stopping() -> OverloadedError:
 
 
 def _overloaded(message: str, reason: Refusal, wait_s: float, allowed_s: float) -> OverloadedError:
-    retry_after_s = min(_LONGEST_RETRY_S, max(1.0, wait_s - allowed_s))
+    retry_after_s = min(tuning.LONGEST_RETRY_S, max(1.0, wait_s - allowed_s))
     return OverloadedError(message, retry_after_s=retry_after_s, reason=str(reason), predicted_wait_s=wait_s)

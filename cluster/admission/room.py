@@ -18,6 +18,7 @@ from math import inf
 import numpy as np
 
 from baton.core.slo import SloClass
+from cluster.admission import tuning
 from cluster.routing.routing_contracts import Bools, Candidates, RouteDecision
 
 
@@ -69,9 +70,6 @@ class RoomCheck:
     is_near_tpot: bool
     is_lost: bool
     shows_crowd: bool
-
-
-_NEAR = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,16 +166,12 @@ def check_room(
         allowed_tpot_ms=limits.tpot_ms if max_tokens > 1 else inf,
         limit_tpot_ms=limit_tpot_ms,
         has_capacity=decision.has_capacity,
-        is_near_ttft=decision.ttft_ms > _NEAR * limits.ttft_ms,
-        is_near_tpot=decision.tpot_ms > _NEAR * limit_tpot_ms,
+        is_near_ttft=decision.ttft_ms > tuning.NEAR_SHARE * limits.ttft_ms,
+        is_near_tpot=decision.tpot_ms > tuning.NEAR_SHARE * limit_tpot_ms,
         is_lost=limits.is_lost,
         shows_crowd=not limits.is_lost
         and (shortage is Shortage.DECODE or (shortage is not None and decision.ttft_ms > limits.feasible_ttft_ms)),
     )
-
-
-_LASTS_S, _LASTS_WAITING_S = 10.0, 2.0
-"""How long new and waiting lost requests step back after a request that could meet its targets found no room."""
 
 
 class Shortages:
@@ -199,11 +193,11 @@ class Shortages:
         Args:
             waiting: True if the answer is for a request that waits already.
         """
-        return now_s < self._latest_s(above) + (_LASTS_WAITING_S if waiting else _LASTS_S)
+        return now_s < self._latest_s(above) + (tuning.SHORTAGE_WAITING_S if waiting else tuning.SHORTAGE_S)
 
     def left_s(self, now_s: float) -> float:
         """Seconds until :meth:`lasts` is False for waiting requests of any priority; 0 if it is False now."""
-        return max(0.0, self._latest_s(-inf) + _LASTS_WAITING_S - now_s)
+        return max(0.0, self._latest_s(-inf) + tuning.SHORTAGE_WAITING_S - now_s)
 
     def _latest_s(self, above: float) -> float:
         return max((at_s for priority, at_s in self._by_priority.items() if priority > above), default=-inf)

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cluster.admission import tuning
 from cluster.admission.room import RoomCheck, Shortage
+from cluster.latency.estimates import USUAL_OUTPUT_TOKENS
 from cluster.routing.routing_contracts import RouteDecision
-
-_SHORTEST_S = 1e-3
-_USUAL_TOKENS = 64
-_WEIGHT = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ class WorkInProgress:
     def observe_stay(self, seconds: float) -> None:
         """Counts the time from dispatch to end of a finished sequence."""
         before = seconds if self._mean_stay_s is None else self._mean_stay_s
-        self._mean_stay_s = before + _WEIGHT * (seconds - before)
+        self._mean_stay_s = before + tuning.STAY_WEIGHT * (seconds - before)
 
     def wait_s(self, blockage: Blockage, num_ahead: int, max_tokens: int) -> float:
         """Predicted seconds until a request is dispatched, after ``num_ahead`` others and a blockage."""
@@ -68,10 +66,10 @@ class WorkInProgress:
             wait_ms: wait of a prompt that is sent now for other prompts.
         """
         if shortage is Shortage.DECODE:
-            guess_s = tpot_ms / 1e3 * min(max_tokens, _USUAL_TOKENS)
+            guess_s = tpot_ms / 1e3 * min(max_tokens, USUAL_OUTPUT_TOKENS)
             stay_s = guess_s if self._mean_stay_s is None else self._mean_stay_s
-            return max(1, self.num_sequences) / max(_SHORTEST_S, stay_s)
-        return max(1, self.num_prompts) / max(_SHORTEST_S, wait_ms / 1e3)
+            return max(1, self.num_sequences) / max(tuning.SHORTEST_STAY_S, stay_s)
+        return max(1, self.num_prompts) / max(tuning.SHORTEST_STAY_S, wait_ms / 1e3)
 
 
 def predicted_wait_s(shortage: Shortage, over_ms: float, num_ahead: int, leave_per_s: float) -> float:

@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 from baton.core.errors import NoWorkerError
 from baton.core.timers import is_over
+from cluster.admission import tuning
 from cluster.admission.refusals import stopping
 from cluster.requests.request_record import RequestRecord
 from cluster.routing.routing_contracts import Preference, RouteDecision
@@ -46,10 +47,6 @@ class Dispatcher(Protocol[PlacementT_co]):
     def workers_changed(self) -> asyncio.Event:
         """An event that is set at the next change of the workers."""
         ...
-
-
-_LONGEST_S = 0.5
-"""Longest wait for a change of the workers, since suspects become usable without an event."""
 
 
 class WorkerWait:
@@ -126,7 +123,7 @@ class WorkerWait:
             left = give_up_at - self._clock()
             if is_over(left):
                 raise self.error()
-            wait_s = min(left, record.time_left_s, _LONGEST_S)
+            wait_s = min(left, record.time_left_s, tuning.WORKER_WAIT_TICK_S)
             try:
                 await asyncio.wait_for(changed.wait(), wait_s)
             except TimeoutError:

@@ -10,17 +10,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from baton.core.roles import DECODE, PREFILL
+from cluster.autoscaling import tuning
 from cluster.autoscaling.costs import PoolCosts
 from cluster.autoscaling.decode_capacity import decode_forecast
 from cluster.autoscaling.demand import ClassDemand, Demand
 from cluster.autoscaling.prefill_capacity import prefill_forecast
-
-ENOUGH_REQUESTS = 50
-LOCAL_SHARES = (0.0, 0.1, 0.25, 0.5, 0.75)
-_BETTER = 1.05
-"""Smallest gain that exceeds the accuracy of the model."""
-_HALVINGS = 12
-_MOST_FACTOR = 1024.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +92,9 @@ def advise(demand: Demand, costs: Mapping[str, PoolCosts], sizes: Mapping[str, i
     options = _splits(demand, costs, total)
     most = max(option.capacity for option in [now, *options])
     # Among options of similar capacity, the one with the fewest prompts in decode steps.
-    good = [option for option in options if option.capacity * _BETTER >= most]
+    good = [option for option in options if option.capacity * tuning.CLEAR_GAIN >= most]
     best = min(good, key=lambda option: (option.local_share, -option.capacity), default=now)
-    if best.capacity < _BETTER * now.capacity:
+    if best.capacity < tuning.CLEAR_GAIN * now.capacity:
         best = now
     return Advice(
         demand.rate,
@@ -114,10 +108,10 @@ def advise(demand: Demand, costs: Mapping[str, PoolCosts], sizes: Mapping[str, i
 
 
 def _missing(demand: Demand, costs: Mapping[str, PoolCosts]) -> str:
-    if demand.num_requests < ENOUGH_REQUESTS:
+    if demand.num_requests < tuning.REQUESTS_FOR_ADVICE:
         return (
             f"not enough traffic seen yet: {demand.num_requests} requests in the last five minutes, "
-            f"{ENOUGH_REQUESTS} are needed."
+            f"{tuning.REQUESTS_FOR_ADVICE} are needed."
         )
     if demand.rate <= 0:
         return "no request has come lately, and advice is for the rate at which they come. Ask again under load."
@@ -130,7 +124,7 @@ def _missing(demand: Demand, costs: Mapping[str, PoolCosts]) -> str:
 def _splits(demand: Demand, costs: Mapping[str, PoolCosts], total: int) -> list[Option]:
     """The best ratio for each share of local prompts."""
     options = []
-    for share in dict.fromkeys((demand.local_share, *LOCAL_SHARES)):
+    for share in dict.fromkeys((demand.local_share, *tuning.LOCAL_SHARES)):
         asked = demand.with_local_share(share)
         # More prefill workers raise prefill capacity and lower decode capacity: the best ratio is at the crossing.
         low, high = 1, max(1, total - 1)
@@ -166,10 +160,10 @@ def _decode_factor(demand: Demand, costs: Mapping[str, PoolCosts], workers: int)
 
 def _largest_factor(keeps: Callable[[float], bool]) -> float:
     """The factor by which the rate may grow; 0 if not even a thousandth of the rate meets the targets."""
-    low, high = 1.0 / _MOST_FACTOR, _MOST_FACTOR
+    low, high = 1.0 / tuning.LARGEST_DEMAND_FACTOR, tuning.LARGEST_DEMAND_FACTOR
     if not keeps(low):
         return 0.0
-    for _ in range(_HALVINGS):
+    for _ in range(tuning.CAPACITY_HALVINGS):
         middle = (low * high) ** 0.5
         low, high = (middle, high) if keeps(middle) else (low, middle)
     return low

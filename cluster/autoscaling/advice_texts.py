@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
+from cluster.autoscaling import tuning
 from cluster.autoscaling.advice import Advice, DraftFigures, Option
-
-_MUCH_BETTER = 1.05
-_DRAFTS_SEEN = 1.02
-"""Tokens per round above which there are drafts to judge."""
 
 
 def advice_texts(advice: Advice) -> list[str]:
@@ -40,12 +37,12 @@ def _local(now: Option, best: Option) -> str:
 
 
 def _disaggregation(best: Option, aggregated: Option) -> str:
-    if aggregated.capacity >= _MUCH_BETTER * best.capacity:
+    if aggregated.capacity >= tuning.CLEAR_GAIN * best.capacity:
         return (
             f"Disaggregation hurts this workload: {aggregated.decode} workers that each do both would carry "
             f"{_rate(aggregated.capacity)} within the targets, two pools {_rate(best.capacity)}."
         )
-    if best.capacity >= _MUCH_BETTER * aggregated.capacity:
+    if best.capacity >= tuning.CLEAR_GAIN * aggregated.capacity:
         return (
             f"Disaggregation pays: two pools carry {_rate(best.capacity)} within the targets, {aggregated.decode} "
             f"workers that each do both would carry {_rate(aggregated.capacity)}."
@@ -58,7 +55,7 @@ def _disaggregation(best: Option, aggregated: Option) -> str:
 
 def _drafts(figures: DraftFigures) -> str:
     at = f"Speculation, {figures.batch} sequences a step: "
-    if figures.tokens_per_round < _DRAFTS_SEEN:
+    if figures.tokens_per_round < tuning.TOKENS_PER_ROUND_WITH_DRAFTS:
         return f"{at}next to no tokens come from drafts, so there is nothing to judge."
     numbers = (
         f"{figures.tokens_per_round:.2f} tokens a round; a token takes {figures.tpot_ms:.3g} ms, "

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from baton.core.roles import DECODE, POOLS, PREFILL
+from cluster.autoscaling import tuning
 from cluster.autoscaling.advice import advise
 from cluster.autoscaling.advice_texts import advice_texts
 from cluster.autoscaling.autoscaler import AutoscalerState, ScalingPlan, plan
@@ -24,7 +25,6 @@ from cluster.registry.workers import WorkerInfo, WorkerRegistry
 
 logger = logging.getLogger(__name__)
 
-_SAMPLE_S = 1.0
 T = TypeVar("T")
 
 
@@ -88,7 +88,7 @@ class AutoscalerLoop:
         """Samples the load and plans until cancelled."""
         due_s = self._clock() + self._limits.interval_s
         while True:
-            await asyncio.sleep(min(_SAMPLE_S, self._limits.interval_s))
+            await asyncio.sleep(min(tuning.LOAD_SAMPLE_S, self._limits.interval_s))
             self.sample()
             if self._clock() < due_s:
                 continue

@@ -6,14 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from cluster.autoscaling import tuning
 from cluster.latency.calibration import RegimeCalibration
 from cluster.latency.latency_model import LatencyModel
 from cluster.registry.workers import WorkerInfo
-
-_REFERENCE_TOKENS = 256
-_REFERENCE_BATCH = 8
-MIN_STEP_SAMPLES = 8
-"""Smallest number of samples to trust. Even the profile of a slow worker at its start gives more than this."""
 
 
 class PoolCosts(Protocol):
@@ -96,7 +92,7 @@ class ModelCosts:
 
     @property
     def is_measured(self) -> bool:
-        return self.model.num_samples(self.info.worker_id) >= MIN_STEP_SAMPLES
+        return self.model.num_samples(self.info.worker_id) >= tuning.MIN_STEP_SAMPLES
 
     def prefill_ms(self, uncached_tokens: float, cached_tokens: float) -> float:
         uncached, cached = max(1, round(uncached_tokens)), round(cached_tokens)
@@ -133,9 +129,12 @@ def costs_of(model: LatencyModel, prefill: Sequence[WorkerInfo], decode: Sequenc
 
 def _middle(model: LatencyModel, workers: Sequence[WorkerInfo]) -> WorkerInfo:
     def speed(info: WorkerInfo) -> float:
-        prompt = model.prefill_ms(info.worker_id, _REFERENCE_TOKENS).ms
-        return prompt + model.step_ms(info.worker_id, _REFERENCE_BATCH, _REFERENCE_BATCH * _REFERENCE_TOKENS).ms
+        prompt = model.prefill_ms(info.worker_id, tuning.REFERENCE_TOKENS).ms
+        return (
+            prompt
+            + model.step_ms(info.worker_id, tuning.REFERENCE_BATCH, tuning.REFERENCE_BATCH * tuning.REFERENCE_TOKENS).ms
+        )
 
     # A worker that has just started has too few samples.
-    known = [info for info in workers if model.num_samples(info.worker_id) >= MIN_STEP_SAMPLES] or workers
+    known = [info for info in workers if model.num_samples(info.worker_id) >= tuning.MIN_STEP_SAMPLES] or workers
     return sorted(known, key=speed)[len(known) // 2]

@@ -11,15 +11,12 @@ from collections.abc import Callable
 from functools import cache
 from math import ceil, exp
 
+from cluster.autoscaling import tuning
 from cluster.autoscaling.costs import PoolCosts
 from cluster.autoscaling.demand import ClassDemand, Demand
-from cluster.autoscaling.forecast import LEAST_ADDED, PoolForecast, pool_objective
+from cluster.autoscaling.forecast import PoolForecast, pool_objective
 from cluster.autoscaling.prefill_capacity import prefill_forecast
 from cluster.autoscaling.queueing import poisson_at_most
-
-_TOLERANCE = 1.5
-"""If a class misses its target even alone, the plan uses this multiple of its TPOT alone as the target."""
-_MOST_PROMPT_TIME = 0.95
 
 
 def decode_forecast(demand: Demand, costs: PoolCosts, workers: int) -> PoolForecast:
@@ -34,7 +31,7 @@ def decode_forecast(demand: Demand, costs: PoolCosts, workers: int) -> PoolForec
         return prefill_forecast(local, costs, workers)
     alone_s, added_s = _prompts_s(local, costs)
     context = sum(part.rate * (part.output_tokens - 1) * _context(part) for part in parts) / token_rate
-    slowdown = 1.0 / (1.0 - min(added_s / workers, _MOST_PROMPT_TIME))
+    slowdown = 1.0 / (1.0 - min(added_s / workers, tuning.LARGEST_PROMPT_SHARE))
     seats = _seats(costs, parts)
 
     @cache
@@ -81,7 +78,7 @@ def _prompts_s(local: Demand, costs: PoolCosts) -> tuple[float, float]:
             ms = costs.prefill_ms(group.uncached_tokens, group.cached_tokens)
             steps = ceil(group.uncached_tokens / costs.chunk_tokens)
             alone_ms += part.rate * group.share * ms
-            added_ms += part.rate * group.share * max(ms - steps * step_ms, LEAST_ADDED * ms)
+            added_ms += part.rate * group.share * max(ms - steps * step_ms, tuning.SMALLEST_ADDED_SHARE * ms)
     return alone_ms / 1e3, added_ms / 1e3
 
 
@@ -116,7 +113,7 @@ def _largest_batch(
     limit_s = part.slo.tpot_s - handoff_s / (part.output_tokens - 1)
     possible = tpot_s(1) <= limit_s
     if not possible:
-        limit_s = _TOLERANCE * tpot_s(1)
+        limit_s = tuning.HOPELESS_TPOT_FACTOR * tpot_s(1)
     return max(1, bisect_left(range(1, seats + 1), True, key=lambda batch: tpot_s(batch) > limit_s)), possible
 
 

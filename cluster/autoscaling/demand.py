@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from baton.core.slo import SloClass
-
-_NOTHING = 1e-9
-"""Requests per second that count as zero, such as rounding errors."""
+from cluster.autoscaling import tuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,7 @@ class Demand:
     @property
     def present(self) -> list[ClassDemand]:
         """The classes that have requests."""
-        return [part for part in self.classes if part.rate > _NOTHING]
+        return [part for part in self.classes if part.rate > tuning.SMALLEST_RATE]
 
     @property
     def rate(self) -> float:
@@ -108,7 +106,7 @@ class Demand:
 
 def _with_rates(part: ClassDemand, rates: list[float]) -> ClassDemand:
     total = sum(rates)
-    if total <= _NOTHING:
+    if total <= tuning.SMALLEST_RATE:
         return replace(part, rate=0.0)
     groups = (replace(group, share=rate / total) for group, rate in zip(part.prompts, rates, strict=True) if rate > 0)
     return replace(part, rate=total, prompts=tuple(groups))

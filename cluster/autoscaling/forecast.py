@@ -8,11 +8,6 @@ from math import sqrt
 
 from baton.core.slo import SloClass
 
-MAX_UTILISATION = 0.9
-"""Limit of planned utilisation, since arrivals come in bursts and queues grow fast beyond it."""
-LEAST_ADDED = 0.02
-"""Smallest cost of a prompt in shared steps, as a share of its cost alone."""
-
 
 @dataclass(frozen=True, slots=True)
 class PoolForecast:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from baton.core.roles import DECODE, PREFILL
+from cluster.autoscaling import tuning
 from cluster.autoscaling.costs import PoolCosts
 from cluster.autoscaling.decode_capacity import decode_forecast
 from cluster.autoscaling.demand import Demand
@@ -18,11 +19,6 @@ from cluster.autoscaling.forecast import fewest_workers
 from cluster.autoscaling.observation import Observation
 from cluster.autoscaling.prefill_capacity import prefill_forecast
 from cluster.autoscaling.scaling_limits import PoolLimits, ScalingLimits
-
-_SEEN = 0.02
-"""Local share below which local prefill counts as disabled, since recovered requests are always computed locally."""
-_STEPS = 64
-"""Shares are multiples of 1/64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +39,7 @@ def with_best_share(observation: Observation, limits: ScalingLimits) -> Demand:
     """
     demand = observation.demand
     prefill, decode = (observation.pools[pool].costs for pool in (PREFILL, DECODE))
-    if demand.local_share < _SEEN:
+    if demand.local_share < tuning.SMALLEST_LOCAL_SHARE:
         return demand.with_local_share(0.0)
     if demand.rate <= 0 or prefill is None or decode is None:
         return demand
@@ -75,14 +71,14 @@ def _ways(
         present: present number of prefill workers.
     """
 
-    size, most, steps = fewer.min, more.max, _STEPS
+    size, most, steps = fewer.min, more.max, tuning.LOCAL_SHARE_STEPS
     while True:
         # More prefill workers leave fewer local prompts, which need fewer decode workers.
         steps = bisect_left(range(steps), True, key=partial(_keeps, demand, prefill, size))
-        asked = demand.with_local_share(steps / _STEPS)
+        asked = demand.with_local_share(steps / tuning.LOCAL_SHARE_STEPS)
         found = fewest_workers(partial(decode_forecast, asked, decode), more.min, most)
         most = found.workers
-        yield _Pools(steps / _STEPS, size, most, found.keeps)
+        yield _Pools(steps / tuning.LOCAL_SHARE_STEPS, size, most, found.keeps)
         if not steps or size >= fewer.max:
             return
         larger = size + max(1, size // 4)
@@ -91,5 +87,5 @@ def _ways(
 
 def _keeps(demand: Demand, costs: PoolCosts, size: int, steps: int) -> bool:
     """Whether ``size`` prefill workers meet the targets of the prompts that are not local."""
-    away = demand.with_local_share(steps / _STEPS).split()[0]
+    away = demand.with_local_share(steps / tuning.LOCAL_SHARE_STEPS).split()[0]
     return prefill_forecast(away, costs, size, spills=steps > 0).keeps

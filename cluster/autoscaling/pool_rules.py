@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from cluster.autoscaling import tuning
 from cluster.autoscaling.observation import PoolCounts
 from cluster.autoscaling.requirement import Requirement
 from cluster.autoscaling.scaling_limits import PoolLimits, ScalingLimits
-
-_FIRST_BACKOFF_S = 60.0
-_MAX_BACKOFF_S = 900.0
 
 
 class Reason(StrEnum):
@@ -120,7 +118,7 @@ def _watch_places(counts: PoolCounts, state: PoolState) -> PoolState:
 
 
 def _give_up(placed: int, state: PoolState, now_s: float) -> PoolState:
-    backoff_s = min(_MAX_BACKOFF_S, 2 * state.backoff_s or _FIRST_BACKOFF_S)
+    backoff_s = min(tuning.LONGEST_BACKOFF_S, 2 * state.backoff_s or tuning.FIRST_BACKOFF_S)
     return replace(state, stuck_at=placed, backoff_s=backoff_s, retry_s=now_s + backoff_s)
 
 

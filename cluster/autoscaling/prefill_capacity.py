@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cluster.autoscaling import tuning
 from cluster.autoscaling.costs import PoolCosts
 from cluster.autoscaling.demand import ClassDemand, Demand
-from cluster.autoscaling.forecast import LEAST_ADDED, MAX_UTILISATION, PoolForecast, pool_objective
+from cluster.autoscaling.forecast import PoolForecast, pool_objective
 from cluster.autoscaling.queueing import wait_exceeds
-
-_SPILLING = 0.8
-"""Utilisation up to which late prompts may spill to decode workers, about as many as were planned for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,7 @@ class _Group:
     def load_s(self, mates: float) -> float:
         """Seconds that a prompt adds to a worker's work if ``mates`` prompts share a step."""
         shared = min(mates, self.most_mates)
-        return max(self.alone_s - self.fixed_s * (1.0 - 1.0 / shared), LEAST_ADDED * self.alone_s)
+        return max(self.alone_s - self.fixed_s * (1.0 - 1.0 / shared), tuning.SMALLEST_ADDED_SHARE * self.alone_s)
 
     def until_token_s(self, mates: float) -> float:
         """Seconds from the start of its steps to its first token, including the prompts that share them."""
@@ -75,9 +73,9 @@ def _with_mates(
 ) -> PoolForecast:
     every = [group for groups in grouped for group in groups]
     offered = _offered(every, mates)
-    spills = spills and offered <= _SPILLING * workers
+    spills = spills and offered <= tuning.SPILL_UTILISATION * workers
     service_s, variation = _service_times(every, mates)
-    attainment, hopeless, keeps = {}, [], offered <= MAX_UTILISATION * workers
+    attainment, hopeless, keeps = {}, [], offered <= tuning.MAX_UTILISATION * workers
     offers = [(_turn(part), _offered(groups, mates)) for part, groups in zip(parts, grouped, strict=True)]
     for part, groups, (own, _) in zip(parts, grouped, offers, strict=True):
         ahead = sum(offer for turn, offer in offers if turn < own)

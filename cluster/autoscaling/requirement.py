@@ -7,27 +7,13 @@ from dataclasses import dataclass
 from math import ceil, sqrt
 
 from baton.core.roles import DECODE, POOLS, PREFILL
+from cluster.autoscaling import tuning
 from cluster.autoscaling.decode_capacity import decode_forecast
 from cluster.autoscaling.demand import Demand
 from cluster.autoscaling.forecast import PoolForecast, fewest_workers
 from cluster.autoscaling.observation import Observation, PoolObservation
 from cluster.autoscaling.prefill_capacity import prefill_forecast
 from cluster.autoscaling.scaling_limits import PoolLimits, ScalingLimits
-
-MIN_REQUESTS = 8
-ENOUGH_S = 120.0
-"""Time after which fewer than ``MIN_REQUESTS`` requests also count as a measured rate."""
-_CLEAR_S = 15.0
-"""Time in which queued work is to be cleared."""
-_LONGEST_LOOK_AHEAD_S = 30.0
-_CHANCE = 0.14
-"""Insignificant growth per second, in square roots of the load: two standard deviations in 14 s."""
-_QUEUE_SHARE = 0.5
-"""Share of the most urgent TTFT target. A queue that takes longer is more than a fluctuation."""
-_FAR = 16
-"""Multiple of the largest allowed size up to which the needed size is computed."""
-_CROWDED = 2.0
-"""Prompts per worker above which there is a queue, if costs are unknown."""
 
 Forecast = Callable[[Demand, int], PoolForecast]
 
@@ -68,14 +54,16 @@ def requirement_of(pool: str, observation: Observation, limits: ScalingLimits) -
             bounds.min, bounds.min, bounds.min, False, PoolForecast(size), PoolForecast(size - 1), True, True
         )
     forecast = _forecast(pool, seen)
-    if forecast is None or (demand.num_requests < MIN_REQUESTS and demand.seen_s < ENOUGH_S):
+    if forecast is None or (demand.num_requests < tuning.MIN_REQUESTS and demand.seen_s < tuning.ENOUGH_S):
         return _by_queue_alone(pool, seen, bounds, size)
     fewest = fewest_workers(lambda workers: forecast(demand, workers), bounds.min, bounds.max)
     grown = demand.scaled(1.0 + limits.headroom)
     roomy = fewest_workers(lambda workers: forecast(grown, workers), bounds.min, bounds.max).workers
     asked = fewest.workers
     if not fewest.keeps:
-        asked = fewest_workers(lambda workers: forecast(grown, workers), bounds.max, _FAR * bounds.max).workers
+        asked = fewest_workers(
+            lambda workers: forecast(grown, workers), bounds.max, tuning.SEARCH_FACTOR * bounds.max
+        ).workers
     now = forecast(demand, size)
     piled = min(_for_queue(pool, observation, limits, now, fewest, forecast), bounds.max)
     fewer = forecast(grown, size - 1) if size > 1 else None
@@ -95,7 +83,12 @@ def _forecast(pool: str, seen: PoolObservation) -> Forecast | None:
 
 def _by_queue_alone(pool: str, seen: PoolObservation, bounds: PoolLimits, size: int) -> Requirement:
     """The requirement without a forecast: one more worker if the queue grows, and never fewer."""
-    grows = pool == PREFILL and seen.load > _CROWDED * size and seen.growth_per_s > 0 and not seen.counts.starting
+    grows = (
+        pool == PREFILL
+        and seen.load > tuning.CROWDED_PROMPTS * size
+        and seen.growth_per_s > 0
+        and not seen.counts.starting
+    )
     needed = min(bounds.max, max(bounds.min, size + grows))
     return Requirement(needed, max(needed, size), needed, grows, PoolForecast(size), None, False, False)
 
@@ -120,18 +113,18 @@ def _for_queue(
     if pool == DECODE:
         # The length of answers shows only at their end, but the number of open answers shows at once. It is
         # extrapolated to the time at which a new worker is ready.
-        ahead_s = limits.interval_s + min(seen.counts.start_s or 0.0, _LONGEST_LOOK_AHEAD_S)
+        ahead_s = limits.interval_s + min(seen.counts.start_s or 0.0, tuning.LONGEST_LOOK_AHEAD_S)
         if seen.counts.starting or seen.load + held <= now.concurrency:
             # The growth is expected: requested workers are still starting, or the load has not yet reached the
             # forecast's concurrency. It must not be extrapolated.
             ahead_s = 0.0
-        growth = max(0.0, seen.growth_per_s - _CHANCE * sqrt(seen.load + 1.0))
+        growth = max(0.0, seen.growth_per_s - tuning.CHANCE_GROWTH * sqrt(seen.load + 1.0))
         return ceil((seen.load + growth * ahead_s + held) / enough.per_worker)
     waiting = seen.load + max(0.0, seen.growth_per_s) * limits.interval_s + held - now.workers
     urgent_s = min((part.slo.ttft_s for part in demand.present), default=0.0)
-    if waiting <= 0 or waiting * now.work_s / now.workers < _QUEUE_SHARE * urgent_s:
+    if waiting <= 0 or waiting * now.work_s / now.workers < tuning.QUEUE_SHARE * urgent_s:
         return 1
-    pressed = demand.scaled(1.0 + waiting / (_CLEAR_S * demand.rate))
+    pressed = demand.scaled(1.0 + waiting / (tuning.CLEAR_QUEUE_S * demand.rate))
     return fewest_workers(lambda workers: forecast(pressed, workers), 1, limits.pools[pool].max).workers
 
 

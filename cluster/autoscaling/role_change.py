@@ -6,16 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from baton.core.roles import POOLS
+from cluster.autoscaling import tuning
 from cluster.autoscaling.observation import Observation
 from cluster.autoscaling.pool_rules import Reason, Sizing
 from cluster.autoscaling.requirement import Requirement
 from cluster.autoscaling.scaling_limits import ScalingLimits
-
-_DRAIN_FACTOR = 2.0
-"""Ratio of the drain time to the mean work of a request, since a drain ends with the longest request."""
-
-_ROLE_CHANGE_S = 3.0
-"""Expected duration before the first role change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +39,9 @@ def choose_role_change(
         if _needs_more(destination, observation, limits, sizings) and _can_spare(source, observation, sizings):
             counts = observation.pools[destination].counts
             is_stuck = sizings[destination].reason is Reason.UNPLACED
-            cost_s = _DRAIN_FACTOR * needs[source].now.work_s + (counts.role_change_s or _ROLE_CHANGE_S)
+            cost_s = tuning.DRAIN_FACTOR * needs[source].now.work_s + (
+                counts.role_change_s or tuning.FIRST_ROLE_CHANGE_S
+            )
             if is_stuck or (counts.start_s is not None and cost_s < counts.start_s):
                 return RoleChange(source, destination, cost_s, None if is_stuck else counts.start_s)
     return None

@@ -14,20 +14,11 @@ from math import floor, log2, sqrt
 from typing import Any
 
 from baton.core.slo import SloClass
+from cluster.autoscaling import tuning
 from cluster.autoscaling.demand import ClassDemand, Demand, PromptGroup
+from cluster.latency.estimates import USUAL_OUTPUT_TOKENS
 from cluster.requests.request_observers import RequestObserver
 from cluster.requests.request_record import RequestRecord
-
-_KEPT_S = 300
-_WINDOWS_S = (60, 30, 20)
-_RECENT_S = 10
-_SIGNIFICANT = 3.0
-"""Standard deviations beyond which the recent rate and the one before it differ."""
-_ENOUGH_ENDED = 20
-_OUTPUT_TOKENS = 64.0
-"""Expected tokens of an answer before the first one has ended."""
-_LOAD_SAMPLES = 15
-_REAL_GROWTH = 2.0
 
 _Key = tuple[str, int]
 """(name of the SLO class, size of the prompt in half octaves)."""
@@ -98,7 +89,7 @@ class TrafficMeter(RequestObserver):
 
     def sample_load(self, pool: str, load: float) -> None:
         """Adds a sample of a pool's load, as in :class:`PoolObservation`. Must be called every second."""
-        self._loads.setdefault(pool, deque(maxlen=_LOAD_SAMPLES)).append((self._clock(), load))
+        self._loads.setdefault(pool, deque(maxlen=tuning.LOAD_SAMPLES)).append((self._clock(), load))
 
     def load(self, pool: str) -> tuple[float, float]:
         """Returns (mean of the last samples, growth per second, or 0 if it is not significant)."""
@@ -108,11 +99,11 @@ class TrafficMeter(RequestObserver):
         mean = sum(load for _, load in samples) / len(samples)
         middle_s = sum(at_s for at_s, _ in samples) / len(samples)
         spread = sum((at_s - middle_s) ** 2 for at_s, _ in samples)
-        if spread <= 0 or len(samples) < _LOAD_SAMPLES // 3:
+        if spread <= 0 or len(samples) < tuning.LOAD_SAMPLES // 3:
             return mean, 0.0
         slope = sum((at_s - middle_s) * load for at_s, load in samples) / spread
         grown = slope * (samples[-1][0] - samples[0][0])
-        return mean, slope if abs(grown) > _REAL_GROWTH * sqrt(mean + 1.0) else 0.0
+        return mean, slope if abs(grown) > tuning.SIGNIFICANT_GROWTH * sqrt(mean + 1.0) else 0.0
 
     def seen(self) -> SeenTraffic:
         """A snapshot of all counts, which another thread may read."""
@@ -129,7 +120,7 @@ class TrafficMeter(RequestObserver):
         return self._seconds[-1]
 
     def _forget(self) -> None:
-        first = _first(self._clock() - self._began_s, _KEPT_S)
+        first = _first(self._clock() - self._began_s, tuning.HISTORY_S)
         while self._seconds and self._seconds[0].number < first:
             self._seconds.popleft()
 
@@ -151,8 +142,8 @@ class SeenTraffic:
         """The present demand on the pools."""
         window_s = self._window_s()
         span_s = self._span(window_s)
-        arrived, ended = self._arrived(window_s), self._ended(_KEPT_S)
-        recent = self._ended(_WINDOWS_S[0])
+        arrived, ended = self._arrived(window_s), self._ended(tuning.HISTORY_S)
+        recent = self._ended(tuning.RATE_WINDOWS_S[0])
         classes = []
         for slo in self.classes:
             name = slo.name
@@ -164,7 +155,7 @@ class SeenTraffic:
         total = _total(ended.values())
         uncached = total.prompt_tokens - total.cached_tokens
         local_share = total.local_tokens / uncached if uncached > 0 else 0.0
-        num_requests = _total(self._arrived(_KEPT_S).values()).requests
+        num_requests = _total(self._arrived(tuning.HISTORY_S).values()).requests
         return Demand(tuple(classes), num_requests, local_share, self.age_s)
 
     def summary(self) -> dict[str, Any]:
@@ -183,20 +174,20 @@ class SeenTraffic:
 
     def _span(self, window_s: float) -> float:
         """Seconds that a window covers, at least the shortest window, since the first seconds give no useful rate."""
-        return max(_RECENT_S, self.age_s - _first(self.age_s, window_s))
+        return max(tuning.RECENT_S, self.age_s - _first(self.age_s, window_s))
 
     def _window_s(self) -> int:
-        recent_s = self._span(_RECENT_S)
-        for window_s in _WINDOWS_S:
+        recent_s = self._span(tuning.RECENT_S)
+        for window_s in tuning.RATE_WINDOWS_S:
             before_s = self._span(window_s) - recent_s
-            if before_s < _RECENT_S / 2:
+            if before_s < tuning.RECENT_S / 2:
                 continue
-            recent, whole = _total(self._arrived(_RECENT_S).values()), _total(self._arrived(window_s).values())
+            recent, whole = _total(self._arrived(tuning.RECENT_S).values()), _total(self._arrived(window_s).values())
             before = _Sums(whole.requests - recent.requests, whole.prompt_tokens - recent.prompt_tokens,
                            whole.squared_tokens - recent.squared_tokens)  # fmt: skip
             if not _differ(recent, recent_s, before, before_s):
                 return window_s
-        return _RECENT_S
+        return tuning.RECENT_S
 
     def _arrived(self, window_s: float) -> dict[_Key, _Sums]:
         return _merge(second.arrived for second in self._last(window_s))
@@ -240,7 +231,7 @@ def _differ(first: _Sums, first_s: float, second: _Sums, second_s: float) -> boo
         (first.prompt_tokens, first.squared_tokens, second.prompt_tokens, second.squared_tokens),
     ):
         sd = sqrt(one_squares / first_s**2 + other_squares / second_s**2)
-        if abs(one / first_s - other / second_s) > _SIGNIFICANT * sd:
+        if abs(one / first_s - other / second_s) > tuning.SIGNIFICANT_SDS * sd:
             return True
     return False
 
@@ -263,9 +254,9 @@ def _cached_share(ended: dict[_Key, _Sums], name: str, size: int) -> float:
 def _output_tokens(recent: dict[_Key, _Sums], ended: dict[_Key, _Sums], name: str) -> float:
     """Mean output tokens of the class in the last minute if enough requests ended, else over all data."""
     newest = _total(part for key, part in recent.items() if key[0] == name)
-    if newest.requests >= _ENOUGH_ENDED:
+    if newest.requests >= tuning.ENOUGH_ENDED:
         return newest.output_tokens / newest.requests
     for sums in (_total(part for key, part in ended.items() if key[0] == name), _total(ended.values())):
         if sums.requests:
             return sums.output_tokens / sums.requests
-    return _OUTPUT_TOKENS
+    return USUAL_OUTPUT_TOKENS

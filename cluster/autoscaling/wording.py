@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from baton.core.roles import DECODE, PREFILL
+from cluster.autoscaling import tuning
 from cluster.autoscaling.forecast import PoolForecast
 from cluster.autoscaling.observation import Observation, PoolCounts
 from cluster.autoscaling.pool_rules import PoolState, Reason, Sizing
-from cluster.autoscaling.requirement import MIN_REQUESTS, Requirement
+from cluster.autoscaling.requirement import Requirement
 from cluster.autoscaling.role_change import RoleChange
 from cluster.autoscaling.scaling_limits import PoolLimits, ScalingLimits
 
@@ -128,8 +129,8 @@ def _unplaced(counts: PoolCounts, state: PoolState, sizing: Sizing, now_s: float
 
 def _what_is_missing(pool: str, observation: Observation) -> str:
     seen = observation.demand.num_requests
-    if seen < MIN_REQUESTS:
-        return f"{seen} requests were seen; {MIN_REQUESTS} are needed to tell a rate."
+    if seen < tuning.MIN_REQUESTS:
+        return f"{seen} requests were seen; {tuning.MIN_REQUESTS} are needed to tell a rate."
     return f"the latency model has not seen enough steps of {pool} workers yet."
 
 

@@ -11,6 +11,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from cluster.latency.estimates import USUAL_OUTPUT_TOKENS
+
 _WINDOW = 48
 _PRIOR_REQUESTS = 4.0
 _LARGEST_LOG = log(4.0)
@@ -109,7 +111,6 @@ class ErrorWindow:
 
 
 _DELIVERY_MS = 2.0
-_OUTPUT_TOKENS = 64.0
 
 
 class RequestHabits:
@@ -125,7 +126,7 @@ class RequestHabits:
     def __init__(self) -> None:
         self.delivery_ms = SlidingMedian(_DELIVERY_MS)
         self.claim_ms = SlidingMedian(0.0)
-        self.output_tokens = SlidingMedian(_OUTPUT_TOKENS)
+        self.output_tokens = SlidingMedian(USUAL_OUTPUT_TOKENS)
         self.cached_tokens = SlidingMedian(0.0)
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+USUAL_OUTPUT_TOKENS = 64
+"""Tokens of an answer, before the first one has ended. Chosen: a few sentences."""
+
 
 class Estimate(NamedTuple):
     """Predicted milliseconds, and the standard deviation of a single outcome."""

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from baton.core.request import FinishReason, SamplingParams
 from baton.core.slo import INTERACTIVE, SloClass
 from baton.core.timeline import Event, Timeline
-from cluster.admission.admitted import LARGEST_FACTOR, AdmittedWork, ClassMargins, SafetyMargin
-from cluster.admission.batching_delay import LONGEST_MS, ArrivalGaps, BatchingDelay, BatchingView, batching_delay_ms
+from cluster.admission import tuning
+from cluster.admission.admitted import AdmittedWork, ClassMargins, SafetyMargin
+from cluster.admission.batching_delay import ArrivalGaps, BatchingDelay, BatchingView, batching_delay_ms
 from cluster.admission.refusals import no_room
 from cluster.admission.room import Factors, Shortage, check_room
 from cluster.admission.waiting_time import WorkInProgress, predicted_wait_s
@@ -31,7 +32,9 @@ def decision(ttft_ms: float, tpot_ms: float, *, idle_ttft_ms: float = 1.0, idle_
     return RouteDecision("p", "d", 0, ttft_ms, tpot_ms, idle_ttft_ms, idle_tpot_ms, wait_ms=ttft_ms - idle_ttft_ms)
 
 
-@given(milliseconds, milliseconds, milliseconds, st.floats(1, LARGEST_FACTOR), st.floats(1, LARGEST_FACTOR))
+@given(
+    milliseconds, milliseconds, milliseconds, st.floats(1, tuning.LARGEST_MARGIN), st.floats(1, tuning.LARGEST_MARGIN)
+)
 def test_what_an_idle_cluster_would_take_has_room(
     idle_ttft_ms: float, idle_tpot_ms: float, elapsed_ms: float, ttft_factor: float, tpot_factor: float
 ) -> None:
@@ -156,7 +159,7 @@ def test_who_is_refused_is_told_what_its_prediction_was_compared_with(
     assert error.reason == "prefill"
 
 
-@given(milliseconds, milliseconds, st.floats(0, 1000), st.floats(1, LARGEST_FACTOR))
+@given(milliseconds, milliseconds, st.floats(0, 1000), st.floats(1, tuning.LARGEST_MARGIN))
 def test_a_target_that_can_be_kept_is_never_given_up(
     ttft_ms: float, idle_ttft_ms: float, elapsed_ms: float, factor: float
 ) -> None:
@@ -205,7 +208,7 @@ def test_a_margin_is_bounded_and_a_crowd_of_late_misses_is_one_lesson() -> None:
     assert margin.factor < 1.5 * first
     for _ in range(1000):
         margin.observe(margin.factor, kept=False)
-    assert margin.factor == LARGEST_FACTOR
+    assert margin.factor == tuning.LARGEST_MARGIN
     for _ in range(100_000):
         margin.observe(margin.factor, kept=True)
     assert margin.factor == 1.0
@@ -233,7 +236,7 @@ PAYS = BatchingView(slack_ms=500, gap_ms=1, fixed_ms=20, own_ms=2, room_tokens=4
 
 
 def test_gathering_pays_for_short_prompts_that_come_fast() -> None:
-    assert 1 <= batching_delay_ms(PAYS) <= LONGEST_MS
+    assert 1 <= batching_delay_ms(PAYS) <= tuning.LONGEST_DELAY_MS
 
 
 @pytest.mark.parametrize(
@@ -241,7 +244,7 @@ def test_gathering_pays_for_short_prompts_that_come_fast() -> None:
     [
         {"slack_ms": 1.0},
         {"gap_ms": 50.0},
-        {"gap_ms": LONGEST_MS + 1, "fixed_ms": 60.0},  # nobody would come before it goes
+        {"gap_ms": tuning.LONGEST_DELAY_MS + 1, "fixed_ms": 60.0},  # nobody would come before it goes
         {"own_ms": 30.0},
         {"room_tokens": 16},
         {"wait_ms": 3.0},
@@ -263,7 +266,7 @@ def test_and_else_it_does_not(change: dict[str, float]) -> None:
 )
 def test_gathering_never_costs_more_than_it_gains(slack, gap, fixed, own, room, tokens) -> None:
     hold = batching_delay_ms(BatchingView(slack, gap, fixed, own, room, tokens))
-    assert 0 <= hold <= LONGEST_MS
+    assert 0 <= hold <= tuning.LONGEST_DELAY_MS
     if hold:
         assert hold <= 0.1 * slack
         assert hold <= (fixed - own) / 2

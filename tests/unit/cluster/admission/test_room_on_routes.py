@@ -14,7 +14,7 @@ from baton.core.errors import OverloadedError
 from baton.core.request import SamplingParams
 from baton.core.slo import INTERACTIVE
 from baton.core.timeline import Event, Timeline
-from cluster.admission.admitted import LARGEST_FACTOR
+from cluster.admission import tuning
 from cluster.admission.room import Factors, check_room, routes_with_room
 from cluster.config.config import BatonConfig
 from cluster.control_plane import create_admission
@@ -31,7 +31,7 @@ from cluster.telemetry.metrics import RouterMetrics
 from tests.unit.cluster.routing.worlds import decode_pools, make_candidates, prefill_pools, requests
 from tests.worker_infos import make_info
 
-factors = st.builds(Factors, st.floats(1, LARGEST_FACTOR), st.floats(1, LARGEST_FACTOR))
+factors = st.builds(Factors, st.floats(1, tuning.LARGEST_MARGIN), st.floats(1, tuning.LARGEST_MARGIN))
 
 
 @given(

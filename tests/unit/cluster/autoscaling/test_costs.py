@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from baton.core.roles import DECODE, PREFILL
 from baton.core.step_samples import StepSample
-from cluster.autoscaling.costs import MIN_STEP_SAMPLES, ModelCosts, costs_of
+from cluster.autoscaling import tuning
+from cluster.autoscaling.costs import ModelCosts, costs_of
 from cluster.latency.feed import traits_of
 from cluster.latency.latency_model import LatencyModel
 from cluster.registry.workers import WorkerInfo
@@ -123,7 +124,7 @@ def test_who_has_just_started_is_not_the_usual_one() -> None:
     model = model_of(infos[0])
     for info in infos[1:]:
         model.add_worker(info.worker_id, traits_of(info))
-        model.observe_steps(info.worker_id, [step(index, 1.0) for index in range(MIN_STEP_SAMPLES - 1)])
+        model.observe_steps(info.worker_id, [step(index, 1.0) for index in range(tuning.MIN_STEP_SAMPLES - 1)])
     costs = costs_of(model, [], infos)[DECODE]
     assert (costs.info.worker_id, costs.is_measured) == ("decode-1", True)
     assert not costs_of(model, [], infos[1:])[DECODE].is_measured
