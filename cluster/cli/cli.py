@@ -47,9 +47,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-model_app = typer.Typer(help="Models on this machine.", no_args_is_help=True)
+model_app = typer.Typer(help="Manage the models on this machine.", no_args_is_help=True)
 app.add_typer(model_app, name="model")
-bench_app = typer.Typer(help="Put load on an OpenAI-compatible endpoint.", no_args_is_help=True)
+bench_app = typer.Typer(help="Measure an OpenAI-compatible endpoint under load.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 bench_app.command("serve")(bench_serve)
 bench_app.command("compare")(bench_compare)
@@ -68,11 +68,14 @@ def run(arguments: Sequence[str]) -> int:
 
 @app.command()
 def up(
-    config: Annotated[Path | None, typer.Option("-c", "--config", help="YAML file; see deploy/local.yaml.")] = None,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one value, e.g. prefill.workers=2.")
+    config: Annotated[
+        Path | None, typer.Option("-c", "--config", help="YAML configuration file, such as deploy/local.yaml.")
     ] = None,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when ready; the cluster runs on.")] = False,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override one value, such as prefill.workers=2."),
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Run the cluster in the background.")] = False,
 ) -> None:
     """Start a cluster and print its endpoint. Ctrl-C shuts it down."""
     from cluster.cli.cli_up import check_configuration, run_detached, run_in_foreground
@@ -97,7 +100,7 @@ def up(
 
 @app.command()
 def down(
-    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for the shutdown.")] = 60.0,
+    timeout: Annotated[float, typer.Option(min=0, help="Longest wait for the shutdown, in seconds.")] = 60.0,
 ) -> None:
     """Stop the cluster that `baton up` runs on this machine."""
     from cluster.cli.cli_up import stop_cluster
@@ -126,18 +129,20 @@ def status(
 @app.command()
 def explain(
     request_id: Annotated[
-        str | None, typer.Argument(help="The response's id, or X-Request-Id; of one choice: ID-INDEX.")
+        str | None, typer.Argument(help="Id of a response, an X-Request-Id, or ID-INDEX for one choice of a response.")
     ] = None,
-    last: Annotated[bool, typer.Option("--last", help="The newest request.")] = False,
-    slowest: Annotated[bool, typer.Option("--slowest", help="The slowest of those that are kept.")] = False,
+    last: Annotated[bool, typer.Option("--last", help="Explain the newest request.")] = False,
+    slowest: Annotated[
+        bool, typer.Option("--slowest", help="Explain the slowest request that the router has kept.")
+    ] = False,
     as_json: JsonOption = False,
     endpoint: EndpointOption = None,
 ) -> None:
-    """Show where a request's time went, and what to blame for it."""
+    """Show where a request's time went, and what caused its delays."""
     from cluster.cli.cli_explain import fetch_timeline, render_timeline
 
     if (request_id is not None) + last + slowest != 1:
-        raise typer.BadParameter("give one of REQUEST_ID, --last and --slowest.")
+        raise typer.BadParameter("give exactly one of REQUEST_ID, --last and --slowest.")
     which: Literal["newest", "slowest"] = "slowest" if slowest else "newest"
     timeline = with_client(endpoint, lambda client: fetch_timeline(client, request_id, which))
     if as_json:
@@ -149,30 +154,37 @@ def explain(
 @app.command()
 def submit(
     prompt: Annotated[
-        str | None, typer.Argument(help="The prompt; - reads it from standard input. Leave it out with --file.")
+        str | None, typer.Argument(help="The prompt, or - to read it from standard input. Omit it with --file.")
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("-f", "--file", help='JSONL, one {"prompt": ...} or {"messages": ...} a line.')
+        Path | None,
+        typer.Option("-f", "--file", help='JSONL file with {"prompt": ...} or {"messages": ...} in each line.'),
     ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="JSONL of the answers, in order.")] = None,
-    stream: Annotated[bool, typer.Option("--stream", help="Print the answer as it comes.")] = False,
-    chat: Annotated[bool, typer.Option("--chat/--completion", help="Through the chat template, or as it is.")] = True,
-    max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 256,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="JSONL file for the answers, in order.")] = None,
+    stream: Annotated[bool, typer.Option("--stream", help="Print the answer while it is generated.")] = False,
+    chat: Annotated[
+        bool, typer.Option("--chat/--completion", help="Apply the chat template, or send the prompt as it is.")
+    ] = True,
+    max_tokens: Annotated[int, typer.Option(help="Maximum number of output tokens.")] = 256,
     temperature: Annotated[
         float | None,
-        typer.Option(help="0: always the likeliest token. Default: 0; with --top-p or --seed, the server's (1)."),
+        typer.Option(
+            help="0 always picks the most likely token. Default: 0, or the server's (1) with --top-p or --seed."
+        ),
     ] = None,
-    top_p: Annotated[float | None, typer.Option(help="Sample from the most likely tokens of this mass.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the most likely tokens with this total probability.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer, at any temperature.")] = None,
     service_tier: Annotated[
-        str | None, typer.Option(metavar="CLASS", help="SLO class, or another service_tier. Default: the server's.")
+        str | None, typer.Option(metavar="CLASS", help="SLO class or service tier. Default: the server's.")
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Requests in flight at once, with --file. Default: 8.")
+        int | None, typer.Option(min=1, help="Number of concurrent requests with --file. Default: 8.")
     ] = None,
     endpoint: EndpointOption = None,
 ) -> None:
-    """Send a prompt, or a file of them, and get the answers."""
+    """Send one prompt or a file of prompts, and get the answers."""
     from cluster.cli.cli_submit import DEFAULT_CONCURRENCY, check_source
 
     is_sampled = top_p is not None or seed is not None
@@ -185,11 +197,13 @@ def submit(
         raise typer.BadParameter("give either a PROMPT or --file.")
     if prompt is not None:
         if output is not None:
-            raise typer.BadParameter("--output goes with --file.")
+            raise typer.BadParameter("--output requires --file.")
         if concurrency is not None:
-            raise typer.BadParameter("--concurrency goes with --file.")
+            raise typer.BadParameter("--concurrency requires --file.")
         if temperature == 0 and is_sampled:  # in a file, a line may have a temperature of its own
-            raise typer.BadParameter("--top-p and --seed do nothing at --temperature 0: give one above 0, or none.")
+            raise typer.BadParameter(
+                "--top-p and --seed have no effect at --temperature 0. Raise --temperature, or omit it."
+            )
         prompt = sys.stdin.read() if prompt == "-" else prompt
         if not prompt.strip():
             raise typer.BadParameter("the PROMPT is empty.")
@@ -197,9 +211,9 @@ def submit(
     elif file is not None:
         check_source(file)
         if output is None:
-            raise typer.BadParameter("--file needs --output.")
+            raise typer.BadParameter("--file requires --output.")
         if stream:
-            raise typer.BadParameter("--stream goes with one PROMPT.")
+            raise typer.BadParameter("--stream requires a PROMPT and does not work with --file.")
         _submit_file(endpoint, file, output, options, chat=chat, concurrency=concurrency or DEFAULT_CONCURRENCY)
 
 
@@ -216,7 +230,7 @@ def _submit_one(endpoint: str | None, prompt: str, options: dict[str, Any], *, c
     sys.stdout.write("\n")
     if answer.finish_reason == "length":
         error_console().print(
-            Text(f"(cut after {answer.usage.get('completion_tokens', '?')} tokens; see --max-tokens)")
+            Text(f"(truncated after {answer.usage.get('completion_tokens', '?')} tokens; see --max-tokens)")
         )
 
 
@@ -245,14 +259,15 @@ def _submit_file(
 
 @app.command()
 def scale(
-    targets: Annotated[list[str], typer.Argument(metavar="POOL=NUMBER...", help="For example prefill=2 decode=auto.")],
-    wait: Annotated[
-        bool, typer.Option(help="Return when the workers are there, and those that leave have left.")
-    ] = True,
-    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait.")] = 300.0,
+    targets: Annotated[
+        list[str],
+        typer.Argument(metavar="POOL=NUMBER...", help="New size of each pool, such as prefill=2 decode=auto."),
+    ],
+    wait: Annotated[bool, typer.Option(help="Wait until new workers are ready and removed workers have left.")] = True,
+    timeout: Annotated[float, typer.Option(min=0, help="Longest wait, in seconds.")] = 300.0,
     endpoint: EndpointOption = None,
 ) -> None:
-    """Change the number of workers of each pool, while it serves."""
+    """Change the number of workers of each pool while the cluster serves."""
     from cluster.cli.cli_scale import parse_targets
     from cluster.cli.cli_scale import scale as scale_pools
 
@@ -268,7 +283,9 @@ def model_pull(
     name: Annotated[
         str, typer.Argument(help="smollm2-135m-instruct, a hub id (organization/name), or a .gguf file to convert.")
     ],
-    verify: Annotated[bool, typer.Option("--verify", help="Compare every file's SHA-256 (default model).")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check every file's SHA-256 hash (default model only).")
+    ] = False,
 ) -> None:
     """Fetch or convert a model and print its folder."""
     from cluster.cli.cli_model import pull
@@ -280,7 +297,7 @@ def model_pull(
 
 @app.command()
 def version() -> None:
-    """Print the versions of baton and of what it stands on."""
+    """Print the versions of baton and its main dependencies."""
     lines = [f"baton {metadata.version('baton-serve')}", f"python {platform.python_version()}"]
     lines += [f"{package} {metadata.version(package)}" for package in ("ray", "torch", "transformers", "grpcio")]
     sys.stdout.write("\n".join(lines) + "\n")

@@ -21,60 +21,86 @@ _API_KEY_VARIABLE = "BATON_BENCH_API_KEY"
 
 Url = Annotated[
     str | None,
-    typer.Option(help="Base URL, such as http://127.0.0.1:8000/v1. Default: the cluster that `baton up` runs here."),
+    typer.Option(
+        help="Base URL, such as http://127.0.0.1:8000/v1. Default: the cluster that `baton up` runs on this machine."
+    ),
 ]
-Model = Annotated[str | None, typer.Option(help="Served model. Default: the first of /v1/models.")]
-Chat = Annotated[bool, typer.Option("--chat/--completion", help="Through the chat template, or as it is.")]
-ApiKey = Annotated[str | None, typer.Option(envvar=_API_KEY_VARIABLE, help="Sent as a bearer token.", show_envvar=True)]
+Model = Annotated[str | None, typer.Option(help="Name of the served model. Default: the first one in /v1/models.")]
+Chat = Annotated[
+    bool, typer.Option("--chat/--completion", help="Send requests for chat completions or for completions.")
+]
+ApiKey = Annotated[
+    str | None, typer.Option(envvar=_API_KEY_VARIABLE, help="API key, sent as a bearer token.", show_envvar=True)
+]
 Tokenizer = Annotated[
-    str | None, typer.Option(help="Name, hub id or folder of the model whose tokenizer makes prompts. Default: found.")
+    str | None,
+    typer.Option(
+        help="Name, hub id or folder of the model whose tokenizer builds the prompts. Default: found automatically."
+    ),
 ]
-Temperature = Annotated[float, typer.Option(min=0, help="0: always the likeliest token.")]
+Temperature = Annotated[float, typer.Option(min=0, help="0 always picks the most likely token.")]
 ExactLengths = Annotated[
-    bool, typer.Option("--exact-lengths/--free-lengths", help="Ask for ignore_eos and min_tokens, or let answers end.")
+    bool,
+    typer.Option(
+        "--exact-lengths/--free-lengths",
+        help="Force the length of answers with ignore_eos and min_tokens, or let the model end them.",
+    ),
 ]
 ServiceTier = Annotated[
     str | None,
-    typer.Option(metavar="CLASS", help="SLO class of every request, or another service_tier of the server's."),
+    typer.Option(metavar="CLASS", help="SLO class or service tier of every request."),
 ]
-ExtraBody = Annotated[str, typer.Option(metavar="JSON", help="Laid over the body of every request.")]
-TimeoutS = Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds for each request.")]
+ExtraBody = Annotated[str, typer.Option(metavar="JSON", help="JSON object merged into the body of every request.")]
+TimeoutS = Annotated[float, typer.Option("--timeout", min=0.001, help="Timeout of each request, in seconds.")]
 Input = Annotated[
     str,
     typer.Option(
-        help="Tokens of a prompt: 512, uniform:100-400, lognormal:median=200,p95=800 or lognormal:mean=300,sigma=0.9."
+        help="Prompt tokens: 512, uniform:100-400, lognormal:median=200,p95=800 or lognormal:mean=300,sigma=0.9."
     ),
 ]
-Output = Annotated[str, typer.Option(help="Tokens of an answer, in the same way.")]
-Prompts = Annotated[Path | None, typer.Option(metavar="FILE", help='JSONL of {"prompt": ...}, instead of --input.')]
+Output = Annotated[str, typer.Option(help="Output tokens, in the same notation.")]
+Prompts = Annotated[Path | None, typer.Option(metavar="FILE", help='JSONL file of {"prompt": ...}; replaces --input.')]
 Trace = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Mooncake JSONL or Azure CSV, instead of --input and --output.")
+    Path | None,
+    typer.Option(metavar="FILE", help="Trace in Mooncake JSONL or Azure CSV; replaces --input and --output."),
 ]
-TraceFormat = Annotated[str, typer.Option(help="auto, mooncake or azure.")]
-TraceStart = Annotated[float, typer.Option("--trace-start", min=0, help="Seconds of the trace to leave out.")]
-TraceSeconds = Annotated[float | None, typer.Option(help="How much of the trace is used. Default: all.")]
-InputScale = Annotated[str, typer.Option(help="Factor of prompt lengths; auto: the longest of the trace just fits.")]
+TraceFormat = Annotated[str, typer.Option(help="Format of the trace: auto, mooncake or azure.")]
+TraceStart = Annotated[float, typer.Option("--trace-start", min=0, help="Seconds to skip at the start of the trace.")]
+TraceSeconds = Annotated[float | None, typer.Option(help="Seconds of the trace to use. Default: all.")]
+InputScale = Annotated[
+    str, typer.Option(help="Factor of prompt lengths, or auto to make the longest prompt of the trace just fit.")
+]
 OutputScale = Annotated[float, typer.Option(help="Factor of answer lengths.")]
-MaxInput = Annotated[int | None, typer.Option(min=1, help="Longest prompt, in tokens.")]
-MaxOutput = Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")]
-Context = Annotated[int | None, typer.Option(min=2, help="Most tokens of prompt and answer together.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of lengths and arrivals; the same seed is the same load.")]
-Salt = Annotated[str | None, typer.Option(help="Of the prompts' text. Default: another in every run, for the caches.")]
-Burstiness = Annotated[float, typer.Option(help="Of --arrival bursty: 1 is Poisson, less is burstier.")]
-MaxInflight = Annotated[
-    int | None, typer.Option(help="Of an open loop: more wait in the client, and their wait counts.")
+MaxInput = Annotated[int | None, typer.Option(min=1, help="Maximum number of prompt tokens.")]
+MaxOutput = Annotated[int | None, typer.Option(min=1, help="Maximum number of output tokens.")]
+Context = Annotated[int | None, typer.Option(min=2, help="Maximum number of prompt and output tokens together.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of lengths and arrival times; the same seed gives the same load.")]
+Salt = Annotated[
+    str | None, typer.Option(help="Salt of the prompts' text. Default: new in each run, so that caches do not help.")
 ]
-Requests = Annotated[int | None, typer.Option(help="Most of a stage. Default: 1000, or the whole trace.")]
+Burstiness = Annotated[float, typer.Option(help="For --arrival bursty: 1 is Poisson, less is burstier.")]
+MaxInflight = Annotated[
+    int | None,
+    typer.Option(help="Limit of requests in flight in an open loop. Others wait in the client, and the wait counts."),
+]
+Requests = Annotated[
+    int | None, typer.Option(help="Maximum number of requests per stage. Default: 1000, or the whole trace.")
+]
 DurationS = Annotated[
     float | None,
-    typer.Option("--duration", help="Most seconds of a stage behind its warm-up. Default: 60; 3600 for a replay."),
+    typer.Option(
+        "--duration", help="Maximum length of a stage after its warm-up, in seconds. Default: 60; 3600 for a replay."
+    ),
 ]
 WarmupRequests = Annotated[
-    int | None, typer.Option(help="Sent first, left out. Default: one per client; none in an open loop.")
+    int | None,
+    typer.Option(help="Number of warm-up requests, not measured. Default: one per client; none in an open loop."),
 ]
-WarmupS = Annotated[float, typer.Option("--warmup", help="Seconds of each stage that are left out.")]
-GraceS = Annotated[float, typer.Option("--grace", help="Seconds to wait for answers at the end of a stage.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Everything, with all settings.")]
+WarmupS = Annotated[float, typer.Option("--warmup", help="Seconds at the start of each stage that are not measured.")]
+GraceS = Annotated[float, typer.Option("--grace", help="Longest wait for answers at the end of a stage, in seconds.")]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write all results and settings to this file.")
+]
 
 
 def _shared(
@@ -112,47 +138,53 @@ def _shared(
 
 def _serve(
     concurrency: Annotated[
-        str, typer.Option(help="Closed loops, one after another: requests at once, such as 1,4,16.")
+        str, typer.Option(help="Closed-loop stages: number of concurrent requests, such as 1,4,16.")
     ] = "",
-    rate: Annotated[str, typer.Option(help="Open loops, one after another: requests per second, such as 1,2,4.")] = "",
+    rate: Annotated[str, typer.Option(help="Open-loop stages: requests per second, such as 1,2,4.")] = "",
     arrival: Annotated[
-        str | None, typer.Option(help="Of open loops: poisson (default), bursty, constant or trace.")
+        str | None, typer.Option(help="Arrivals of open-loop stages: poisson (default), bursty, constant or trace.")
     ] = None,
-    speed_up: Annotated[float, typer.Option(help="Of the clock of --arrival trace.")] = 1.0,
+    speed_up: Annotated[float, typer.Option(help="Replay speed for --arrival trace.")] = 1.0,
     requests: Requests = None,
     duration_s: DurationS = None,
     warmup_requests: WarmupRequests = None,
     grace_s: GraceS = 60.0,
-    slo: Annotated[str | None, typer.Option(help="For goodput, such as ttft=500ms,tpot=50ms (also e2e).")] = None,
+    slo: Annotated[
+        str | None, typer.Option(help="Targets for goodput, such as ttft=500ms,tpot=50ms (also e2e).")
+    ] = None,
     with_samples: Annotated[
-        bool, typer.Option("--samples/--no-samples", help="Write every request into the JSON, too.")
+        bool, typer.Option("--samples/--no-samples", help="Also write every request to the file of --json.")
     ] = False,
 ) -> None:
-    """Put load on any OpenAI-compatible endpoint: TTFT, TPOT, ITL, E2E, throughput and goodput.
+    """Measure TTFT, TPOT, ITL, E2E, throughput and goodput of any OpenAI-compatible endpoint under load.
 
-    One request at a time, unless --concurrency or --rate or --arrival say otherwise. Ctrl-C ends it and shows what
-    there is.
+    By default, one request is sent at a time; see --concurrency, --rate and --arrival. Ctrl-C stops the run and shows
+    the results so far.
     """
 
 
 def _sweep(
-    slo: Annotated[str, typer.Option(help="What a request must keep, such as ttft=500ms,tpot=50ms (also e2e).")],
-    arrival: Annotated[str | None, typer.Option(help="poisson (default), bursty or constant.")] = None,
-    requests: Annotated[int | None, typer.Option(help="Most of a probe.")] = 200,
+    slo: Annotated[str, typer.Option(help="Targets of each request, such as ttft=500ms,tpot=50ms (also e2e).")],
+    arrival: Annotated[str | None, typer.Option(help="Arrivals: poisson (default), bursty or constant.")] = None,
+    requests: Annotated[int | None, typer.Option(help="Maximum number of requests per probe.")] = 200,
     duration_s: Annotated[
-        float | None, typer.Option("--duration", help="Most seconds of a probe behind its warm-up.")
+        float | None, typer.Option("--duration", help="Maximum length of a probe after its warm-up, in seconds.")
     ] = 60.0,
-    warmup_requests: Annotated[int | None, typer.Option(help="Of each probe, sent first and left out.")] = 5,
+    warmup_requests: Annotated[
+        int | None, typer.Option(help="Number of warm-up requests of each probe, not measured.")
+    ] = 5,
     grace_s: GraceS = 30.0,
-    percentile: Annotated[float, typer.Option(help="So many percent of the requests must keep the SLO.")] = 90.0,
-    start_rate: Annotated[float, typer.Option(help="Probed first, in requests per second.")] = 1.0,
+    percentile: Annotated[float, typer.Option(help="Percentage of requests that must meet the targets.")] = 90.0,
+    start_rate: Annotated[float, typer.Option(help="First rate to probe, in requests per second.")] = 1.0,
     min_rate: Annotated[float, typer.Option(help="Lowest rate to probe.")] = 0.05,
     max_rate: Annotated[float, typer.Option(help="Highest rate to probe.")] = 1000.0,
-    precision: Annotated[float, typer.Option(help="Ends when the answer is known to this share.")] = 0.05,
-    max_rates: Annotated[int, typer.Option(help="Most rates to probe.")] = 16,
-    max_repeats: Annotated[int, typer.Option("--repeats", help="Most probes of a rate that is a near thing.")] = 3,
+    precision: Annotated[float, typer.Option(help="Relative precision at which the search ends.")] = 0.05,
+    max_rates: Annotated[int, typer.Option(help="Maximum number of rates to probe.")] = 16,
+    max_repeats: Annotated[
+        int, typer.Option("--repeats", help="Maximum number of probes of a rate whose result is close to the targets.")
+    ] = 3,
 ) -> None:
-    """Find the goodput: the highest request rate at which a percentile of the requests keeps TTFT and TPOT targets."""
+    """Find the goodput: the highest request rate at which a percentage of the requests meets TTFT and TPOT targets."""
 
 
 def _load_command(benchmark: str, own: Callable[..., None]) -> Callable[..., None]:
@@ -184,12 +216,12 @@ bench_sweep = _load_command("baton.bench.sweep:sweep", _sweep)
 
 def bench_compare(
     first: Annotated[Path, typer.Argument(metavar="A.json", help="A report of `baton bench serve --json`.")],
-    second: Annotated[Path, typer.Argument(metavar="B.json", help="Another one.")],
+    second: Annotated[Path, typer.Argument(metavar="B.json", help="The report to compare with it.")],
     tolerance: Annotated[
-        float, typer.Option(min=0, max=1, help="Ratios nearer to 1 than this are called the same.")
+        float, typer.Option(min=0, max=1, help="Ratios that differ from 1 by less than this count as equal.")
     ] = 0.03,
 ) -> None:
-    """Show what is better and what is worse in B, and what was measured differently."""
+    """Show what is better and what is worse in B, and which settings differ."""
     print_report(load_benchmark(_COMPARE)(first, second, tolerance)[0])
 
 
@@ -206,7 +238,7 @@ def load_benchmark(path: str) -> Callable[..., Any]:
         if error.name not in _EXTRA_LIBRARIES:
             raise
         raise ConfigError(
-            f"{error.name} is missing. Install it with: pip install -e '.[bench]' (in baton's folder)"
+            f"{error.name} is not installed. Install it with `pip install -e '.[bench]'` in baton's folder."
         ) from error
     function: Callable[..., Any] = getattr(module, function_name)
     return function

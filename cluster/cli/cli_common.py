@@ -18,7 +18,7 @@ ERROR_PREFIX = "error: "
 
 EndpointOption = Annotated[
     str | None,
-    typer.Option(help="Base URL of the router. Else BATON_ENDPOINT, else the cluster that `baton up` started here."),
+    typer.Option(help="Base URL of the router. Default: BATON_ENDPOINT, or the cluster of `baton up` on this machine."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the router's answer as JSON.")]
 

@@ -28,12 +28,14 @@ async def fetch_timeline(client: RouterClient, request_id: str | None, which: Wh
     """The timeline of a request, by default the newest or the slowest one.
 
     Raises:
-        NotFoundError: there is no such request, or no request at all.
+        NotFoundError: there is no such request, or the router has kept none.
     """
     if request_id is None:
         listed = await client.requests(which, 1)
         if not listed:
-            raise NotFoundError("No request is kept: there was none yet, or router.timelines_kept is 0.")
+            raise NotFoundError(
+                "The router has no timelines: it has served no request yet, or router.timelines_kept is 0."
+            )
         request_id = str(listed[0]["request_id"])
     return await client.timeline(request_id)
 
@@ -53,7 +55,7 @@ def _render_sequence(timeline: Mapping[str, Any], width: int) -> list[Renderable
     parts: list[RenderableType] = [_heading(timeline), Text(""), _waterfall(timeline, width)]
     beside = _beside(timeline, width)
     if beside is not None:
-        parts += [Text("\nbeside these stages", style="dim"), beside]
+        parts += [Text("\nin parallel with these stages", style="dim"), beside]
     for key in ("time_to_first_token", "slowest_gap"):
         if timeline.get(key):
             parts += [Text(""), *_verdict(timeline[key])]
@@ -68,7 +70,7 @@ def _heading(timeline: Mapping[str, Any]) -> Text:
         tokens += f" ({attributes['cached_tokens']} cached)"
     outcome = attributes.get("outcome", "still running")
     words = [
-        f"{duration(timeline.get('total_ms', 0.0))} in all",
+        f"{duration(timeline.get('total_ms', 0.0))} in total",
         tokens,
         f"{attributes.get('output_tokens', '?')} output",
     ]
@@ -80,9 +82,9 @@ def _heading(timeline: Mapping[str, Any]) -> Text:
         heading.append(f"\n{attributes['error_message']}")
     if workers:
         heading.append("\n" + " → ".join(workers))
-    promise = slo_sentence(attributes)
-    if promise is not None:
-        heading.append(f"\n{promise}")
+    slo_result = slo_sentence(attributes)
+    if slo_result is not None:
+        heading.append(f"\n{slo_result}")
     return heading
 
 
@@ -122,7 +124,7 @@ def _beside(timeline: Mapping[str, Any], width: int) -> Table | None:
     for span in timeline.get("spans", ()):
         if span["name"] in ("reserve", "transfer"):
             bar = _bar(float(span["start_ms"]), float(span["duration_ms"]), total_ms, _bar_width(width))
-            name = "KV room" if span["name"] == "reserve" else "KV transfer"
+            name = "KV reservation" if span["name"] == "reserve" else "KV transfer"
             table.add_row(name, duration(float(span["duration_ms"])), "", "", Text(bar, style="cyan"))
     return table if table.row_count else None
 

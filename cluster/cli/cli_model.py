@@ -30,7 +30,7 @@ def pull(name: str, report: Report, *, verify: bool = False) -> Path:
     if is_default_model(name):
         return ensure_default_model(report=report, verify=verify)
     if verify:
-        raise ConfigError("--verify goes with the default model only: no hashes were recorded for other models.")
+        raise ConfigError("--verify goes with the default model only: there are no recorded hashes for other models.")
     source = resolve_model(name, report)
     return _from_hub(name, report) if is_hub_id(source.path) else Path(source.path)
 
@@ -45,7 +45,7 @@ def _from_hub(name: str, report: Report) -> Path:
         RepositoryNotFoundError,
     )
 
-    report(f"looking for {name} on the hub")
+    report(f"looking up {name} on the hub")
     try:
         return Path(snapshot_download(name, allow_patterns=list(_FILES), ignore_patterns=list(_OTHER_FORMATS)))
     except HFValidationError as error:
@@ -60,8 +60,8 @@ def _from_hub(name: str, report: Report) -> Path:
         ) from error
     except LocalEntryNotFoundError as error:
         raise ModelUnavailableError(
-            f"{name} is not in the hub's cache here, and the hub cannot be reached. Check the network, the proxy and"
-            " HF_ENDPOINT, and that HF_HUB_OFFLINE is not set; or copy the model's folder here and name that folder."
+            f"{name} is not in the local hub cache, and the hub cannot be reached. Check the network, the proxy and"
+            " HF_ENDPOINT, and that HF_HUB_OFFLINE is not set; or copy the model's folder to this machine and name it."
         ) from error
     except (HfHubHTTPError, OSError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]

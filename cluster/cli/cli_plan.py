@@ -25,17 +25,17 @@ def plan(as_json: JsonOption = False, endpoint: EndpointOption = None) -> None:
 
 
 def advise(as_json: JsonOption = False, endpoint: EndpointOption = None) -> None:
-    """Say what would serve the traffic seen better with the same workers."""
+    """Advise how the same workers could serve the recent traffic better."""
     answer = with_client(endpoint, lambda client: client.advise())
     _show(answer, render_advice(answer), as_json=as_json)
 
 
 def change_role(
-    source: Annotated[str, typer.Argument(metavar="FROM", help="prefill or decode.")],
-    destination: Annotated[str, typer.Argument(metavar="TO", help="The other one.")],
+    source: Annotated[str, typer.Argument(metavar="FROM", help="Pool that gives up a worker: prefill or decode.")],
+    destination: Annotated[str, typer.Argument(metavar="TO", help="The other pool, which gets the worker.")],
     endpoint: EndpointOption = None,
 ) -> None:
-    """Make a worker of one pool a worker of the other: it is drained, and keeps its weights."""
+    """Move a worker from one pool to the other. It drains its requests first and keeps its weights."""
     answer = with_client(endpoint, lambda client: client.change_role(source, destination))
     targets = ", ".join(f"{name}: {pool['target']}" for name, pool in answer["pools"].items())
     Console().print(Text(f"{targets}; `baton status` shows when the worker has changed"), soft_wrap=True)
@@ -57,7 +57,7 @@ def render_plan(answer: Mapping[str, Any]) -> RenderableType:
         )
     texts = [text for pool in answer["pools"].values() for text in pool["texts"]]
     if not answer["enabled"]:
-        texts.append("The autoscaler is off (autoscaler.enabled), so nobody does this.")
+        texts.append("The autoscaler is off (autoscaler.enabled), so this plan is not carried out.")
     if answer["move_obstacle"]:
         texts.append(f"No worker can change its role: {answer['move_obstacle']}")
     return Group(table, Text(""), *_bullets(dict.fromkeys(texts)))
@@ -68,8 +68,8 @@ def render_advice(answer: Mapping[str, Any]) -> RenderableType:
     bullets = _bullets(answer["texts"])
     if answer["missing"]:
         return Group(*bullets)
-    table = _table("workers", "prefill", "decode", "local prompts", "requests/s in time")
-    for heading, key in (("now", "now"), ("best pools", "best"), ("no pools", "aggregated")):
+    table = _table("workers", "prefill", "decode", "local prompts", "requests/s within SLO")
+    for heading, key in (("now", "now"), ("best pools", "best"), ("aggregated", "aggregated")):
         option = answer[key]
         both = key == "aggregated"
         table.add_row(
@@ -79,7 +79,7 @@ def render_advice(answer: Mapping[str, Any]) -> RenderableType:
             _percent(option["local_share"]),
             f"{option['capacity']:.3g}",
         )
-    seen = Text(f"seen: {answer['rate']:.3g} requests/s, {answer['num_requests']} in the last five minutes\n")
+    seen = Text(f"observed: {answer['rate']:.3g} requests/s, {answer['num_requests']} in the last five minutes\n")
     return Group(seen, table, Text(""), *bullets)
 
 

@@ -34,12 +34,10 @@ def render_routing(timeline: Mapping[str, Any]) -> list[RenderableType]:
         )
     actual = record.get("actual")
     if actual:
-        table.add_row(
-            Text("what happened", style="dim"), _known(actual.get("ttft_ms")), _known(actual.get("tpot_ms")), "", ""
-        )
+        table.add_row(Text("actual", style="dim"), _known(actual.get("ttft_ms")), _known(actual.get("tpot_ms")), "", "")
     weighed, count = record.get("num_weighed", len(candidates)), record.get("num_routes", len(candidates))
-    shown = f"{weighed} of {count} routes weighed" if weighed != count else f"{count} routes weighed"
-    return [Text(f"\nrouting: {shown}, predictions", style="dim"), table]
+    shown = f"{weighed} of {count} routes scored" if weighed != count else f"{count} routes scored"
+    return [Text(f"\nrouting: {shown}, with predicted times", style="dim"), table]
 
 
 def _route(candidate: Mapping[str, Any]) -> str:

@@ -65,16 +65,16 @@ async def scale(
     answer = await client.scale(targets)
     for name, pool in answer["pools"].items():
         if name in targets and pool.get("pinned"):
-            note(f"{name} keeps that size until `baton scale {name}=auto` hands it back to the autoscaler")
+            note(f"{name} stays at that size until `baton scale {name}=auto` returns it to the autoscaler")
     if _AUTO in targets.values():
-        await _foretell([name for name, target in targets.items() if target == _AUTO], client, note)
+        await _note_next_steps([name for name, target in targets.items() if target == _AUTO], client, note)
     numbers = {name: target for name, target in targets.items() if isinstance(target, int)}
     if wait_s is not None and numbers:
         await _wait(client, numbers, wait_s, report)
     return {name: int(pool["target"]) for name, pool in answer["pools"].items()}
 
 
-async def _foretell(pools: Sequence[str], client: RouterClient, note: Callable[[str], None]) -> None:
+async def _note_next_steps(pools: Sequence[str], client: RouterClient, note: Callable[[str], None]) -> None:
     """Notes the autoscaler's next step for pools that are handed back to it, which it may shrink at once."""
     try:
         plans: Mapping[str, Any] = (await client.plan())["pools"]
@@ -84,7 +84,7 @@ async def _foretell(pools: Sequence[str], client: RouterClient, note: Callable[[
     for name in pools:
         texts = plans[name]["texts"] if name in plans else ()
         next_step = f"; its next step: {' '.join(texts)}" if texts else "."
-        note(f"{name} is handed back to the autoscaler{next_step}")
+        note(f"{name} is returned to the autoscaler{next_step}")
     note("`baton plan` shows what the autoscaler would do next, and why")
 
 
@@ -94,7 +94,7 @@ async def _wait(client: RouterClient, targets: Mapping[str, int], wait_s: float,
     # Workers that died before this change; their reasons are unrelated to it.
     dead = {worker["id"] for name in targets for worker in pools[name]["workers"] if _is_dead(worker)}
     reported = ""
-    told: set[str] = set()
+    reported_reasons: set[str] = set()
     while True:
         states = {name: _states(pools[name]) for name in targets}
         if all(states[name] == {"ready": number} for name, number in targets.items()):
@@ -108,8 +108,8 @@ async def _wait(client: RouterClient, targets: Mapping[str, int], wait_s: float,
             reported = now
             report(now)
         for reason, worker in reasons.items():
-            if reason not in told:
-                told.add(reason)
+            if reason not in reported_reasons:
+                reported_reasons.add(reason)
                 report(f"{worker}: {reason}")
         await asyncio.sleep(_POLL_S)
         pools = (await client.status())["pools"]

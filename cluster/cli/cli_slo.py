@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 _NOTHING = "-"
-_WHY_IT_MISSED = {"rejected": "it was turned away", "failed": "it failed"}
+_WHY_IT_MISSED = {"rejected": "the request was refused", "failed": "the request failed"}
 
 
 def slo_table(classes: Mapping[str, Mapping[str, Any]], *, is_narrow: bool = False) -> Table:
@@ -44,7 +44,7 @@ def slo_table(classes: Mapping[str, Mapping[str, Any]], *, is_narrow: bool = Fal
 def queue_sentence(admission: Mapping[str, Mapping[str, Any]]) -> str | None:
     """The numbers of queued requests in ``admission`` of GET /admin/status; ``None`` when none are queued."""
     waiting = [f"{entry['queued']} {name}" for name, entry in admission.items() if entry["queued"]]
-    return f"Waiting for room in the router: {', '.join(waiting)}." if waiting else None
+    return f"Queued in the router: {', '.join(waiting)}." if waiting else None
 
 
 def _headings(title: str, windows: Sequence[str]) -> list[str]:
@@ -77,7 +77,7 @@ def slo_sentence(attributes: Mapping[str, Any]) -> str | None:
         case "met":
             return f"SLO class {name} met: {times}"
         case "excluded":
-            return f"SLO class {name}: does not count, since the request was given up or wrong in itself"
+            return f"SLO class {name}: not counted, because the request was cancelled or invalid"
         case result if result in _WHY_IT_MISSED:
             return f"SLO class {name} missed: {_WHY_IT_MISSED[result]}"
         case _:

@@ -47,7 +47,7 @@ def request_for(prompt: object, *, chat: bool) -> tuple[str, dict[str, Any]]:
     if not chat:
         return COMPLETION_PATH, {"prompt": prompt}
     if not isinstance(prompt, str):
-        raise InvalidRequestError("A prompt of token ids has no chat form; use --completion.", param="prompt")
+        raise InvalidRequestError("A prompt of token ids has no chat form; add --completion.", param="prompt")
     return CHAT_PATH, {"messages": [{"role": "user", "content": prompt}]}
 
 
@@ -202,7 +202,9 @@ class _Batch:
 
     def _request(self, number: int, values: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         if values.get("stream"):
-            raise InvalidRequestError(f"Line {number}: stream has no use in a file.", param="stream")
+            raise InvalidRequestError(
+                f"Line {number}: stream is not supported in a file; leave it out.", param="stream"
+            )
         if ("prompt" in values) == ("messages" in values):
             raise InvalidRequestError(f"Line {number}: expected either prompt or messages.")
         if "messages" in values:
@@ -243,7 +245,7 @@ def _read_lines(source: Path, target: Path) -> list[tuple[int, str]]:
     """The non-blank lines with their numbers, from 1. Refuses a source that is also the target."""
     try:
         if target.exists() and target.samefile(source):
-            raise ConfigError(f"{target} is the input file; name another output.")
+            raise ConfigError(f"{target} is the input file; choose another output file.")
         with source.open(encoding="utf-8") as stream:
             return [(number, line) for number, line in enumerate(stream, start=1) if line.strip()]
     except (OSError, UnicodeDecodeError) as error:

@@ -27,7 +27,7 @@ _STOPPED_STATUS = 130
 """The exit status that shells expect of a command that Ctrl-C ended."""
 
 app = typer.Typer(
-    help="Train drafts for speculative decoding. Interrupted, the same command goes on where it was.",
+    help="Train drafts for speculative decoding. After an interruption, the same command resumes the training.",
     no_args_is_help=True,
 )
 

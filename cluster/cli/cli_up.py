@@ -113,7 +113,7 @@ def _check_draft(config: BatonConfig, model_folder: Path, report: Report) -> Non
 
     draft = config.speculation.draft
     if is_hub_id(draft) and not Path(draft).is_dir():
-        report(f"looking for the draft {draft} on the hub")
+        report(f"looking up the draft {draft} on the hub")
     check_draft(draft, config.speculation.method, config.model, model_folder)
 
 
@@ -207,7 +207,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], log_file: Path, report: 
     lines = last_words[-_LOG_LINES_SHOWN:] or _last_lines(log_file, _LOG_LINES_SHOWN)
     tail = "\n".join(f"  {line}" for line in lines) or "  (nothing)"
     raise StartError(
-        f"The cluster ended with exit status {process.returncode} before it was ready. "
+        f"The cluster exited with status {process.returncode} before it was ready. "
         f"The last lines of {log_file}:\n{tail}"
     )
 
@@ -232,7 +232,7 @@ def stop_cluster(timeout_s: float, report: Report) -> str:
         return "No cluster runs on this machine."
     if not state.is_running():
         clear_state(state.pid)
-        return f"No cluster runs on this machine: the recorded one (process {state.pid}) has ended already."
+        return f"No cluster runs on this machine: the recorded one (process {state.pid}) has already ended."
     report(f"asking process {state.pid} to shut down")
     try:
         process = psutil.Process(state.pid)
@@ -241,10 +241,10 @@ def stop_cluster(timeout_s: float, report: Report) -> str:
     except psutil.NoSuchProcess:
         pass
     except psutil.AccessDenied as error:
-        raise ConfigError(f"Process {state.pid} belongs to another user, who can stop it.") from error
+        raise ConfigError(f"Process {state.pid} belongs to another user; only that user can stop it.") from error
     except psutil.TimeoutExpired as error:
         raise DeadlineError(
-            f"The cluster (process {state.pid}) has not ended after {timeout_s:g} s and goes on shutting down. "
+            f"The cluster (process {state.pid}) has not ended after {timeout_s:g} s but is still shutting down. "
             "Wait longer with --timeout."
         ) from error
     clear_state(state.pid)

@@ -55,8 +55,8 @@ def render_status(status: Mapping[str, Any], endpoint: str, width: int) -> Rende
             ]
     parts: list[RenderableType] = [heading, table]
     parts += [Text(f"\nGPU memory of {', '.join(ids)}: {budget}") for budget, ids in budgets.items()]
-    if told := _predictions(status.get("predictions") or {}):
-        parts.append(Text(told))
+    if prediction_errors := _predictions(status.get("predictions") or {}):
+        parts.append(Text(prediction_errors))
     if status.get("slo"):
         parts += [Text(""), slo_table(status["slo"], is_narrow=width < _WIDE)]
     if waiting := queue_sentence(status.get("admission") or {}):
@@ -66,12 +66,12 @@ def render_status(status: Mapping[str, Any], endpoint: str, width: int) -> Rende
 
 def _predictions(summary: Mapping[str, Mapping[str, Any]]) -> str:
     """The errors of predictions in one line; empty before the first finished request."""
-    told = [
+    texts = [
         f"{kind.upper()} ±{errors['p50']:.0%} (p95 {errors['p95']:.0%})"
         for kind, errors in summary.items()
         if errors["p50"] is not None and errors["p95"] is not None
     ]
-    return f"\npredictions were off by: {', '.join(told)}" if told else ""
+    return f"\nprediction errors: {', '.join(texts)}" if texts else ""
 
 
 @dataclass(frozen=True, slots=True)

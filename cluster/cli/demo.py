@@ -37,10 +37,10 @@ _BATCH_PROMPTS = (
 )
 _MAX_TOKENS = 64
 _EXPLANATION = (
-    "right drafts: output tokens that speculation had guessed. TTFT: time to first token. TPOT: time per output "
-    "token after the first. KV: handed over by gRPC, for every prompt, unless your configuration sets "
-    "routing.local_prefill; by default a decode worker computes those itself for which that is faster. "
-    "transfer: from asking for room until the KV is there; most of it runs beside prefill."
+    "accepted drafts: output tokens that came from speculation. TTFT: time to first token. TPOT: time per output "
+    "token after the first. KV: size of the KV cache that gRPC handed over. The demo hands over every prompt unless "
+    "your configuration sets routing.local_prefill; by default, a decode worker computes a prompt itself when that "
+    "is faster. transfer: from the reservation until the KV has arrived; most of it overlaps with prefill."
 )
 _INTERRUPTED = 130
 """Exit status by the shells' convention: 128 plus the number of SIGINT."""
@@ -54,9 +54,11 @@ def main() -> None:
 
 
 def demo(
-    config: Annotated[Path | None, typer.Option("-c", "--config", help="YAML file; the defaults without it.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("-c", "--config", help="YAML configuration file. Default: the built-in defaults.")
+    ] = None,
 ) -> None:
-    """Show a disaggregated cluster at work on real requests."""
+    """Show a disaggregated cluster serving real requests."""
     console = Console(highlight=False)
     try:
         with StopSignals(impatient=False):

@@ -55,9 +55,9 @@ class _Column:
 
 _COLUMNS = (
     _Column("prompt\ntokens", lambda one: one.prompt_tokens, adds_up=True),
-    _Column("of them\ncached", lambda one: one.cached_tokens, adds_up=True),
+    _Column("cached\ntokens", lambda one: one.cached_tokens, adds_up=True),
     _Column("output\ntokens", lambda one: one.output_tokens, adds_up=True),
-    _Column("right\ndrafts", lambda one: one.drafted_tokens, adds_up=True),
+    _Column("accepted\ndrafts", lambda one: one.drafted_tokens, adds_up=True),
     _Column("TTFT\nms", lambda one: one.ttft_ms),
     _Column("TPOT\nms", lambda one: one.tpot_ms),
     _Column("tokens\n/s", lambda one: one.tokens_per_second),

@@ -78,8 +78,8 @@ class RayConfig(Section):
     def _address_of_a_cluster(cls, address: str | None) -> str | None:
         if address is not None and address != "auto" and not _HOST_AND_PORT.fullmatch(address):
             raise ValueError(
-                f"{address!r} is neither auto nor host:port (leave it null for a local cluster); instead of a ray://"
-                " address, use auto on a machine of that cluster"
+                f"{address!r} is not an address; expected auto, host:port, or null for a local cluster. Instead of a"
+                " ray:// address, use auto on a machine of that cluster"
             )
         return address
 
@@ -125,8 +125,8 @@ class BatonConfig(Section):
         for api_key in self.router.api_keys:
             if api_key.slo_class is not None and api_key.slo_class not in self.slo.classes:
                 raise ValueError(
-                    f"router.api_keys: the key {api_key.name!r} has the SLO class {api_key.slo_class!r}, which is none"
-                    f" of {', '.join(self.slo.classes)}; choose one of these, or define it in slo.classes"
+                    f"router.api_keys: the key {api_key.name!r} has the SLO class {api_key.slo_class!r}, which does"
+                    f" not exist; choose one of {', '.join(self.slo.classes)}, or define it in slo.classes"
                 )
         return self
 
@@ -136,8 +136,8 @@ class BatonConfig(Section):
             for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
                 if pool.resources.gpus == 0:
                     raise ValueError(
-                        f"engine.device is cuda, but {name}.resources.gpus is 0 and Ray hides every GPU from such a"
-                        f" worker; set {name}.resources.gpus to 1, or engine.device to auto or cpu"
+                        f"engine.device is cuda, but {name}.resources.gpus is 0 so Ray hides every GPU from the"
+                        f" workers; set {name}.resources.gpus to 1, or engine.device to auto or cpu"
                     )
         return self
 
@@ -145,8 +145,8 @@ class BatonConfig(Section):
     def _kv_is_encoded_once(self) -> BatonConfig:
         if self.engine.kv_cache != "native" and self.kv_transfer.encoding != "native":
             raise ValueError(
-                f"engine.kv_cache is {self.engine.kv_cache}, and so is KV on its way; kv_transfer.encoding is"
-                f" {self.kv_transfer.encoding}, but must be native then"
+                f"engine.kv_cache is {self.engine.kv_cache}, so KV is already encoded when it is sent, and"
+                f" kv_transfer.encoding must be native, got {self.kv_transfer.encoding}"
             )
         return self
 
@@ -157,8 +157,8 @@ class BatonConfig(Section):
             workers = self.pool(name).workers
             if not limits.min <= workers <= limits.max:
                 raise ValueError(
-                    f"{name}.workers is {workers}, and autoscaler.{name} allows {limits.min} to {limits.max};"
-                    f" set {name}.workers within these, or autoscaler.{name}.min and max around it"
+                    f"{name}.workers is {workers}, but autoscaler.{name} allows {limits.min} to {limits.max};"
+                    f" set {name}.workers within this range, or adjust autoscaler.{name}.min and max"
                 )
         return self
 
@@ -183,17 +183,17 @@ class BatonConfig(Section):
             return "simulated workers have no weights to keep; scale the pools instead."
         if prefill.resources != decode.resources:
             return (
-                "prefill.resources and decode.resources differ, and Ray grants a process its resources once. "
+                "prefill.resources and decode.resources differ, and a process cannot change its Ray resources. "
                 "Make them equal, or start new workers."
             )
         if (prefill.kv_blocks, prefill.kv_memory_gib) != (decode.kv_blocks, decode.kv_memory_gib):
             return (
-                "prefill and decode have KV caches of different sizes (kv_blocks, kv_memory_gib), and a process keeps "
-                "the one that it has. Make them equal, or start new workers."
+                "prefill and decode have KV caches of different sizes (kv_blocks, kv_memory_gib), and a process cannot "
+                "resize its cache. Make them equal, or start new workers."
             )
         if has_draft and not self.speculation.draft_on_prefill:
             return (
-                "prefill workers have no draft loaded, and decode workers need it. Set speculation.draft_on_prefill, "
+                "prefill workers have no draft loaded, but decode workers need one. Set speculation.draft_on_prefill, "
                 "or start new workers."
             )
         return ""
@@ -275,6 +275,6 @@ def _locate(key: str, reference: str, folders: Sequence[Path]) -> str:
     if expanded.is_absolute() or reference.startswith((".", "~")) or expanded.suffix == ".gguf":
         looked = " and ".join(str(folder / expanded) for folder in folders)
         raise ConfigError(
-            f"{key}: {reference} names a local folder or file, but there is none at {looked}. Correct the path."
+            f"{key}: {reference} is a local path, but there is no file or folder at {looked}. Correct the path."
         )
     return reference

@@ -32,9 +32,7 @@ class _StrictLoader(yaml.SafeLoader):
             if isinstance(key, list | dict):
                 continue  # not hashable; construct_mapping refuses it
             if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} stands here a second time", key_node.start_mark
-                )
+                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
 
@@ -62,7 +60,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if values is None:
         return {}
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} must hold keys and values, such as `model: ...`, but holds {_shown(values)}.")
+        raise ConfigError(f"{path} must contain keys and values, such as `model: ...`, got {_shown(values)}.")
     return values
 
 
@@ -102,7 +100,7 @@ def merge_overrides(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
             if inner is None:
                 inner = place[section] = {}
             elif not isinstance(inner, dict):
-                raise ConfigError(f"--set {dotted}: {section} is {_shown(inner)}, which has no keys in it.")
+                raise ConfigError(f"--set {dotted}: {section} is {_shown(inner)}, not a section with keys.")
             place = inner
         place[last] = value
     return merged
@@ -131,7 +129,7 @@ def _explain_one(path: str, fault: dict[str, Any], schema: type[BaseModel]) -> s
         reason = message.removeprefix("Value error, ")
         return f"{path}: {reason}." if path else f"{reason}."
     if kind == "missing":
-        return f"{path} is missing; it has no default."
+        return f"{path} is missing and has no default; add it."
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return f"{path} must be a section with keys of its own, got {_shown(value)}."
     if kind in ("bool_parsing", "bool_type"):
@@ -150,7 +148,7 @@ def _unknown_key(path: str, schema: type[BaseModel]) -> str:
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     hint = f" Did you mean {'.'.join([*sections, close[0]])}?" if close else ""
     elsewhere = "" if close else _same_key_elsewhere(key, schema)
-    where = f"in {'.'.join(sections)}" if sections else "at the top"
+    where = f"in {'.'.join(sections)}" if sections else "at the top level"
     return f"unknown key {path}.{hint}{elsewhere} Known keys {where}: {', '.join(known)}."
 
 

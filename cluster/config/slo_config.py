@@ -79,8 +79,8 @@ class SloConfig(Section):
         for name, values in given.items():
             if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _RESERVED:
                 raise ValueError(
-                    f"{str(name)[:60]!r} cannot be the name of a class; choose 1 to 32 of a-z, 0-9, _ and -, beginning "
-                    f"with a letter, other than {' and '.join(_RESERVED)}"
+                    f"{str(name)[:60]!r} is not a valid class name; expected 1 to 32 characters of a-z, 0-9, _ and -, "
+                    f"starting with a letter, other than {' and '.join(_RESERVED)}"
                 )
             values = {} if values is None else values
             if isinstance(values, Mapping) and name not in classes and not values.keys() >= _REQUIRED:
@@ -88,28 +88,28 @@ class SloConfig(Section):
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 missing = " and ".join(sorted(_REQUIRED - values.keys(), reverse=True))
                 raise ValueError(
-                    f"{name!r} is none of {', '.join(classes)}, and a class of your own needs {missing}{hint}"
+                    f"{name!r} is not a built-in class ({', '.join(classes)}), and a new class needs {missing}{hint}"
                 )
             # pydantic reports values that are not mappings.
             classes[name] = {**classes.get(name, {}), **values} if isinstance(values, Mapping) else values
         if len(classes) > MAX_CLASSES:
-            raise ValueError(f"there are {len(classes)} classes, built-in ones included; at most {MAX_CLASSES} may be")
+            raise ValueError(f"at most {MAX_CLASSES} classes are allowed, got {len(classes)} with the built-in ones")
         return classes
 
     @model_validator(mode="after")
     def _only_known_classes(self) -> SloConfig:
         known = ", ".join(self.classes)
         if self.default not in self.classes:
-            raise ValueError(f"default is {self.default!r}, which is no class; choose one of {known}, or define it")
+            raise ValueError(f"default is {self.default!r}, which is not a class; choose one of {known}, or define it")
         for tier, name in self.service_tiers.items():
             if tier in _RESERVED:
                 raise ValueError(f"service_tiers cannot redefine {tier}; set slo.default instead")
             if name not in self.classes:
-                raise ValueError(f"service_tiers.{tier} is {name!r}, which is no class; choose one of {known}")
+                raise ValueError(f"service_tiers.{tier} is {name!r}, which is not a class; choose one of {known}")
             if tier in self.classes and tier != name:
                 raise ValueError(
-                    f"service_tiers.{tier} is {name!r}, but {tier} is itself a class, and its name stands for it; "
-                    f"leave the tier out, give it another name, or change the targets in slo.classes.{tier}"
+                    f"service_tiers.{tier} is {name!r}, but {tier} is itself the name of a class; "
+                    f"remove the tier, rename it, or change the targets in slo.classes.{tier}"
                 )
         return self
 

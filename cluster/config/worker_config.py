@@ -44,7 +44,7 @@ class PoolConfig(Section):
     @model_validator(mode="after")
     def _one_kv_size(self) -> PoolConfig:
         if self.kv_blocks is not None and self.kv_memory_gib is not None:
-            raise ValueError("kv_blocks and kv_memory_gib both size the KV cache; set only one of them")
+            raise ValueError("kv_blocks and kv_memory_gib both set the size of the KV cache; set only one of them")
         return self
 
 

@@ -61,7 +61,7 @@ class AccessControl:
         path = request.scope["path"]
         if (path.startswith(_ADMIN_PREFIX) or path in _OPERATORS_PATHS) and not api_key.is_admin:
             raise PermissionDeniedError(
-                f"The API key {api_key.name!r} may not use {path[:80]}. Use one that has `admin: true`."
+                f"The API key {api_key.name!r} is not allowed to use {path[:80]}. Use a key with `admin: true`."
             )
 
 
@@ -139,8 +139,8 @@ class Allowance:
             raise _exceeded(
                 self._name,
                 "tokens",
-                f"{bucket.capacity} tokens per minute, of which {max(0, int(bucket.level(now_s)))} are left, and the "
-                f"prompt has {num_tokens}",
+                f"{bucket.capacity} tokens per minute; {max(0, int(bucket.level(now_s)))} are left, but the prompt has "
+                f"{num_tokens}",
                 wait_s,
                 _headers(self._owner, now_s),
             )
@@ -182,13 +182,13 @@ class KeyLimiter:
         limits, requests, tokens = owner.limits, owner.requests, owner.tokens
         headers = _headers(owner, now_s)
         if limits.max_concurrent is not None and owner.num_running >= limits.max_concurrent:
-            text = f"{limits.max_concurrent} requests at the same time, and so many are running"
+            text = f"{limits.max_concurrent} concurrent requests, and that many are running"
             raise _exceeded(api_key.name, "concurrency", text, 1.0, headers)
         if requests is not None and (wait_s := requests.seconds_until(1, now_s)) > 0:
-            text = f"{requests.capacity} requests per minute, and has sent them"
+            text = f"{requests.capacity} requests per minute, and they are used up"
             raise _exceeded(api_key.name, "requests", text, wait_s, headers)
         if tokens is not None and (wait_s := tokens.seconds_until(1, now_s)) > 0:
-            text = f"{tokens.capacity} tokens per minute, and has used them"
+            text = f"{tokens.capacity} tokens per minute, and they are used up"
             raise _exceeded(api_key.name, "tokens", text, wait_s, headers)
         if requests is not None:
             requests.take(1, now_s)
@@ -208,8 +208,8 @@ class KeyLimiter:
 
 def _exceeded(name: str, reason: str, limit: str, wait_s: float, headers: Mapping[str, str]) -> RateLimitError:
     return RateLimitError(
-        f"The API key {name!r} may use {limit}. Try again in {max(1, math.ceil(wait_s))} s, or ask whoever runs the "
-        "endpoint for more (router.api_keys).",
+        f"The API key {name!r} is limited to {limit}. Try again in {max(1, math.ceil(wait_s))} s, or ask the "
+        "operator of the endpoint for a higher limit (router.api_keys).",
         retry_after_s=wait_s,
         reason=reason,
         headers=headers,

@@ -23,7 +23,9 @@ from baton.core.errors import ConfigError, InvalidApiKeyError
 _SOURCES = ("key", "key_env", "key_file", "key_sha256")
 _KEY = re.compile(r"[\x21-\x7e]{16,512}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_WHAT_A_KEY_IS = "a key has 16 to 512 visible ASCII characters without spaces, such as `openssl rand -hex 24` prints"
+_EXPECTED_KEY = (
+    "expected 16 to 512 visible ASCII characters without spaces, such as the output of `openssl rand -hex 24`"
+)
 
 
 class ApiKeyConfig(Section):
@@ -54,21 +56,21 @@ class ApiKeyConfig(Section):
     @classmethod
     def _keep_the_digest_only(cls, values: Any) -> Any:
         if not isinstance(values, dict):  # these messages quote no value, which may be a key
-            raise ValueError("each key is a section with a name and one of key, key_env, key_file and key_sha256")
+            raise ValueError("each key must be a section with a name and one of key, key_env, key_file and key_sha256")
         given = [name for name in _SOURCES if values.get(name) is not None]
         if len(given) != 1:
-            raise ValueError(f"give exactly one of {', '.join(_SOURCES)}, not {' and '.join(given) or 'none'}")
+            raise ValueError(f"give exactly one of {', '.join(_SOURCES)}, got {' and '.join(given) or 'none'}")
         key = values.get("key")
         if key is None:
             return values
         if not isinstance(key, str) or not _KEY.fullmatch(key):
-            raise ValueError(f"key is no key; {_WHAT_A_KEY_IS}")
+            raise ValueError(f"key is not valid; {_EXPECTED_KEY}")
         return {**values, "key": None, "key_sha256": digest_of(key)}
 
     @model_validator(mode="after")
     def _is_a_digest(self) -> ApiKeyConfig:
         if self.key_sha256 is not None and not _DIGEST.fullmatch(self.key_sha256):
-            raise ValueError("key_sha256 must be 64 lower-case hexadecimal digits, as `sha256sum` prints them")
+            raise ValueError("key_sha256 must be 64 lower-case hexadecimal digits, such as the output of `sha256sum`")
         return self
 
     def sealed(self, folders: Sequence[Path] = ()) -> ApiKeyConfig:
@@ -87,8 +89,8 @@ class ApiKeyConfig(Section):
         else:
             place, text = _read(Path(self.key_file or ""), folders)
         if text is None or not _KEY.fullmatch(text.strip()):
-            problem = "is not there" if text is None else f"holds no key; {_WHAT_A_KEY_IS}"
-            raise ConfigError(f"router.api_keys: {place}, for the key {self.name!r}, {problem}.")
+            problem = "does not exist" if text is None else f"does not contain a valid key; {_EXPECTED_KEY}"
+            raise ConfigError(f"router.api_keys: {place} of the key {self.name!r} {problem}.")
         return self.model_copy(update={"key_env": None, "key_file": None, "key_sha256": digest_of(text.strip())})
 
 
@@ -102,7 +104,9 @@ def _read(file: Path, folders: Sequence[Path]) -> tuple[str, str | None]:
     try:
         return f"the file {found}", found.read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"router.api_keys: cannot read {found} ({type(error).__name__}).") from error
+        raise ConfigError(
+            f"router.api_keys: cannot read {found} ({type(error).__name__}); expected a readable ASCII file."
+        ) from error
 
 
 def digest_of(key: str) -> str:
@@ -149,7 +153,7 @@ class ApiKeys:
             if digest in self._by_digest:
                 other = self._by_digest[digest].name
                 raise ConfigError(
-                    f"router.api_keys: {other!r} and {config.name!r} have the same key; give each its own."
+                    f"router.api_keys: {other!r} and {config.name!r} have the same key; give each one its own."
                 )
             limits = KeyLimits(config.requests_per_minute, config.tokens_per_minute, config.max_concurrent)
             self._by_digest[digest] = ApiKey(config.name, config.slo_class, config.admin, limits)
@@ -166,10 +170,12 @@ class ApiKeys:
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise InvalidApiKeyError(
-                "This endpoint needs an API key, sent as `Authorization: Bearer KEY`. OpenAI's clients take it as "
-                "api_key, baton's own commands from the environment variable BATON_API_KEY."
+                "This endpoint needs an API key, sent as `Authorization: Bearer KEY`. Pass it to OpenAI's "
+                "clients as api_key, and to baton's commands in the environment variable BATON_API_KEY."
             )
         found = self._by_digest.get(digest_of(key.strip()))
         if found is None:
-            raise InvalidApiKeyError("The API key is not known here. Ask whoever runs the endpoint (router.api_keys).")
+            raise InvalidApiKeyError(
+                "The API key is unknown. Ask the operator of the endpoint for a key (router.api_keys)."
+            )
         return found

@@ -179,7 +179,7 @@ def _add_health_routes(app: FastAPI, generator: Generator) -> None:
     async def ready() -> Response:
         if not generator.is_ready():
             raise NoWorkerError(
-                "Not ready: not every pool has a healthy worker. See GET /admin/status for the state of each."
+                "Not ready: at least one pool has no healthy worker. See GET /admin/status for the state of each pool."
             )
         return JsonResponse({"status": "ready", "model": generator.model.name})
 

@@ -174,7 +174,7 @@ class GenerationEndpoint:
         named = dict.fromkeys(request.headers.getlist(SLO_CLASS_HEADER))
         if len(named) > 1:
             raise InvalidRequestError(
-                f"{SLO_CLASS_HEADER} came {len(named)} times with different values; send one.", param=SLO_CLASS_HEADER
+                f"{SLO_CLASS_HEADER} has {len(named)} different values; send one.", param=SLO_CLASS_HEADER
             )
         slo = self._slo_classes.choose(next(iter(named), None), parsed.service_tier, key_class)
         add_log_fields(request, slo_class=slo.name)

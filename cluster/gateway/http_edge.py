@@ -81,7 +81,7 @@ def to_baton_error(error: Exception, request_id: str) -> BatonError:
     if isinstance(error, BatonError):
         return error
     RequestLog(logger, request_id).error("a request failed: %s", describe_fault(error))
-    return InternalError(f"Internal error. The server's log has more under the request id {request_id}.")
+    return InternalError(f"Internal error. The server's log has the details under the request id {request_id}.")
 
 
 def request_id_of(request: Request) -> str:
@@ -138,7 +138,7 @@ class RequestContextMiddleware:
         try:
             await self._app(scope, receive, send_with_id)
         except (ClientDisconnect, h11.LocalProtocolError):  # h11 raises it after an invalid body
-            RequestLog(logger, state["request_id"]).debug("the client went away")
+            RequestLog(logger, state["request_id"]).debug("the client disconnected")
         except Exception as error:  # noqa: BLE001 (the outermost boundary: one request's fault must stay its own)
             response = error_answer(scope, to_baton_error(error, state["request_id"]))
             if status is None:
@@ -197,7 +197,7 @@ async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:
                 break
     if num_bytes > max_bytes:
         raise RequestTooLargeError(
-            f"The request body is larger than the limit of {max_bytes} bytes. Send less in one request."
+            f"The request body is larger than the limit of {max_bytes} bytes. Send a smaller request."
         )
     return parse_object(b"".join(chunks))
 

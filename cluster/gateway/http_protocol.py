@@ -91,7 +91,7 @@ class ArrivalProtocol(asyncio.Protocol):
             self._transport.close()
             return
         if self._transport.is_closing() and not was_closing:
-            logger.warning("a client sent data that is not valid HTTP/1.1; it got an error and was disconnected")
+            logger.warning("a client sent invalid HTTP/1.1 data; it received an error and was disconnected")
             self._observe_refusal(InvalidRequestError.http_status)
 
     def eof_received(self) -> bool | None:

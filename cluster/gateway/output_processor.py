@@ -147,11 +147,13 @@ class OutputProcessor:
             InternalError: the chunk contradicts the contract of :class:`~cluster.requests.generation.TokenChunk`.
         """
         if self.is_finished:
-            raise InternalError("A sequence went on after its end.")
+            raise InternalError("A worker sent a chunk of a sequence that had ended.")
         if chunk.finish_reason not in (None, FinishReason.STOP, FinishReason.LENGTH):
-            raise InternalError(f"A sequence ended with {chunk.finish_reason}, which is not an end for clients.")
+            raise InternalError(
+                f"A sequence ended with {chunk.finish_reason}, which is not a finish reason for clients."
+            )
         if chunk.logprobs is not None and len(chunk.logprobs) != len(chunk.token_ids):
-            raise InternalError(f"{len(chunk.token_ids)} tokens came with {len(chunk.logprobs)} logprobs.")
+            raise InternalError(f"A chunk has {len(chunk.token_ids)} tokens but {len(chunk.logprobs)} logprobs.")
         self.num_cached_tokens = max(self.num_cached_tokens, chunk.num_cached_tokens)
         self.num_drafted += chunk.num_drafted
         self.num_accepted += chunk.num_accepted

@@ -168,7 +168,7 @@ def test_submit_answers_the_same_plain_and_streamed(baton: Callable[..., Result]
     assert "Paris" in plain.out
     assert streamed.out == plain.out
     cut = baton("submit", "Tell me a long story.", "--max-tokens", "3")
-    assert "cut after 3 tokens" in cut.err
+    assert "truncated after 3 tokens" in cut.err
 
 
 def test_a_request_that_the_router_refuses_is_an_error(baton: Callable[..., Result]) -> None:
@@ -255,8 +255,8 @@ def test_up_with_a_nonsense_config(machine: Machine) -> None:
 def test_up_with_a_model_that_does_not_exist(machine: Machine) -> None:
     for model, message in {
         "smollm2-135m-instuct": "Did you mean smollm2-135m-instruct?",
-        "./no/such/folder": "names a local folder or file, but there is none",
-        "no-such.gguf": "names a local folder or file, but there is none",
+        "./no/such/folder": "is a local path, but there is no file or folder",
+        "no-such.gguf": "is a local path, but there is no file or folder",
     }.items():
         result = machine.baton("up", "--set", f"model={model}", "--set", "router.port=0")
         assert result.status == 1

@@ -74,7 +74,7 @@ def test_the_head_that_comes_along_guesses_right_now_and_then(cluster: RunningCl
 
 def test_a_method_whose_draft_is_not_loaded_is_refused(cluster: RunningCluster) -> None:
     client = OpenAI(base_url=f"{cluster.endpoint}/v1", api_key="none", max_retries=0)
-    with pytest.raises(Exception, match=r"medusa needs a draft of its kind.*the draft loaded here is for eagle3"):
+    with pytest.raises(Exception, match=r"medusa needs a draft of that kind.*the loaded draft is for eagle3"):
         client.completions.create(
             model=MODEL, prompt="Hello", max_tokens=4, extra_body={"speculation": {"method": "medusa"}}
         )

@@ -77,7 +77,7 @@ def _check_message(message: Any, where: str) -> dict[str, str]:
     if not isinstance(role, str) or role not in _ROLES:
         if isinstance(role, str) and role in _UNSUPPORTED_ROLES:
             raise UnsupportedParameterError(
-                f"{where}.role {role!r} is not supported: there are no tools.", param="messages"
+                f"{where}.role {role!r} is not supported, because tools are not.", param="messages"
             )
         raise InvalidRequestError(
             f"{where}.role must be one of {', '.join(_ROLES)}, got {shown(role)}.", param="messages"
@@ -223,6 +223,6 @@ def _parse_logit_bias(logit_bias: dict[str, float] | None) -> tuple[tuple[int, f
     for key in logit_bias or ():
         if not _TOKEN_ID.fullmatch(key):
             raise InvalidRequestError(
-                f"logit_bias has the key {shown(key)}, but keys must be token ids in decimal.", param="logit_bias"
+                f"The keys of logit_bias must be decimal token ids, got {shown(key)}.", param="logit_bias"
             )
     return tuple((int(key), float(bias)) for key, bias in (logit_bias or {}).items())

@@ -173,9 +173,7 @@ class Planner:
         self._check_stop(request.stop_strings)
         options = request.stream_options
         if options is not None and not request.stream:
-            raise InvalidRequestError(
-                "stream_options is only allowed together with stream: true.", param="stream_options"
-            )
+            raise InvalidRequestError("stream_options requires stream: true.", param="stream_options")
         if options is not None and options.include_obfuscation:
             raise UnsupportedParameterError(
                 "stream_options.include_obfuscation is not supported; leave it out or send false.",
@@ -237,7 +235,7 @@ def check_model(name: str, card: ModelCard) -> None:
     """Raises :class:`~baton.core.errors.ModelNotFoundError` unless ``name`` is the served model."""
     if name != card.name:
         raise ModelNotFoundError(
-            f"The model {name[:100]!r} does not exist here; this endpoint serves {card.name!r}.", param="model"
+            f"The model {name[:100]!r} does not exist; this endpoint serves {card.name!r}.", param="model"
         )
 
 
@@ -246,12 +244,11 @@ def _speculation_method(request: BaseRequest, card: ModelCard) -> str | None:
     method = request.speculation.method if request.speculation else None
     if method in DRAFT_METHODS and method not in card.draft_methods:
         loaded = ", ".join(sorted(card.draft_methods))
-        here = f"the draft loaded here is for {loaded}" if loaded else "no draft is loaded here"
+        state = f"the loaded draft is for {loaded}" if loaded else "no draft is loaded"
         others = set(get_args(SpeculationMethod)) - (set(DRAFT_METHODS) - card.draft_methods) - {AUTO, NONE}
         raise InvalidRequestError(
-            f"speculation.method {method} needs a draft of its kind, but {here}. Available are {AUTO}, {NONE}, "
-            f"{', '.join(sorted(others))}; for {method}, the cluster must be started with such a draft in its "
-            "configuration (speculation.draft).",
+            f"speculation.method {method} needs a draft of that kind, but {state}. Choose one of {AUTO}, {NONE}, "
+            f"{', '.join(sorted(others))}, or start the cluster with a draft for {method} (speculation.draft).",
             param="speculation",
         )
     return method
@@ -294,5 +291,5 @@ def _resolve_top_logprobs(request: ChatCompletionRequest) -> int | None:
     if request.logprobs:
         return request.top_logprobs or 0
     if request.top_logprobs:
-        raise InvalidRequestError("top_logprobs needs logprobs: true.", param="top_logprobs")
+        raise InvalidRequestError("top_logprobs requires logprobs: true.", param="top_logprobs")
     return None

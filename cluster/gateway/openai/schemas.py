@@ -62,16 +62,16 @@ REFUSED_UNLESS: Mapping[str, Rule] = {
     "prediction": _NOTHING,
     "prompt_cache_options": Rule(
         lambda value: isinstance(value, dict) and value.keys() <= {"mode"} and value.get("mode") in (None, "implicit"),
-        '{"mode": "implicit"}; the prefix cache works by itself and has no time to live',
+        '{"mode": "implicit"}; the prefix cache is automatic and has no time to live',
     ),
     "prompt_cache_retention": Rule(_one_of("in_memory"), '"in_memory"'),
-    "reasoning_effort": Rule(_one_of("none"), '"none"; for a reasoning model use chat_template_kwargs'),
+    "reasoning_effort": Rule(_one_of("none"), '"none"; for a reasoning model, use chat_template_kwargs'),
     "response_format": Rule(_one_of({"type": "text"}), '{"type": "text"}'),
-    "store": Rule(_one_of(False), "false; nothing is stored here"),
+    "store": Rule(_one_of(False), "false, because nothing is stored"),
     "suffix": Rule(_one_of(""), "empty; insertion is not supported"),
     "tool_choice": Rule(_one_of("none", "auto"), '"none" or "auto"'),
     "tools": _EMPTY_LIST,
-    "verbosity": Rule(_one_of("medium"), '"medium"; say in the prompt how long the answer should be'),
+    "verbosity": Rule(_one_of("medium"), '"medium"; state the length of the answer in the prompt'),
     "web_search_options": _NOTHING,
 }
 """Documented parameters of unsupported features; only neutral values are allowed."""
@@ -82,7 +82,7 @@ CHAT_IGNORED = frozenset(ACCEPTED) | (frozenset(REFUSED_UNLESS) - {"suffix"})
 COMPLETION_IGNORED = frozenset({"user", "suffix", "metadata", "store", "prompt_cache_key", "safety_identifier"})
 
 MISNOMERS = {
-    "slo_class": "an SLO class is chosen by 'service_tier', by the header X-Baton-SLO-Class or by the API key.",
+    "slo_class": "choose an SLO class with 'service_tier', with the header X-Baton-SLO-Class or by the API key.",
 }
 """Hints for unknown names whose closest match would mislead."""
 
@@ -95,7 +95,7 @@ def check_known(names: Iterable[str], known: Iterable[str], what: str = "paramet
             continue
         name = name[:60]
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"the known ones are {', '.join(known)}."
+        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}."
         hint = MISNOMERS.get(name, hint)
         raise InvalidRequestError(f"Unknown {what} {name!r}; {hint}", param=name)
 

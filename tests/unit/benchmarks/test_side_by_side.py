@@ -99,4 +99,4 @@ def test_a_library_that_is_missing_is_told_before_any_server_starts(
     monkeypatch.setattr(sys, "argv", ["side_by_side", *("one=http://127.0.0.1:9/v1=true",) * 2])
     with pytest.raises(SystemExit):
         main()
-    assert "aiohttp is missing. Install it with" in capsys.readouterr().err
+    assert "aiohttp is not installed. Install it with" in capsys.readouterr().err

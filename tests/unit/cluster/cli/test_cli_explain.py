@@ -138,7 +138,7 @@ def test_without_any_request_there_is_nothing_to_explain(
     router.timelines.clear()
     code, _, err = explain(router, capsys, "--last")
     assert code == 1
-    assert "No request is kept" in err
+    assert "The router has no timelines" in err
 
 
 @pytest.mark.parametrize("arguments", [[], ["r", "--last"], ["--last", "--slowest"]])
@@ -147,7 +147,7 @@ def test_one_request_must_be_named(
 ) -> None:
     code, _, err = explain(router, capsys, *arguments)
     assert code == 2
-    assert "give one of REQUEST_ID, --last and --slowest" in " ".join(err.replace("│", " ").split())
+    assert "give exactly one of REQUEST_ID, --last and --slowest" in " ".join(err.replace("│", " ").split())
 
 
 def routing_record() -> dict[str, Any]:
@@ -168,7 +168,7 @@ def routing_record() -> dict[str, Any]:
 def test_routes_are_shown_with_what_was_expected_and_what_happened(timeline: dict[str, Any]) -> None:
     timeline["routing"] = routing_record()
     lines = [" ".join(line.split()) for line in printed(timeline, 120).splitlines()]
-    assert "routing: 60 of 816 routes weighed, predictions" in lines
+    assert "routing: 60 of 816 routes scored, with predicted times" in lines
     assert "prefill-1 → decode-0 84.2 ms 21.3 ms 6.41 chosen, 128 cached" in lines
     assert "decode-0 alone 10.5 s 21.3 ms 5.50 lost on predicted tpot" in lines
     assert "what happened 91.7 ms" in lines

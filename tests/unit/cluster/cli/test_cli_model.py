@@ -58,7 +58,7 @@ def response(status: int) -> Response:
 @pytest.mark.parametrize(
     ("error", "expected", "message"),
     [
-        (LocalEntryNotFoundError("offline"), ModelUnavailableError, "org/model is not in the hub's cache here"),
+        (LocalEntryNotFoundError("offline"), ModelUnavailableError, "org/model is not in the local hub cache"),
         (GatedRepoError("gated", response=response(403)), ModelUnavailableError, "accept its terms"),
         (RepositoryNotFoundError("404", response=response(404)), ConfigError, "The hub has no model org/model"),
         (HfHubHTTPError("500 oh no\nmore", response=response(500)), ModelUnavailableError, "from the hub: 500 oh no$"),

@@ -30,19 +30,19 @@ def test_a_size_set_by_hand_is_kept_from_the_autoscaler_and_handed_back(baton, r
     status, _, err = baton("scale", "prefill=2", "decode=auto", router=router)
     assert status == 0
     assert router.bodies == [{"prefill": 2, "decode": "auto"}]
-    assert "prefill keeps that size until `baton scale prefill=auto` hands it back to the autoscaler" in err
+    assert "prefill stays at that size until `baton scale prefill=auto` returns it to the autoscaler" in err
     assert "decode keeps" not in err
     assert (
-        "decode is handed back to the autoscaler; its next step: decode stays at 1: enough.\n`baton plan` shows" in err
+        "decode is returned to the autoscaler; its next step: decode stays at 1: enough.\n`baton plan` shows" in err
     )
-    assert "prefill is handed back" not in err
+    assert "prefill is returned" not in err
 
 
 def test_a_pool_is_handed_back_where_no_plan_can_be_made(baton, router):
     status, out, err = baton("scale", "decode=auto", router=router)
     assert (status, out) == (0, "prefill: 1, decode: 1\n")
     assert "the autoscaler's plan cannot be shown: There is no /admin/plan." in err
-    assert "decode is handed back to the autoscaler.\n" in err
+    assert "decode is returned to the autoscaler.\n" in err
 
 
 def test_a_size_by_hand_needs_no_plan(baton, router):

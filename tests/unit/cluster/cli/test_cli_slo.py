@@ -65,11 +65,11 @@ def test_on_80_columns_every_figure_is_whole_and_only_a_long_name_is_broken() ->
             {"slo_result": "missed_ttft", "slo_ttft_margin_ms": -250.0},
             "SLO class interactive missed: TTFT 1.25 s, 250 ms over the target of 1 s; TPOT of 50 ms",
         ),
-        ({"slo_result": "rejected"}, "SLO class interactive missed: it was turned away"),
+        ({"slo_result": "rejected"}, "SLO class interactive missed: the request was refused"),
         ({"slo_result": "failed"}, "SLO class interactive missed: it failed"),
         (
             {"slo_result": "excluded"},
-            "SLO class interactive: does not count, since the request was given up or wrong in itself",
+            "SLO class interactive: not counted, because the request was cancelled or invalid",
         ),
     ],
 )
@@ -79,7 +79,7 @@ def test_a_request_is_told_whether_it_kept_its_targets_and_by_how_much(attribute
 
 def test_who_waits_is_named_and_nobody_is_not() -> None:
     admission = {"interactive": {"queued": 0}, "standard": {"queued": 12}, "batch": {"queued": 3}}
-    assert queue_sentence(admission) == "Waiting for room in the router: 12 standard, 3 batch."
+    assert queue_sentence(admission) == "Queued in the router: 12 standard, 3 batch."
     assert queue_sentence({"interactive": {"queued": 0}}) is None
     assert queue_sentence({}) is None
 

@@ -32,7 +32,7 @@ def test_submit_reads_a_prompt_from_standard_input(baton, router, monkeypatch):
 def test_submit_streams_and_says_when_the_answer_was_cut(baton, router, flags):
     status, out, err = baton("submit", "hello", "--stream", *flags, router=router)
     assert (status, out) == (0, "echo hello\n")
-    assert "cut after 3 tokens" in err
+    assert "truncated after 3 tokens" in err
 
 
 def test_the_routers_error_is_shown_as_it_is(baton, router):
@@ -92,7 +92,7 @@ def test_the_input_is_never_overwritten(baton, router, tmp_path):
     source.write_text('{"prompt": "a"}')
     status, _, err = baton("submit", "-f", str(source), "-o", str(source), router=router)
     assert status == 1
-    assert "name another output" in err
+    assert "choose another output file" in err
     assert source.read_text() == '{"prompt": "a"}'
 
 
@@ -159,9 +159,9 @@ def test_options_of_sampling_are_not_made_void_by_a_default(baton, router, optio
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--temperature", "0", "--top-p", "0.9"], "do nothing at --temperature 0"),
-        (["--temperature", "0", "--seed", "1"], "do nothing at --temperature 0"),
-        (["--concurrency", "4"], "--concurrency goes with --file"),
+        (["--temperature", "0", "--top-p", "0.9"], "have no effect at --temperature 0"),
+        (["--temperature", "0", "--seed", "1"], "have no effect at --temperature 0"),
+        (["--concurrency", "4"], "--concurrency requires --file"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(baton, router, options, said):

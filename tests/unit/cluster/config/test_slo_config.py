@@ -63,7 +63,7 @@ def test_it_survives_the_way_to_an_actor() -> None:
     [
         (
             {"classes": {"gold": {"ttft": "1s"}}},
-            "'gold' is none of interactive, standard, batch, and a class of your own needs tpot",
+            "'gold' is not a built-in class (interactive, standard, batch), and a new class needs tpot",
         ),
         (
             {"classes": {"batch": {"tftt": "1s"}}},
@@ -79,21 +79,21 @@ def test_it_survives_the_way_to_an_actor() -> None:
             "slo.classes.batch.percentile must be greater than or equal to 1",
         ),
         ({"classes": {"interactiv": {"ttft": "1s"}}}, "needs tpot; did you mean 'interactive'?"),
-        ({"classes": {"gold": None}}, "and a class of your own needs ttft and tpot."),
+        ({"classes": {"gold": None}}, "and a new class needs ttft and tpot."),
         ({"classes": {"batch": {"percentile": 101}}}, "must be less than or equal to 100"),
         ({"classes": {"batch": {"priority": 1.5}}}, "slo.classes.batch.priority must be a valid integer"),
         ({"classes": {"batch": 3}}, "slo.classes.batch must be a section with keys of its own, got 3."),
         ({"classes": ["batch"]}, "slo.classes must be a section with keys of its own"),
-        ({"classes": {"Gold": {}}}, "'Gold' cannot be the name of a class; choose"),
-        ({"classes": {"auto": {}}}, "'auto' cannot be the name of a class; choose"),
+        ({"classes": {"Gold": {}}}, "'Gold' is not a valid class name; expected"),
+        ({"classes": {"auto": {}}}, "'auto' is not a valid class name; expected"),
         ({"classes": {f"c{n}": {"ttft": 1, "tpot": 1} for n in range(20)}}, "at most 16 may be"),
-        ({"default": "gold"}, "slo: default is 'gold', which is no class; choose one of interactive, standard, batch"),
-        ({"service_tiers": {"scale": "gold"}}, "service_tiers.scale is 'gold', which is no class; choose one of"),
+        ({"default": "gold"}, "slo: default is 'gold', which is not a class; choose one of interactive, standard, batch"),
+        ({"service_tiers": {"scale": "gold"}}, "service_tiers.scale is 'gold', which is not a class; choose one of"),
         ({"service_tiers": {"default": "batch"}}, "service_tiers cannot redefine default; set slo.default instead"),
         (
             {"service_tiers": {"batch": "interactive"}},
-            "slo: service_tiers.batch is 'interactive', but batch is itself a class, and its name stands for it; leave "
-            "the tier out, give it another name, or change the targets in slo.classes.batch",
+            "slo: service_tiers.batch is 'interactive', but batch is itself the name of a class; "
+            "remove the tier, rename it, or change the targets in slo.classes.batch",
         ),
     ],
 )

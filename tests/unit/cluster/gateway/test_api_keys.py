@@ -61,12 +61,12 @@ def test_keys_come_from_the_environment_and_from_files(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("key", "expected"),
     [
-        ({"key_env": "NOT_SET"}, "the environment variable NOT_SET, for the key 'web', is not there."),
+        ({"key_env": "NOT_SET"}, "the environment variable NOT_SET of the key 'web' does not exist."),
         (
             {"key_env": "TOO_SHORT"},
-            "the environment variable TOO_SHORT, for the key 'web', holds no key; a key has 16 to",
+            "the environment variable TOO_SHORT of the key 'web' does not contain a valid key; expected 16 to",
         ),
-        ({"key_file": "nowhere.key"}, "the file nowhere.key, for the key 'web', is not there."),
+        ({"key_file": "nowhere.key"}, "the file nowhere.key of the key 'web' does not exist."),
         ({"key_file": "binary.key"}, "cannot read "),
     ],
 )
@@ -87,14 +87,14 @@ def test_a_key_that_cannot_be_had_is_explained(
     [
         ({"name": "web"}, "give exactly one of key, key_env, key_file, key_sha256, not none"),
         ({"name": "web", "key": KEY, "key_env": "A"}, "not key and key_env"),
-        ({"name": "web", "key": "short-secret"}, "key is no key; a key has 16 to 512 visible ASCII"),
-        ({"name": "web", "key": 12345678901234567}, "key is no key"),
-        ({"name": "web", "key": f"{KEY} {KEY}"}, "key is no key"),
+        ({"name": "web", "key": "short-secret"}, "key is not valid; expected 16 to 512 visible ASCII"),
+        ({"name": "web", "key": 12345678901234567}, "key is not valid"),
+        ({"name": "web", "key": f"{KEY} {KEY}"}, "key is not valid"),
         ({"name": "web", "key_sha256": "abc"}, "key_sha256 must be 64 lower-case hexadecimal digits"),
         ({"key": KEY}, "router.api_keys.0.name is missing"),
         ({"name": "web", "key": KEY, "slo_clas": "batch"}, "Did you mean router.api_keys.0.slo_class?"),
-        ({"name": "web", "key": KEY, "slo_class": "gold"}, "has the SLO class 'gold', which is none of interactive"),
-        (KEY, "router.api_keys.0: each key is a section with a name"),
+        ({"name": "web", "key": KEY, "slo_class": "gold"}, "has the SLO class 'gold', which does not exist; choose one of interactive"),
+        (KEY, "router.api_keys.0: each key must be a section with a name"),
     ],
 )
 def test_a_wrong_key_is_explained_without_being_quoted(key: object, expected: str) -> None:

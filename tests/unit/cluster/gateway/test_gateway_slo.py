@@ -109,7 +109,7 @@ async def test_two_classes_at_once_are_refused(http: httpx.AsyncClient, generato
     response = await http.post(COMPLETIONS, json=COMPLETION, headers=twice)
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, HEADER)
-    assert "came 2 times with different values; send one" in error["message"]
+    assert "has 2 different values; send one" in error["message"]
     assert (await http.post(COMPLETIONS, json=COMPLETION, headers=[twice[1], twice[1]])).status_code == 200
 
 

@@ -99,9 +99,9 @@ async def plan_completion(**changes: Any) -> GenerationPlan:
     [
         (
             {"eagle3"},
-            "the draft loaded here is for eagle3. Available are auto, none, eagle3, lookahead, ngram, suffix;",
+            "the loaded draft is for eagle3. Choose one of auto, none, eagle3, lookahead, ngram, suffix,",
         ),
-        ((), "no draft is loaded here. Available are auto, none, lookahead, ngram, suffix; for medusa,"),
+        ((), "no draft is loaded. Choose one of auto, none, lookahead, ngram, suffix, or start the cluster"),
     ],
 )
 async def test_a_method_without_its_draft_is_refused_with_those_there_are(loaded: Iterable[str], reason: str) -> None:
@@ -109,7 +109,7 @@ async def test_a_method_without_its_draft_is_refused_with_those_there_are(loaded
     with pytest.raises(InvalidRequestError) as caught:
         await PLANNER.plan_chat(request, replace(CARD, draft_methods=frozenset(loaded)))
     assert reason in caught.value.message
-    assert "must be started with such a draft in its configuration (speculation.draft)" in caught.value.message
+    assert "start the cluster with a draft for medusa (speculation.draft)" in caught.value.message
     assert (await PLANNER.plan_chat(request, replace(CARD, draft_methods=frozenset({"medusa"})))).speculation_method
 
 
@@ -159,7 +159,7 @@ def test_nearest_known_name_is_suggested() -> None:
 
 
 def test_who_names_a_class_in_the_body_hears_where_it_belongs() -> None:
-    with pytest.raises(InvalidRequestError, match="chosen by 'service_tier', by the header X-Baton-SLO-Class"):
+    with pytest.raises(InvalidRequestError, match="with 'service_tier', with the header X-Baton-SLO-Class"):
         check_known(["slo_class"], CompletionRequest.model_fields)
 
 

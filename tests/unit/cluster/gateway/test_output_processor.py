@@ -147,13 +147,13 @@ def test_cached_tokens_are_kept() -> None:
 
 
 def test_contract_breaches_are_internal_errors() -> None:
-    with pytest.raises(InternalError, match="2 tokens came with 1 logprobs"):
+    with pytest.raises(InternalError, match="has 2 tokens but 1 logprobs"):
         processor().process(TokenChunk((1, 2), (TokenLogprobs(0.0),)))
     with pytest.raises(InternalError, match="handed_off"):
         processor().process(TokenChunk((1,), None, FinishReason.HANDED_OFF))
     finished = processor()
     finished.process(TokenChunk((1,), None, FinishReason.LENGTH))
-    with pytest.raises(InternalError, match="after its end"):
+    with pytest.raises(InternalError, match="a sequence that had ended"):
         finished.process(TokenChunk((1,)))
 
 

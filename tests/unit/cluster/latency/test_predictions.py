@@ -154,7 +154,7 @@ def test_status_tells_errors_in_a_line() -> None:
     status = {"model": "m", "uptime_s": 1, "requests": requests, "pools": {}}
     told = render_status({**status, "predictions": errors.summary()}, "http://here", 80)
     texts = [str(part) for part in told.renderables]
-    assert any("predictions were off by: TTFT ±7% (p95 7%)" in text for text in texts)
+    assert any("prediction errors: TTFT ±7% (p95 7%)" in text for text in texts)
     assert not any("TPOT" in text for text in texts)
     render_status(status, "http://here", 80)  # of a router that says nothing of it
 
