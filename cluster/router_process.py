@@ -129,7 +129,7 @@ class RouterHost:
         await self._stopped.wait()
         if self._serving is not None and self._serving.done() and not self._is_stopping:
             self._serving.result()
-            raise InternalError("the router's HTTP server ended by itself")
+            raise InternalError("the router's HTTP server stopped unexpectedly")
 
     async def stop(self) -> None:
         self._is_stopping = True
@@ -152,7 +152,7 @@ class RouterHost:
 
     def _serve(self, info: WorkerInfo) -> None:
         if self._tokenizer is None or self._socket is None:
-            raise RuntimeError("a worker was added to a router that was never started")
+            raise RuntimeError("a worker was added to a router that has not been started")
         model = ModelCard(
             name=info.model_name,
             max_model_len=info.max_model_len,

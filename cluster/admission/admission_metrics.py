@@ -32,20 +32,20 @@ class AdmissionMetrics:
         self.factors: Callable[[], Mapping[str, Factors]] = dict
         self._refusals = Counter(
             "baton_admission_refusals",
-            "Sequences that were refused, by SLO class and reason.",
+            "Refused sequences, by SLO class and reason.",
             [_LABEL, "reason"],
             registry=registry,
         )
         self._wait = Histogram(
             "baton_admission_wait_seconds",
-            "Of sequences that were let in: from queued to having a route.",
+            "Time that admitted sequences waited for a route.",
             [_LABEL],
             buckets=SECONDS,
             registry=registry,
         )
         self._batching_delay = Histogram(
             "baton_admission_gather_seconds",
-            "Of prompts that waited for company in their prefill step.",
+            "Time that prompts waited to share a prefill step.",
             buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
             registry=registry,
         )
@@ -78,10 +78,10 @@ class AdmissionMetrics:
 
     def families(self) -> Iterator[Metric]:
         """The gauges of the queue and of the margins."""
-        waiting = GaugeMetricFamily("baton_admission_queued", "Sequences that wait for room.", labels=[_LABEL])
+        waiting = GaugeMetricFamily("baton_admission_queued", "Sequences that wait for admission.", labels=[_LABEL])
         margin = GaugeMetricFamily(
             "baton_admission_margin_ratio",
-            "What targets are divided by before predictions are compared with them; learned.",
+            "Learned factor by which targets are divided before predictions are compared with them.",
             labels=[_LABEL, "target"],
         )
         for name, status in self.status().items():

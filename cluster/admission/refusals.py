@@ -33,37 +33,37 @@ def no_room(
     """
     reason = Refusal(check.shortage or Shortage.TURN)
     if reason is Refusal.TURN:
-        problem = f"More urgent requests wait already, before this one of the SLO class {slo.name!r}"
+        problem = f"More urgent requests are queued ahead of this request of the SLO class {slo.name!r}"
     elif reason is Refusal.DECODE and not check.has_capacity:
-        problem = f"The decode pool is full: no worker has a seat and KV blocks left for the SLO class {slo.name!r}"
+        problem = (
+            "The decode pool is full: no worker has enough free KV blocks and batch slots for the SLO "
+            f"class {slo.name!r}"
+        )
     elif reason is Refusal.DECODE:
         problem = (
-            f"The decode pool is full: tokens would come every {decision.tpot_ms:.0f} ms, and the limit of the SLO "
-            f"class {slo.name!r}, or of requests that are there, is {check.limit_tpot_ms:.0f} ms"
+            f"The decode pool is full: the predicted TPOT is {decision.tpot_ms:.0f} ms, and the limit of the SLO "
+            f"class {slo.name!r} or of running requests is {check.limit_tpot_ms:.0f} ms"
         )
     elif check.is_lost and not check.over_ms:
         problem = (
-            f"The first token would take {decision.ttft_ms:.0f} ms, which no other route would bring below the target "
-            f"of the SLO class {slo.name!r}, and requests that can keep theirs find no room"
+            f"The predicted TTFT is {decision.ttft_ms:.0f} ms, no other route would meet the target of the SLO class "
+            f"{slo.name!r}, and requests that can meet their targets leave no capacity"
         )
     elif check.is_lost:
         problem = (
-            f"The prefill pool is full: the first token would take {decision.ttft_ms:.0f} ms. No route would bring it "
-            f"below the target of the SLO class {slo.name!r}, and such a request may take "
-            f"{check.ttft_target_ms:.0f} ms"
+            f"The prefill pool is full: the predicted TTFT is {decision.ttft_ms:.0f} ms. No route would meet the "
+            f"target of the SLO class {slo.name!r}, and the limit of such a request is {check.ttft_target_ms:.0f} ms"
         )
     else:
         limit_ms = decision.ttft_ms - check.over_ms
-        margin = (
-            f" ({limit_ms:.0f} ms with the margin that predictions need)" if limit_ms < check.ttft_target_ms else ""
-        )
+        margin = f" ({limit_ms:.0f} ms with the prediction margin)" if limit_ms < check.ttft_target_ms else ""
         problem = (
-            f"The prefill pool is full: the first token would take {decision.ttft_ms:.0f} ms, and the target of the "
+            f"The prefill pool is full: the predicted TTFT is {decision.ttft_ms:.0f} ms, and the target of the "
             f"SLO class {slo.name!r} is {check.ttft_target_ms:.0f} ms{margin}"
         )
-    allowed = f"may wait {round(allowed_s, 1):g} s" if allowed_s else "does not wait (queue_deadline)"
+    allowed = f"may wait for {round(allowed_s, 1):g} s only" if allowed_s else "does not wait (queue_deadline)"
     advice = (
-        f"There would be room in about {wait_s:.1f} s, and this request {allowed}. Try again later, or use a class "
+        f"Capacity is expected in about {wait_s:.1f} s, but this request {allowed}. Try again later, or use a class "
         "with wider targets."
     )
     return _overloaded(f"{problem}. {advice}", reason, wait_s, allowed_s)
@@ -72,7 +72,7 @@ def no_room(
 def queue_full(slo: SloClass, max_queued: int, wait_s: float) -> OverloadedError:
     """Error of the least urgent request when the queue is full."""
     return _overloaded(
-        f"{max_queued} requests wait for room, which is as many as admission.max_queued allows, and this one of the "
+        f"{max_queued} requests are queued, which is the limit of admission.max_queued, and this request of the "
         f"SLO class {slo.name!r} is the least urgent. Try again later.",
         Refusal.QUEUE_FULL,
         wait_s,
@@ -83,8 +83,8 @@ def queue_full(slo: SloClass, max_queued: int, wait_s: float) -> OverloadedError
 def deadline_over(slo: SloClass, waited_s: float, wait_s: float) -> OverloadedError:
     """Error of a request that has waited as long as its class or its own deadline allows."""
     return _overloaded(
-        f"There was no room for this request in the {waited_s:.1f} s that it waited, which is as long as it may "
-        f"(queue_deadline of the SLO class {slo.name!r}, or router.request_timeout_s). Try again later.",
+        f"This request waited {waited_s:.1f} s, its limit, and no capacity became available (queue_deadline of the "
+        f"SLO class {slo.name!r}, or router.request_timeout_s). Try again later.",
         Refusal.QUEUE_DEADLINE,
         wait_s,
         slo.queue_deadline_s,
@@ -94,7 +94,7 @@ def deadline_over(slo: SloClass, waited_s: float, wait_s: float) -> OverloadedEr
 def stopping() -> OverloadedError:
     """Error of requests that wait or arrive while the router stops."""
     return OverloadedError(
-        "The router is stopping, and this request ends with it. Send it again once a router is running.",
+        "The router is stopping and accepts no more requests. Send the request again once a router is running.",
         retry_after_s=1.0,
         reason=str(Refusal.STOPPING),
     )

@@ -93,7 +93,7 @@ class WorkerWait:
         """The error of requests that have waited too long."""
         missing = " and no ".join(self._dispatcher.missing_pools()) or "suitable"
         return NoWorkerError(
-            f"No {missing} worker took the request within {self._worker_wait_s:g} s. "
+            f"No {missing} worker accepted the request within {self._worker_wait_s:g} s. "
             "See `baton status` for the state of the pools."
         )
 

@@ -110,14 +110,16 @@ def advise(demand: Demand, costs: Mapping[str, PoolCosts], sizes: Mapping[str, i
 def _missing(demand: Demand, costs: Mapping[str, PoolCosts]) -> str:
     if demand.num_requests < tuning.REQUESTS_FOR_ADVICE:
         return (
-            f"not enough traffic seen yet: {demand.num_requests} requests in the last five minutes, "
+            f"not enough traffic yet: {demand.num_requests} requests arrived in the last five minutes, but "
             f"{tuning.REQUESTS_FOR_ADVICE} are needed."
         )
     if demand.rate <= 0:
-        return "no request has come lately, and advice is for the rate at which they come. Ask again under load."
+        return "no requests have arrived recently, and the advice depends on their rate. Ask again under load."
     unmeasured = [name for name in (PREFILL, DECODE) if name not in costs or not costs[name].is_measured]
     return (
-        f"the latency model has not seen enough steps of {' and '.join(unmeasured)} workers yet." if unmeasured else ""
+        f"the latency model has not observed enough steps of {' and '.join(unmeasured)} workers yet."
+        if unmeasured
+        else ""
     )
 
 

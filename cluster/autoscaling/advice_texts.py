@@ -9,7 +9,7 @@ from cluster.autoscaling.advice import Advice, DraftFigures, Option
 def advice_texts(advice: Advice) -> list[str]:
     """Sentences on what to change and what to keep."""
     if advice.missing or advice.now is None or advice.best is None or advice.aggregated is None:
-        return [f"No advice: {advice.missing or 'nothing is known'}"]
+        return [f"No advice: {advice.missing or 'there are no measurements yet.'}"]
     return [
         _ratio(advice.now, advice.best),
         _local(advice.now, advice.best),
@@ -20,10 +20,12 @@ def advice_texts(advice: Advice) -> list[str]:
 
 def _ratio(now: Option, best: Option) -> str:
     if (now.prefill, now.decode) == (best.prefill, best.decode):
-        return f"Ratio: keep {now.prefill} prefill to {now.decode} decode; they carry {_rate(now.capacity)}."
+        return (
+            f"Ratio: keep {now.prefill} prefill to {now.decode} decode workers; they can serve {_rate(now.capacity)}."
+        )
     return (
-        f"Ratio: {best.prefill} prefill to {best.decode} decode would carry {_rate(best.capacity)}, "
-        f"{now.prefill} to {now.decode} carry {_rate(now.capacity)}."
+        f"Ratio: {best.prefill} prefill to {best.decode} decode workers could serve {_rate(best.capacity)}; "
+        f"the current {now.prefill} to {now.decode} can serve {_rate(now.capacity)}."
     )
 
 
@@ -31,41 +33,41 @@ def _local(now: Option, best: Option) -> str:
     if now.local_share == best.local_share:
         return f"Local prefill: keep {_percent(now.local_share)} of the uncached prompt tokens on decode workers."
     return (
-        f"Local prefill: {_percent(best.local_share)} of the uncached prompt tokens on decode workers, the shortest "
-        f"prompts first; now it is {_percent(now.local_share)}."
+        f"Local prefill: compute {_percent(best.local_share)} of the uncached prompt tokens on decode workers, the "
+        f"shortest prompts first; the current share is {_percent(now.local_share)}."
     )
 
 
 def _disaggregation(best: Option, aggregated: Option) -> str:
     if aggregated.capacity >= tuning.CLEAR_GAIN * best.capacity:
         return (
-            f"Disaggregation hurts this workload: {aggregated.decode} workers that each do both would carry "
+            f"Disaggregation hurts this workload: {aggregated.decode} aggregated workers could serve "
             f"{_rate(aggregated.capacity)} within the targets, two pools {_rate(best.capacity)}."
         )
     if best.capacity >= tuning.CLEAR_GAIN * aggregated.capacity:
         return (
-            f"Disaggregation pays: two pools carry {_rate(best.capacity)} within the targets, {aggregated.decode} "
-            f"workers that each do both would carry {_rate(aggregated.capacity)}."
+            f"Disaggregation pays off: two pools can serve {_rate(best.capacity)} within the targets, "
+            f"{aggregated.decode} aggregated workers {_rate(aggregated.capacity)}."
         )
     return (
         f"Disaggregation makes no difference here: {_rate(best.capacity)} with two pools, "
-        f"{_rate(aggregated.capacity)} with workers that each do both."
+        f"{_rate(aggregated.capacity)} with aggregated workers."
     )
 
 
 def _drafts(figures: DraftFigures) -> str:
-    at = f"Speculation, {figures.batch} sequences a step: "
+    at = f"Speculation with {figures.batch} sequences per step: "
     if figures.tokens_per_round < tuning.TOKENS_PER_ROUND_WITH_DRAFTS:
-        return f"{at}next to no tokens come from drafts, so there is nothing to judge."
+        return f"{at}almost no tokens come from drafts, so there is no advice."
     numbers = (
-        f"{figures.tokens_per_round:.2f} tokens a round; a token takes {figures.tpot_ms:.3g} ms, "
+        f"{figures.tokens_per_round:.2f} tokens per round; a token takes {figures.tpot_ms:.3g} ms, "
         f"{figures.plain_tpot_ms:.3g} ms without drafts"
     )
     if figures.gain >= 1.0:
-        return f"{at}{numbers}: it pays."
+        return f"{at}{numbers}; it pays off."
     return (
-        f"{at}{numbers}: it costs more than it brings. `auto` drafts nothing there; another speculation.method should "
-        "draft less."
+        f"{at}{numbers}; it costs more than it saves. `auto` drafts nothing in this case; other methods should draft "
+        "less."
     )
 
 

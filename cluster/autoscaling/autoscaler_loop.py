@@ -98,7 +98,7 @@ class AutoscalerLoop:
             try:
                 await self.step()
             except Exception:  # pools keep their sizes, and requests go on
-                logger.exception("a plan failed; the next one begins anew")
+                logger.exception("a plan failed; the next one starts from scratch")
 
     async def step(self) -> ScalingPlan:
         """Makes one plan, and applies it if the autoscaler is enabled."""

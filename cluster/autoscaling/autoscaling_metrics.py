@@ -24,10 +24,10 @@ class AutoscalerMetrics:
                 created.labels(pool).set(math.nan)
             return created
 
-        self._wanted = gauge("wanted_workers", "Workers that the load asks for, limits and places aside.")
-        self._utilisation = gauge("utilisation_ratio", "Load as a share of what the pool can do within the targets.")
+        self._wanted = gauge("wanted_workers", "Workers that the load needs, regardless of limits and placement.")
+        self._utilisation = gauge("utilisation_ratio", "Load as a share of the pool's capacity within the targets.")
         self._attainment = gauge(
-            "predicted_attainment_ratio", "Share of requests that shall keep the pool's target, of the worst class."
+            "predicted_attainment_ratio", "Predicted share of requests that meet the pool's target, in the worst class."
         )
         self._decisions = Counter(
             "baton_autoscaler_decisions",

@@ -21,9 +21,9 @@ def explain_pool(
     if needs.is_known and not needs.is_idle:
         texts += [_hopeless(_targets(pool, observation), name) for name in needs.now.hopeless]
     if needs.is_known and pool == PREFILL and observation.demand.local_share > 0:
-        texts.append(f"{_percent(observation.demand.local_share)} of the prompt tokens are left to decode workers.")
+        texts.append(f"{_percent(observation.demand.local_share)} of the prompt tokens are computed by decode workers.")
     if counts.starting and sizing.target >= counts.target:
-        texts.append(f"{counts.starting} of its workers {_still(counts.starting)} starting and counted already.")
+        texts.append(f"{counts.starting} of its workers {_still(counts.starting)} starting and already counted.")
     if counts.pending and counts.reason and counts.pending_s >= limits.place_timeout_s:
         texts.append(counts.reason)
     return tuple(texts)
@@ -32,10 +32,10 @@ def explain_pool(
 def explain_role_change(change: RoleChange) -> str:
     """A role change in one sentence."""
     start_s = change.start_s
-    other = "no node has room for a new one" if start_s is None else f"a new one would take {start_s:.3g} s"
+    other = "no node has room for a new worker" if start_s is None else f"a new worker would take {start_s:.3g} s"
     return (
-        f"A {change.source} worker becomes a {change.destination} worker: that takes about {change.cost_s:.3g} s with "
-        f"the drain, and {other}."
+        f"A {change.source} worker becomes a {change.destination} worker: this takes about {change.cost_s:.3g} s "
+        f"including the drain, and {other}."
     )
 
 
@@ -51,16 +51,16 @@ def _because(pool: str, observation: Observation, limits: ScalingLimits, needs: 
     counts, bounds = observation.pools[pool].counts, limits.pools[pool]
     match sizing.reason:
         case Reason.PINNED:
-            return f"its size was set by hand; `baton scale {pool}=auto` hands it back."
+            return f"its size was set manually; `baton scale {pool}=auto` returns it to the autoscaler."
         case Reason.COLD:
             return _what_is_missing(pool, observation)
         case Reason.UNPLACED:
             return _unplaced(counts, sizing.state, sizing, observation.now_s)
         case Reason.IDLE:
-            return f"nothing comes and nothing waits, since {limits.calm_s:g} s or longer."
+            return f"no requests have arrived or waited for at least {limits.calm_s:g} s."
         case Reason.QUEUE if not needs.is_known:
             waiting = _number(observation.pools[pool].load)
-            return f"{waiting} prompts wait and get more; {_what_is_missing(pool, observation)}"
+            return f"{waiting} prompts wait, and the queue grows; {_what_is_missing(pool, observation)}"
     load = _load(pool, observation, needs)
     if sizing.reason is Reason.LIMITS:
         edge = f"at most {bounds.max}" if sizing.wanted >= bounds.max else f"at least {bounds.min}"
@@ -70,7 +70,7 @@ def _because(pool: str, observation: Observation, limits: ScalingLimits, needs: 
     if sizing.target > counts.target:
         if beyond := _too_many(needs, bounds, limits):
             return f"{load} {beyond}The configuration allows at most {bounds.max}."
-        return f"{load} {sizing.wanted} workers keep the targets with {_percent(limits.headroom)} to spare."
+        return f"{load} {sizing.wanted} workers meet the targets with {_percent(limits.headroom)} headroom."
     return load
 
 
@@ -78,13 +78,13 @@ def _too_many(needs: Requirement, bounds: PoolLimits, limits: ScalingLimits) -> 
     """The needed size, if it exceeds the limit; empty otherwise."""
     if needs.asked <= bounds.max:
         return ""
-    return f"It takes {_workers(needs.asked)} to keep the targets with {_percent(limits.headroom)} to spare. "
+    return f"It takes {_workers(needs.asked)} to meet the targets with {_percent(limits.headroom)} headroom. "
 
 
 def _load(pool: str, observation: Observation, needs: Requirement) -> str:
     """The load, and the forecast of the pool's present size."""
     if needs.is_idle:
-        return "nothing comes and nothing waits."
+        return "no requests arrive or wait."
     if not needs.is_known:
         return _what_is_missing(pool, observation)
     now = needs.now
@@ -92,15 +92,15 @@ def _load(pool: str, observation: Observation, needs: Requirement) -> str:
     work = f"{_number(rate)} requests/s × {_seconds(now.work_s)} each"
     if pool == DECODE:
         part = (
-            f"{work} are {_number(now.concurrency)} sequences at a time; a worker keeps the targets with "
-            f"{now.per_worker:.3g}; the load is {_percent(now.utilisation)} of what {_workers(now.workers)} can do so"
+            f"{work} are {_number(now.concurrency)} concurrent sequences; a worker meets the targets with up to "
+            f"{now.per_worker:.3g}; the load is {_percent(now.utilisation)} of the capacity of {_workers(now.workers)}"
         )
     else:
-        part = f"{work} are {_percent(now.utilisation)} of {_workers(now.workers)}"
+        part = f"{work} are {_percent(now.utilisation)} of the capacity of {_workers(now.workers)}"
     waiting = observation.pools[pool].load
-    held = f", and {_number(observation.waiting)} in the router" if observation.waiting else ""
-    piled = f" {_number(waiting)} are at work or wait on workers{held}." if needs.by_queue else ""
-    return f"{part}; predicted to keep {_targets(pool, observation)}: {_kept(now)}.{piled}"
+    held = f", and {_number(observation.waiting)} wait in the router" if observation.waiting else ""
+    piled = f" {_number(waiting)} run or wait on workers{held}." if needs.by_queue else ""
+    return f"{part}; predicted to meet {_targets(pool, observation)}: {_kept(now)}.{piled}"
 
 
 def _kept(now: PoolForecast) -> str:
@@ -109,29 +109,29 @@ def _kept(now: PoolForecast) -> str:
     others = [share for name, share in (now.attainment or {}).items() if name not in now.hopeless]
     if not now.hopeless or not others:
         return lowest
-    return f"{lowest}, {_percent(min(others))} where workers can help"
+    return f"{lowest}, {_percent(min(others))} where more workers help"
 
 
 def _fewer(targets: str, fewer: PoolForecast, limits: ScalingLimits) -> str:
     return (
         f"With {_workers(fewer.workers)} and {_percent(limits.headroom)} more load, "
-        f"{_percent(fewer.lowest_attainment)} would keep {targets}; so it has been for {limits.calm_s:g} s."
+        f"{_percent(fewer.lowest_attainment)} would meet {targets}; this has held for {limits.calm_s:g} s."
     )
 
 
 def _unplaced(counts: PoolCounts, state: PoolState, sizing: Sizing, now_s: float) -> str:
     wait_s = max(0.0, state.retry_s - now_s)
     return (
-        f"the load asks for {sizing.wanted}, but Ray has found no place for more than {state.stuck_at}; "
-        f"asked again in {wait_s:.0f} s."
+        f"the load needs {sizing.wanted} workers, but Ray could not place more than {state.stuck_at}; "
+        f"the next attempt is in {wait_s:.0f} s."
     )
 
 
 def _what_is_missing(pool: str, observation: Observation) -> str:
     seen = observation.demand.num_requests
     if seen < tuning.MIN_REQUESTS:
-        return f"{seen} requests were seen; {tuning.MIN_REQUESTS} are needed to tell a rate."
-    return f"the latency model has not seen enough steps of {pool} workers yet."
+        return f"{seen} requests were observed; {tuning.MIN_REQUESTS} are needed to estimate a rate."
+    return f"the latency model has not observed enough steps of {pool} workers yet."
 
 
 def _targets(pool: str, observation: Observation) -> str:
@@ -143,8 +143,8 @@ def _targets(pool: str, observation: Observation) -> str:
 
 def _hopeless(targets: str, name: str) -> str:
     return (
-        f"Some requests of class {name} miss {targets} even on an idle worker; no number of workers helps "
-        "them, and they are not counted on."
+        f"Some requests of class {name} miss {targets} even on an idle worker; more workers cannot help "
+        "them, so they do not count."
     )
 
 

@@ -85,7 +85,7 @@ class Controller:
 
     async def _tell_of_a_long_start(self) -> None:
         await asyncio.sleep(_LONG_START_S)
-        self.report("still loading; if the decoder was never compiled here, it is now, which takes a minute or two")
+        self.report("still loading; the first start on a machine compiles the decoder, which takes a minute or two")
 
     async def next_report(self) -> str:
         """Waits for the next line of progress."""
@@ -131,7 +131,7 @@ class Controller:
         if wanted > num_cpus and any(size > now[name] for name, size in targets.items()):
             asked = ", ".join(f"{name}={size}" for name, size in sizes.items())
             raise InvalidRequestError(
-                f"{asked} would take {wanted:g} CPUs, but Ray has {num_cpus} on this machine (ray.num_cpus) and no "
+                f"{asked} would need {wanted:g} CPUs, but Ray has {num_cpus} on this machine (ray.num_cpus) and no "
                 "other nodes. Ask for fewer workers.",
                 param=next(iter(targets)),
             )
@@ -149,7 +149,7 @@ class Controller:
         self._check_pool(source)
         self._check_pool(destination)
         if source == destination:
-            raise InvalidRequestError(f"A worker of {source} is one already; name two pools.", param="to")
+            raise InvalidRequestError(f"from and to are both {source}; name two different pools.", param="to")
         obstacle = self._role_change_obstacle()
         if obstacle:
             raise InvalidRequestError(f"No worker can change its role: {obstacle}")
@@ -178,7 +178,7 @@ class Controller:
 
     def _check_pool(self, name: str) -> None:
         if name not in self._pools:
-            raise NotFoundError(f"There is no pool {name!r}. Pools are: {', '.join(self._pools)}.", param=name)
+            raise NotFoundError(f"There is no pool {name!r}. Known pools: {', '.join(self._pools)}.", param=name)
 
     def pools(self) -> dict[str, Any]:
         """The state of both pools, JSON-ready."""
@@ -216,8 +216,8 @@ class Controller:
             self._kv_fingerprint = info.kv_fingerprint
         if info.kv_fingerprint != self._kv_fingerprint:
             raise LayoutMismatchError(
-                f"{info.worker_id} ({info.dtype}, blocks of {info.block_size}) has another KV layout than the workers "
-                "before it. All workers must run the same model, dtype and engine section; set dtype explicitly "
+                f"{info.worker_id} ({info.dtype}, blocks of {info.block_size}) has a different KV layout than earlier "
+                "workers. All workers must run the same model, dtype and engine section; set dtype explicitly "
                 "when the pools run on different devices."
             )
         self._infos[info.worker_id] = info
@@ -241,7 +241,7 @@ class Controller:
         try:
             await getattr(self._router, method).remote(*arguments)
         except RayError as error:
-            logger.warning("the router did not take %s: %s", method, error)
+            logger.warning("the router did not accept %s: %s", method, error)
 
     async def _start_router(self) -> str:
         # On this node, because the endpoint must be where the user started the cluster, and keep its port.
@@ -268,7 +268,7 @@ class Controller:
                 await router.wait.remote()
                 return
             except RayError as error:
-                logger.error("the router died and is replaced: %s", error)
+                logger.error("the router died and is being replaced: %s", error)
                 self._num_router_restarts += 1
             self._router = None
             ray.kill(router, no_restart=True)  # it may have failed without dying

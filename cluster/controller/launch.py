@@ -125,8 +125,8 @@ def connect(config: BatonConfig, report: Callable[[str], None]) -> bool:
     except Exception as error:  # Ray raises Exception itself when a node takes too long
         if address is None:
             raise ConfigError(
-                f"A local Ray cluster could not be started: {error}. If the machine is busy with something else, try "
-                "again when it is not, or name a Ray cluster that runs already in ray.address."
+                f"A local Ray cluster could not be started: {error}. If the machine is busy, try again "
+                "later, or set ray.address to a running Ray cluster."
             ) from error
         raise ConfigError(
             f"Ray cannot be reached at ray.address {address}: {error}. "
@@ -155,7 +155,7 @@ def _create_controller(config: BatonConfig) -> Any:
         return actor_class.remote(config.to_dict())
     except ValueError as error:
         raise ConfigError(
-            f"A baton cluster runs already in the Ray namespace {config.ray.namespace!r}. "
+            f"A baton cluster already runs in the Ray namespace {config.ray.namespace!r}. "
             "Stop it with `baton down`, or choose another ray.namespace."
         ) from error
 

@@ -90,17 +90,17 @@ def explain_pending(
     fits = fits_somewhere(resources, nodes)
     if is_local and fits and _asks_for_cpus_alone(resources) and resources.cpus <= num_free_cpus:
         return f"There is room for a {pool} worker, but its process is slow to start: the machine is busy."
-    lines = [f"A {pool} worker asks for {describe_request(resources)}, and Ray has not started it yet."]
+    lines = [f"A {pool} worker needs {describe_request(resources)}, and Ray has not started it yet."]
     lacks = [_lacks(resources, node) for node in nodes]
     for node, missing in zip(nodes, lacks, strict=True):
-        lines.append(f"  {node.describe()}: {'; '.join(missing) if missing else 'would do, if others left it free'}")
+        lines.append(f"  {node.describe()}: {'; '.join(missing) if missing else 'large enough, but in use'}")
     if fits:
         more = "raise ray.num_cpus" if is_local and _asks_for_cpus_alone(resources) else "add nodes"
-        lines.append(f"If it is not only slow to start: free resources, {more}, or lower {pool}.workers.")
+        lines.append(f"If the start is not merely slow, free resources, {more}, or lower {pool}.workers.")
     else:
         only_cpus = is_local and [_TOO_FEW_CPUS] in lacks
-        more = "raise ray.num_cpus" if only_cpus else "add nodes that have what it asks for"
-        lines.append(f"No node can ever hold it: change {pool}.resources, or {more}.")
+        more = "raise ray.num_cpus" if only_cpus else "add nodes that have these resources"
+        lines.append(f"No node is large enough: change {pool}.resources, or {more}.")
     return "\n".join(lines)
 
 

@@ -104,7 +104,7 @@ class SharedActor:
             if not is_pending:
                 await self._process.stop.remote(self._worker_id)
         except RayError as error:
-            logger.info("a process of workers is lost: %s", error, extra={"worker": self._worker_id})
+            logger.info("a worker process was lost: %s", error, extra={"worker": self._worker_id})
             self._processes.broken(self._process)
         self._processes.leave(self._process, self._worker_id)
 

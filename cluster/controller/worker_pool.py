@@ -45,7 +45,7 @@ _MAX_FAILED_ROUNDS = 3
 _SHORTEST_DRAIN_TIMEOUT_S = 600.0
 _STILL_LOADING = (
     "The others are still loading. If the machine is slow, or the model is large, raise ray.start_timeout_s. The first "
-    "start on a machine compiles the decoder, too; what is compiled by now is kept, so another try takes less."
+    "start on a machine also compiles the decoder; finished parts are kept, so another attempt takes less time."
 )
 _DEAD_KEPT = 5
 _STARTS_KEPT = 5
@@ -147,8 +147,8 @@ class WorkerPool:
         giving = source._youngest_ready()
         if giving is None or source.target < 2:
             raise InvalidRequestError(
-                f"The pool {source.name} cannot give a worker away: it shall have {source.target} and "
-                f"{source.num_ready} are ready; one must stay.",
+                f"The pool {source.name} cannot give up a worker: its target is {source.target} and "
+                f"{source.num_ready} are ready, and at least one must stay.",
                 param=source.name,
             )
         self.target += 1
@@ -249,7 +249,7 @@ class WorkerPool:
         member = PoolMember(f"{self.name}-{self._next_number}")
         self._next_number += 1
         self._members[member.worker_id] = member
-        member.reason = f"takes over from {changes_from} when that is drained" if changes_from else ""
+        member.reason = f"replaces {changes_from} once it is drained" if changes_from else ""
         member.task = asyncio.create_task(self._live(member, changes_role=bool(changes_from)))
         return member
 
@@ -332,7 +332,7 @@ class WorkerPool:
         if not member.leaving.is_set():
             self._num_failed["serving" if was_serving else "starting"] += 1
             if was_serving:
-                self._listener.report(f"{member.worker_id} is lost: {member.reason or 'it ended'}")
+                self._listener.report(f"{member.worker_id} is lost: {member.reason or 'its process ended'}")
             else:
                 self._num_start_failures += 1
             self._dead = [*self._dead, member][-_DEAD_KEPT:]
@@ -362,7 +362,7 @@ class WorkerPool:
             for member in (*self._members.values(), *self._dead)
             if member.reason and member not in pending
         ]
-        return f"After {timeout_s:g} s {self.num_ready} of {self.target} {self.name} workers are ready. " + (
+        return f"After {timeout_s:g} s, {self.num_ready} of {self.target} {self.name} workers are ready. " + (
             "\n".join(dict.fromkeys(reasons)) if reasons else _STILL_LOADING
         )
 
@@ -374,7 +374,7 @@ class WorkerPool:
 def _short_reason(error: Exception) -> str:
     """One line of the error. Ray puts the remote traceback before the error, and advice around a process's death."""
     if isinstance(error, ray.exceptions.OutOfMemoryError) or "running low on memory" in str(error):
-        return "Ray ended it, since its node ran out of memory; scale the pools down, or give the node more"
+        return "Ray ended it because its node ran out of memory; scale the pools down, or give the node more memory"
     if isinstance(error, ActorDiedError) and "creation task" not in str(error):
         return "its process died"
     return (str(error).strip() or type(error).__name__).splitlines()[-1]

@@ -119,7 +119,7 @@ class HandoffWatch:
                     self._worker.client.record_steps(self._timeline.prefill_steps, event.first_token, 0)
                     self._first.set_result(event.first_token)
             if self._first.done() and not self._first.result().finish_reason:
-                raise WorkerLostError("the prefill worker ended its stream without word of the hand-off")
+                raise WorkerLostError("the prefill worker ended its stream without reporting the hand-off")
         except BatonError as error:
             self.is_broken = True
             return error
@@ -127,7 +127,7 @@ class HandoffWatch:
             log = RequestLog(logger, self._timeline.request_id)
             log.exception("following the prefill failed")
             self.is_broken = True
-            return InternalError(f"following the prefill failed ({type(error).__name__}); the router's log says more")
+            return InternalError(f"following the prefill failed ({type(error).__name__}); see the router's log")
         return None
 
     def _book(self, result: worker_pb2.HandoffResult) -> BatonError | None:

@@ -104,8 +104,8 @@ class Router:
         if self._in_flight >= self._config.max_inflight:
             self._count_end(record, REJECTED)
             raise OverloadedError(
-                f"{self._in_flight} sequences are in flight, which is as many as router.max_inflight allows. "
-                "Try again a little later.",
+                f"{self._in_flight} sequences are in flight, which is the limit of router.max_inflight. "
+                "Try again later.",
                 retry_after_s=1.0,
             )
         self._accept(record)
@@ -125,7 +125,7 @@ class Router:
         except Exception as error:
             outcome = InternalError.code
             RequestLog(logger, request.request_id).exception("a request failed unexpectedly")
-            raise InternalError(f"The router failed ({type(error).__name__}); its log says more.") from error
+            raise InternalError(f"The router failed ({type(error).__name__}); see its log.") from error
         finally:
             self._end(record, outcome)
 

@@ -162,7 +162,7 @@ class PredictionErrors(Collector):
     def collect(self) -> Iterator[Metric]:
         family = GaugeMetricFamily(
             "baton_prediction_error_ratio",
-            "How far predictions made at routing were from what happened, relative to it, over the last requests.",
+            "Relative error of the predictions made at routing, over recent requests.",
             labels=["kind", "quantile"],
         )
         for kind, errors in self._windows.items():

@@ -64,7 +64,7 @@ class SampleFeed:
                 if time.monotonic() >= self._save_due_s:
                     await self.save()
             except Exception:  # predictions become stale, but requests go on
-                logger.exception("a round of samples failed; the next one begins anew")
+                logger.exception("a round of samples failed; the next one starts from scratch")
 
     async def poll(self, over_s: float = 0.0) -> None:
         """Polls all workers once.

@@ -41,7 +41,7 @@ class FitStore:
         except FileNotFoundError:
             return ()
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            logger.warning("the latency fit in %s cannot be used and is ignored: %s", file, error)
+            logger.warning("the stored latency model %s cannot be used and is ignored: %s", file, error)
             return ()
 
     def save(self, kind: Kind, coefficients: Sequence[float]) -> None:
@@ -56,7 +56,7 @@ class FitStore:
                 json.dump(document, stream)
             temporary.replace(self._file(kind))
         except OSError as error:
-            logger.warning("the latency fit cannot be kept in %s: %s", self._folder, error)
+            logger.warning("the latency model cannot be stored in %s: %s", self._folder, error)
             if temporary is not None:
                 temporary.unlink(missing_ok=True)
 
@@ -68,8 +68,8 @@ class FitStore:
 def _read(document: object, kind: Kind) -> tuple[float, ...]:
     """Parses the coefficients. Raises :class:`ValueError` if the document is not a fit of that kind of worker."""
     if not isinstance(document, dict) or document.get("version") != _VERSION or document.get("kind") != list(kind):
-        raise ValueError("it is of another version or another kind of worker")
+        raise ValueError("it belongs to another version or kind of worker")
     values = [float(value) for value in document["coefficients"]]
     if len(values) != len(STEP_PRIOR) or not all(isfinite(value) and value >= 0 for value in values) or not any(values):
-        raise ValueError(f"{len(STEP_PRIOR)} coefficients were expected, none below zero and not all of them zero")
+        raise ValueError(f"{len(STEP_PRIOR)} coefficients were expected, none negative and at least one positive")
     return tuple(max(value, _SMALLEST * usual) for value, usual in zip(values, STEP_PRIOR, strict=True))

@@ -48,7 +48,7 @@ class PrefixFeed:
             return
         if info.block_size != self._index.block_size:
             logger.warning(
-                "KV blocks have %d tokens here and %d on other workers: routing takes this prefix cache for empty. "
+                "KV blocks have %d tokens on this worker and %d on others; routing ignores its prefix cache. "
                 "Give all workers the same engine.block_size.",
                 info.block_size,
                 self._index.block_size,
@@ -111,7 +111,7 @@ class PrefixFeed:
             raise _NonsenseError(str(error)) from error
         num_known = self._index.num_blocks(worker_id)
         if 0 < num_possible < num_known:
-            raise _NonsenseError(f"{num_known} blocks are said to be in a cache of {num_possible}")
+            raise _NonsenseError(f"{num_known} blocks were reported for a cache of {num_possible}")
         if self._metrics is not None:
             num_stored, num_evicted = len(events.stored) // HASH_BYTES, len(events.evicted) // HASH_BYTES
             self._metrics.observe(num_stored, num_evicted, is_snapshot=events.is_snapshot)

@@ -190,7 +190,9 @@ class PrefixIndex:
         if not isinstance(prompt, PromptHashes):
             return self._hasher.hash(prompt)
         if prompt.block_size != self.block_size:
-            raise ValueError(f"a prompt hashed in blocks of {prompt.block_size} where blocks have {self.block_size}")
+            raise ValueError(
+                f"the prompt is hashed in blocks of {prompt.block_size} tokens, expected {self.block_size}"
+            )
         return prompt
 
     def num_blocks(self, worker_id: str) -> int:

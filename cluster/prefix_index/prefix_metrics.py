@@ -24,7 +24,7 @@ class PrefixMetrics(Collector):
         self.sizes: Callable[[], Mapping[str, int]] = dict
         self._events = Counter(
             "baton_prefix_events",
-            "Blocks that workers reported as joining or leaving their prefix caches, those of snapshots included.",
+            "Blocks that workers reported as added to or removed from their prefix caches, including snapshots.",
             ["kind"],
             registry=registry,
         )
@@ -32,7 +32,7 @@ class PrefixMetrics(Collector):
             self._events.labels(kind)
         self._snapshots = Counter(
             "baton_prefix_snapshots",
-            "Times that a worker reported its whole prefix cache: when a stream began, or the router was slow.",
+            "Snapshots of a whole prefix cache, sent when a stream began or the router was slow.",
             registry=registry,
         )
         self._restarts = Counter(

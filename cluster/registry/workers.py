@@ -131,7 +131,7 @@ class Worker:
         pause_s = min(_SUSPECT_S * 2.0 ** min(excess, 8), _LONGEST_SUSPICION_S)
         self.suspect_until_s = max(self.suspect_until_s, self.clock() + pause_s)
         logger.warning(
-            "a worker failed at %d requests in a row that went well elsewhere; it gets none for %g s",
+            "a worker failed %d requests in a row that succeeded elsewhere; it gets none for %g s",
             self.failures_in_a_row,
             pause_s,
             extra={"worker": self.info.worker_id},

@@ -150,7 +150,7 @@ class RequestRecord:
 
     def deadline_error(self) -> DeadlineError:
         return DeadlineError(
-            f"The request was not finished within {self._timeout_s:g} s. Ask for fewer tokens, try again when the "
+            f"The request did not finish within {self._timeout_s:g} s. Ask for fewer tokens, try again when the "
             "cluster is less busy, or raise router.request_timeout_s."
         )
 

@@ -37,19 +37,19 @@ class RoutingMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         scorers = Summary(
             "baton_routing_scorer_seconds",
-            "What a scorer took, for all candidates of a request.",
+            "Time of a scorer for all candidates of a request.",
             ["scorer"],
             registry=registry,
         )
         self._scorers = {name: scorers.labels(name) for name in SCORERS}
         self.decisions = Histogram(
             "baton_routing_decision_seconds",
-            "What choosing a route took; a request that waits in the router may be looked at several times.",
+            "Time to choose a route; a request that waits in the router may be evaluated several times.",
             buckets=_DECISION_SECONDS,
             registry=registry,
         )
         self._routes = Counter(
-            "baton_routes", "Routes that were taken: a pair of workers, or local prefill.", ["kind"], registry=registry
+            "baton_routes", "Chosen routes, by kind: a pair of workers, or local prefill.", ["kind"], registry=registry
         )
         for kind in (PAIR, LOCAL):
             self._routes.labels(kind)
@@ -108,7 +108,7 @@ class Placement:
     def keep_prefill(self) -> Callable[[], None]:
         """Keeps the prefill worker booked beyond :meth:`release`, until the returned function is called once."""
         if self.prefill is None or not self._holds_prefill:
-            raise RuntimeError("there is no prefill worker to keep, or somebody keeps it already")
+            raise RuntimeError("there is no prefill worker to keep, or it is already kept")
         self._holds_prefill = False
         return self.prefill.end
 

@@ -55,10 +55,12 @@ class RoutingConfig(Section):
     def _known_filters(cls, filters: list[str]) -> list[str]:
         _check_names("filter", filters, FILTERS)
         if "accepting" not in filters:
-            raise ValueError("the filter accepting must be there, or workers that are about to leave get requests")
+            raise ValueError(
+                "the filter accepting is missing; without it, workers that are about to leave would get requests"
+            )
         if len(set(filters)) < len(filters):
             twice = next(name for name in FILTERS if filters.count(name) > 1)
-            raise ValueError(f"the filter {twice} is there more than once; name it once")
+            raise ValueError(f"the filter {twice} is listed more than once; list it once")
         # Always in the same order: a filter that keeps the last workers must see only those that earlier filters left.
         return [name for name in FILTERS if name in filters]
 
@@ -71,7 +73,7 @@ class RoutingConfig(Section):
     @model_validator(mode="after")
     def _something_to_score(self) -> RoutingConfig:
         if not any(self.scorers.values()):
-            raise ValueError("no scorer has a weight above 0; give one of them a weight, such as slo_headroom: 4")
+            raise ValueError("no scorer has a weight above 0; set at least one weight, such as slo_headroom: 4")
         return self
 
 
@@ -81,4 +83,4 @@ def _check_names(kind: str, given: Iterable[object], known: Iterable[str]) -> No
         if name not in names:
             near = difflib.get_close_matches(str(name)[:60], names, n=1, cutoff=0.5)
             hint = f" Did you mean {near[0]}?" if near else ""
-            raise ValueError(f"there is no {kind} {str(name)[:60]!r}.{hint} The known ones are {', '.join(names)}")
+            raise ValueError(f"unknown {kind} {str(name)[:60]!r}.{hint} Known {kind}s: {', '.join(names)}")

@@ -43,7 +43,7 @@ def measured_requests(stage: Mapping[str, Any]) -> tuple[list[MeasuredRequest], 
     found = [request for request in map(_measured, samples) if request is not None]
     if not found:
         raise ConfigError(
-            "The report says nothing of single requests. Measure with `baton bench serve --samples --json FILE`, or "
+            "The report has no samples of single requests. Measure with `baton bench serve --samples --json FILE`, or "
             "name the trace that was sent with --trace."
         )
     found.sort(key=lambda request: request.at_s)

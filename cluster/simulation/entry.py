@@ -59,7 +59,10 @@ class _Requests:
         if self.num_left_out:
             yield f"{self.num_left_out} requests of the real run are left out, because their lengths are unknown"
         if self.num_cut:
-            yield f"{self.num_cut} of {len(self.arrivals)} prompts are cut: they do not fit with their answers"
+            yield (
+                f"{self.num_cut} of {len(self.arrivals)} prompts are shortened: they do not fit into the "
+                "context with their answers"
+            )
 
 
 def simulate(options: SimulateOptions, report: Callable[[str], None]) -> RenderableType:
@@ -71,15 +74,17 @@ def simulate(options: SimulateOptions, report: Callable[[str], None]) -> Rendera
     if options.trace_seconds is not None:
         check_over_zero("--trace-seconds", options.trace_seconds)
     if options.stage is not None and options.compare_with is None:
-        raise ConfigError("--stage names a stage of the report of --compare-with. Name the report, or leave it out.")
+        raise ConfigError(
+            "--stage names a stage of the report of --compare-with. Add --compare-with, or leave out --stage."
+        )
     if options.with_samples and options.json_file is None:
-        raise ConfigError("--samples writes every request into the file of --json. Name that file, or leave it out.")
+        raise ConfigError("--samples writes every request to the file of --json. Add --json, or leave out --samples.")
     if options.json_file is not None:
         check_writable("--json", options.json_file)
     config, profile, name = _config_of(options)
     if name is None:
         report(
-            f"no profile is named, so workers take the times of {DEFAULT_PROFILE}; name one by --profile or "
+            f"no profile is given, so workers use {DEFAULT_PROFILE}; choose one with --profile or "
             f"simulation.profile: {', '.join(profile_names())}, or a YAML file"
         )
     stage = None if options.compare_with is None else read_stage(options.compare_with, options.stage)
@@ -115,7 +120,9 @@ def fit_profile(options: SimulateOptions, file: Path) -> str:
     _, base, name = _config_of(options)
     text = profile_text(fitted_profile(base, newest_fits()))
     file.write_text(text, encoding="utf-8")
-    return f"{file}: step costs of real workers; all else is that of the profile {name or DEFAULT_PROFILE}.\n{text}"
+    return (
+        f"{file}: step costs of real workers; everything else comes from the profile {name or DEFAULT_PROFILE}.\n{text}"
+    )
 
 
 def _config_of(options: SimulateOptions) -> tuple[BatonConfig, TimingProfile, str | None]:
@@ -132,7 +139,9 @@ def _requests_of(
     shares = _shares(options.slo_class, config)
     if options.trace is None:
         if stage is None:
-            raise ConfigError("Name the requests: --trace FILE, or --compare-with a report that has samples.")
+            raise ConfigError(
+                "No requests are given: expected --trace FILE, or --compare-with and a report that has samples."
+            )
         _check_repeatable(options, shares)
         measured, num_left_out = measured_requests(stage)
         warmup_s = next((request.at_s for request in measured if not request.is_warmup), 0.0)
@@ -150,8 +159,9 @@ def _requests_of(
     )
     if arrivals[-1].at_s < options.warmup_s:
         raise ConfigError(
-            f"--warmup {options.warmup_s:g} leaves out every request: the last one comes after {arrivals[-1].at_s:.1f} "
-            "s of virtual time. Give fewer seconds, or more requests (--requests, --trace-seconds)."
+            f"--warmup {options.warmup_s:g} leaves out every request: the last one arrives after "
+            f"{arrivals[-1].at_s:.1f} "
+            "s of virtual time. Lower --warmup, or send more requests (--requests, --trace-seconds)."
         )
     return _Requests(arrivals, options.warmup_s)
 
@@ -163,8 +173,9 @@ def _check_repeatable(options: SimulateOptions, shares: Mapping[str, float]) -> 
         given.append("--class with shares")
     if given:
         raise ConfigError(
-            f"Without --trace the requests of --compare-with are sent again as they were, which {', '.join(given)} "
-            "would change. Name the trace that was sent, or leave these out."
+            "Without --trace, the requests of --compare-with are replayed unchanged, so "
+            f"{', '.join(given)} cannot be used. "
+            "Name the trace that was sent with --trace, or leave these options out."
         )
 
 

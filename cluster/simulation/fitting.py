@@ -46,8 +46,9 @@ def fitted_profile(base: TimingProfile, fits: Mapping[str, tuple[float, ...]]) -
     for pool in (PREFILL, DECODE):
         if pool not in fits:
             raise ConfigError(
-                f"Nothing is known of real {pool} workers. Run a cluster under load for a minute and stop it with "
-                "`baton down`; its router keeps what it has learned."
+                f"There are no measurements of real {pool} workers. Run a cluster under load for a minute "
+                "and stop it with "
+                "`baton down`; its router stores what it has learned."
             )
     return base.model_copy(update={"step": _step(fits[PREFILL]), "decode_step": _step(fits[DECODE])})
 

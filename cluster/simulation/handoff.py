@@ -96,7 +96,7 @@ class SimulatedHandoff:
     async def result(self) -> HandoffSummary:
         """Waits for the end of the hand-off. Raises ``BatonError`` if it failed."""
         if self._task is None:
-            raise RuntimeError("a hand-off was awaited that never began")
+            raise RuntimeError("a hand-off that never began was awaited")
         return await self._task
 
     async def close(self) -> None:

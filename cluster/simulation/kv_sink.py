@@ -50,13 +50,13 @@ class SimulatedKVSink:
             )
         entry = self._imports.entry(offer.transfer_id)
         if entry.holder is not None:
-            raise TransferError(f"transfer {offer.transfer_id} has begun already.")
+            raise TransferError(f"transfer {offer.transfer_id} has already begun.")
         entry.holder = holder
         try:
             return Reservation(await self._find_room(holder, offer.deadline_s))
         except BaseException as error:
             went_away = isinstance(error, asyncio.CancelledError)
-            reason = "the sender went away" if went_away else as_baton_error(error, offer.transfer_id).message
+            reason = "the sender disconnected" if went_away else as_baton_error(error, offer.transfer_id).message
             self.abort(offer.transfer_id, reason)
             raise
 
@@ -83,7 +83,9 @@ class SimulatedKVSink:
         """Fails a waiting reservation of an aborted transfer, whose blocks would never be freed."""
         for holder, room in self._waiting:
             if holder is given_up and not room.done():
-                room.set_exception(TransferError(f"transfer {transfer_id} was given up while it waited for room."))
+                room.set_exception(
+                    TransferError(f"transfer {transfer_id} was cancelled while it waited for KV blocks.")
+                )
 
     def retry_soon(self) -> None:
         """Retries waiting reservations in the next turn of the event loop, after blocks were freed."""
@@ -104,7 +106,9 @@ class SimulatedKVSink:
 
     async def write(self, transfer_id: str, header: PartHeader, payload: memoryview, checksum: int) -> None:
         """Raises :class:`TransferError`, since simulated workers take no real KV."""
-        raise TransferError("a simulated worker takes no KV; all workers of a cluster must be simulated, or none.")
+        raise TransferError(
+            "a simulated worker cannot receive KV; either all workers of a cluster must be simulated, or none."
+        )
 
     def place(self, transfer_id: str, header: PartHeader, num_bytes: int) -> None:
         """Does nothing, since there is no payload."""

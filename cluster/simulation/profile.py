@@ -36,7 +36,7 @@ class StepTimes(Section):
     @model_validator(mode="after")
     def _takes_time(self) -> StepTimes:
         if self.fixed + self.per_sequence <= 0:
-            raise ValueError("a step has to take some time; give fixed or per_sequence a value above zero")
+            raise ValueError("a step must take some time; set fixed or per_sequence to a value above zero")
         return self
 
 
@@ -96,7 +96,7 @@ class TimingProfile(Section):
     def _ascending(self) -> TimingProfile:
         batches = [rate.batch for rate in self.speculation]
         if batches != sorted(set(batches)):
-            raise ValueError("the batches of speculation must ascend")
+            raise ValueError("the batch sizes of speculation must be in ascending order")
         return self
 
     def rates(self, batch: int) -> tuple[float, float]:
@@ -137,8 +137,8 @@ def load_profile(reference: str) -> TimingProfile:
         near = difflib.get_close_matches(reference, names, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ConfigError(
-            f"simulation.profile: {reference!r} is no file and no profile of baton's own.{hint} "
-            f"These are there: {', '.join(names)}."
+            f"simulation.profile: {reference!r} is neither a file nor a built-in profile.{hint} "
+            f"Known profiles: {', '.join(names)}."
         )
     return _read(file)
 

@@ -125,7 +125,7 @@ def _title(document: Mapping[str, Any]) -> str:
     replay = document["replay"]
     hours = " and ".join(f"{hours:.2f} {pool}" for pool, hours in document["worker_hours"].items())
     return (
-        f"{replay['requests_per_s']:.2f} requests/s while they came; {replay['virtual_s']:.0f} s of virtual time, "
+        f"{replay['requests_per_s']:.2f} requests/s on average; {replay['virtual_s']:.0f} s of virtual time, "
         f"replayed in {replay['wall_s']:.1f} s; worker-hours: {hours}"
     )
 

@@ -47,7 +47,7 @@ def parse_schedule(option: str, text: str) -> Schedule:
     is_ascending = moments[:1] == [0] and moments == sorted(set(moments))
     if not is_finite or not is_ascending or min(factor for _, factor in steps) <= 0:
         raise ConfigError(
-            f"{option} takes a factor above 0, or several with the seconds from which on they count, such as "
+            f"{option} must be a factor above 0, or several with their start times in seconds, such as "
             f"0=1,600=4,1200=1; got {text!r}."
         )
     return Schedule(steps)

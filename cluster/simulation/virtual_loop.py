@@ -87,8 +87,8 @@ class _JumpingSelector(selectors.BaseSelector):
             return self._real.select(timeout if timeout == 0 else None)
         if timeout is None:
             raise VirtualDeadlockError(
-                f"At {self._loop.time():.3f} s of virtual time everybody waits and no timer is set, so that nothing "
-                "can ever happen again."
+                f"At {self._loop.time():.3f} s of virtual time, all tasks wait and no timer is set, so the "
+                "simulation cannot continue."
             )
         if timeout > 0:
             self._loop.advance(timeout)

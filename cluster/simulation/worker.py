@@ -192,7 +192,7 @@ class SimulatedWorker:
             imported = await self.sink.claim(message.transfer_id)
             try:
                 if imported.holder is None or imported.holder.num_tokens != request.num_prompt_tokens:
-                    raise TransferError(f"transfer {message.transfer_id} brought the KV of another prompt.")
+                    raise TransferError(f"transfer {message.transfer_id} carried the KV of another prompt.")
                 events[Event.KV_COMMITTED] = imported.committed_s
                 self.sink.hand_over(imported, request)
             finally:
@@ -278,7 +278,7 @@ class SimulatedWorker:
         needed = request.num_prompt_tokens + num_new
         if needed > limits.max_model_len or needed - 1 > room:
             raise ContextLengthError(
-                f"The request needs {needed} tokens, but a simulated worker takes {limits.max_model_len} and its KV "
+                f"The request needs {needed} tokens, but a simulated worker allows {limits.max_model_len} and its KV "
                 f"cache holds {room}.",
                 param="max_tokens",
             )

@@ -116,7 +116,7 @@ def make_arrivals(
         ConfigError: a share is negative, or none is above 0.
     """
     if not shares or min(shares.values()) < 0 or not sum(shares.values()) > 0:
-        raise ConfigError(f"The shares of classes must be numbers of which one is above 0, got {dict(shares)}.")
+        raise ConfigError(f"The shares of classes must be numbers, at least one of them above 0, got {dict(shares)}.")
     random, prompts = Random(seed), PromptTokens(seed)
     names, weights = list(shares), list(shares.values())
     length_s = trace[-1].at_s * len(trace) / max(1, len(trace) - 1)

@@ -72,22 +72,22 @@ class _Counter(_Series):
 
 
 _WORKER_SERIES = (
-    _Gauge("baton_worker_uptime_seconds", "uptime_s", "Since the worker began to serve."),
+    _Gauge("baton_worker_uptime_seconds", "uptime_s", "Seconds since the worker began to serve."),
     _Gauge("baton_worker_running_requests", "num_running", "Requests in the worker's batch."),
     _Gauge("baton_worker_waiting_requests", "num_waiting", "Requests that wait in the worker's queue."),
-    _Gauge("baton_worker_transfers", "num_transfers", "KV hand-offs under way."),
+    _Gauge("baton_worker_transfers", "num_transfers", "KV hand-offs in progress."),
     _Gauge("baton_worker_kv_blocks", "kv_blocks_total", "KV blocks of the worker."),
     _Gauge("baton_worker_kv_blocks_used", "kv_blocks_used", "KV blocks held by requests and hand-offs."),
     _Gauge("baton_worker_kv_blocks_cached", "kv_blocks_cached", "Free KV blocks whose content can be reused."),
     _Counter(
-        "baton_worker_kv_leaked_blocks", "num_leaked_blocks", "KV blocks that nobody owned and nobody gave back: a bug."
+        "baton_worker_kv_leaked_blocks", "num_leaked_blocks", "KV blocks in use without an owner; more than 0 is a bug."
     ),
-    _Counter("baton_worker_preemptions", "num_preemptions", "Requests that lost their blocks and were computed again."),
+    _Counter("baton_worker_preemptions", "num_preemptions", "Requests that lost their KV blocks and were recomputed."),
     _Counter("baton_worker_steps", "num_steps", "Engine steps."),
     _Counter(
         "baton_worker_prefill_tokens",
         "prefill_tokens",
-        "Prompt tokens computed; those from a prefix cache or from a hand-off are not.",
+        "Prompt tokens computed, without those from a prefix cache or a hand-off.",
     ),
     _Counter("baton_worker_generated_tokens", "generated_tokens", "Tokens generated."),
     _Counter("baton_worker_kv_sent_bytes", "kv_bytes_sent", "KV bytes sent."),
@@ -95,16 +95,14 @@ _WORKER_SERIES = (
     _Counter(
         "baton_worker_draft_failures",
         "num_draft_failures",
-        "Times that a speculation method broke and was switched off. Its requests went on without it.",
+        "Times that a speculation method failed and was disabled. Its requests continued without it.",
     ),
 )
 
 _METHOD_SERIES = (
-    _Counter("baton_worker_drafts", "num_drafts", "Drafts of a method that were verified."),
-    _Counter("baton_worker_drafted_tokens", "num_drafted_tokens", "Tokens in these drafts."),
-    _Counter(
-        "baton_worker_accepted_tokens", "num_accepted_tokens", "Of these tokens, the ones that the model agreed with."
-    ),
+    _Counter("baton_worker_drafts", "num_drafts", "Drafts that were verified, by method."),
+    _Counter("baton_worker_drafted_tokens", "num_drafted_tokens", "Draft tokens that were verified, by method."),
+    _Counter("baton_worker_accepted_tokens", "num_accepted_tokens", "Draft tokens that the model accepted, by method."),
 )
 
 
@@ -122,7 +120,7 @@ class ClusterCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         figures = self.figures
         yield from _pool_families(figures)
-        up = GaugeMetricFamily("baton_worker_up", "1: the worker answered this scrape.", labels=["pool", "worker"])
+        up = GaugeMetricFamily("baton_worker_up", "1 if the worker answered this scrape.", labels=["pool", "worker"])
         for labels, stats in figures.workers.items():
             up.add_metric(labels, float(stats is not None))
         yield up
@@ -151,7 +149,7 @@ def _by_method(stats: worker_pb2.WorkerStats, field_name: str) -> dict[str, floa
 
 def _pool_families(figures: ClusterFigures) -> Iterator[Metric]:
     pools = figures.pools
-    target = GaugeMetricFamily("baton_workers_target", "Workers that the pool shall have.", labels=["pool"])
+    target = GaugeMetricFamily("baton_workers_target", "Target number of workers of the pool.", labels=["pool"])
     workers = GaugeMetricFamily("baton_workers", "Workers of the pool, by state.", labels=["pool", "state"])
     scaled = CounterMetricFamily(
         "baton_scale_events", "Changes of the pool's target, by direction.", labels=["pool", "direction"]
@@ -159,11 +157,13 @@ def _pool_families(figures: ClusterFigures) -> Iterator[Metric]:
     started = CounterMetricFamily("baton_worker_starts", "Workers that became ready.", labels=["pool"])
     failed = CounterMetricFamily(
         "baton_worker_failures",
-        "Workers that ended without being asked to, by whether they were starting or serving.",
+        "Workers that ended unexpectedly, by phase: starting or serving.",
         labels=["pool", "phase"],
     )
     moved = CounterMetricFamily(
-        "baton_role_changes", "Workers taken over from the other pool, by who asked for it.", labels=["pool", "by"]
+        "baton_role_changes",
+        "Workers taken over from the other pool, by origin of the decision.",
+        labels=["pool", "by"],
     )
     for name, pool in pools.items():
         target.add_metric([name], pool.target)

@@ -42,13 +42,13 @@ class HttpMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
             "baton_http_requests",
-            "HTTP requests that are over, by route and status; 499: the client went away.",
+            "Finished HTTP requests, by route and status; 499 means that the client disconnected.",
             ["endpoint", "status"],
             registry=registry,
         )
         self._rejections = Counter(
             "baton_rejections",
-            "Requests for tokens that were answered with an error instead, by its code.",
+            "Generation requests that were answered with an error, by error code.",
             ["reason"],
             registry=registry,
         )
@@ -109,13 +109,13 @@ class RouterMetrics(RequestObserver):
         codes = tuple(error_classes())
         self.requests = self._labelled(
             "baton_requests",
-            "Sequences that ended, by outcome: how they finished, cancelled by the client, rejected, or an error code.",
+            "Finished sequences, by outcome: a finish reason, cancelled by the client, rejected, or an error code.",
             "outcome",
             (*FINISHED, CANCELLED, REJECTED, *codes),
         )
-        self.in_flight = Gauge("baton_requests_in_flight", "Sequences accepted and not over.", registry=self.registry)
+        self.in_flight = Gauge("baton_requests_in_flight", "Sequences in flight.", registry=self.registry)
         self.retries = self._labelled(
-            "baton_retries", "Attempts that failed and were repeated elsewhere, by error code.", "reason", codes
+            "baton_retries", "Failed attempts that were repeated on other workers, by error code.", "reason", codes
         )
         self.local_prefills = self._labelled(
             "baton_local_prefills",
@@ -135,49 +135,56 @@ class RouterMetrics(RequestObserver):
         self.autoscaler = AutoscalerMetrics(self.registry)
 
     def _add_build_info(self) -> None:
-        info = Gauge("baton_build_info", "Versions; the value is 1.", ["version", "python"], registry=self.registry)
+        info = Gauge(
+            "baton_build_info",
+            "Versions of baton and Python; the value is 1.",
+            ["version", "python"],
+            registry=self.registry,
+        )
         info.labels(package_version(), platform.python_version()).set(1)
 
     def _add_token_metrics(self) -> None:
         counter, histogram = self._counter, self._histogram
-        self.prompt_tokens = counter("baton_prompt_tokens", "Prompt tokens of sequences that were let in.")
-        self.cached_tokens = counter("baton_cached_prompt_tokens", "Prompt tokens that a prefix cache held.")
-        self.drafted_tokens = counter("baton_drafted_tokens", "Tokens that speculation guessed and verified.")
-        self.accepted_tokens = counter("baton_accepted_tokens", "Guessed tokens that the model agreed with.")
+        self.prompt_tokens = counter("baton_prompt_tokens", "Prompt tokens of admitted sequences.")
+        self.cached_tokens = counter("baton_cached_prompt_tokens", "Prompt tokens found in a prefix cache.")
+        self.drafted_tokens = counter("baton_drafted_tokens", "Draft tokens that were verified.")
+        self.accepted_tokens = counter("baton_accepted_tokens", "Draft tokens that the model accepted.")
         self.output_tokens = counter("baton_output_tokens", "Tokens sent to clients.")
-        self._prompt_size = histogram("baton_request_prompt_tokens", "Prompt tokens of one sequence.", TOKENS)
-        self._output_size = histogram("baton_request_output_tokens", "Tokens sent to the client in one.", TOKENS)
+        self._prompt_size = histogram("baton_request_prompt_tokens", "Prompt tokens per sequence.", TOKENS)
+        self._output_size = histogram("baton_request_output_tokens", "Tokens sent to the client per sequence.", TOKENS)
 
     def _add_transfer_metrics(self) -> None:
         counter = self._counter
         self.transfers = self._labelled("baton_kv_transfers", "KV hand-offs, by outcome.", "outcome", ("ok", "failed"))
-        self.transfer_bytes = counter("baton_kv_transfer_bytes", "KV bytes that crossed from prefill to decode.")
+        self.transfer_bytes = counter("baton_kv_transfer_bytes", "KV bytes sent from prefill to decode workers.")
         self.transfer_shared_bytes = counter(
-            "baton_kv_transfer_shared_bytes", "Of them, those that the receiver read from the sender's memory."
+            "baton_kv_transfer_shared_bytes", "KV bytes that the receiver read directly from the sender's memory."
         )
         self.transfer_spared_bytes = counter(
-            "baton_kv_transfer_spared_bytes", "KV bytes that did not cross because of kv_transfer.encoding."
+            "baton_kv_transfer_spared_bytes", "KV bytes saved by kv_transfer.encoding."
         )
-        self.transfer_tokens = counter("baton_kv_transfer_tokens", "Prompt tokens whose KV crossed.")
+        self.transfer_tokens = counter("baton_kv_transfer_tokens", "Prompt tokens whose KV was sent.")
         self.transfer_saved_tokens = counter(
-            "baton_kv_transfer_saved_tokens", "Prompt tokens whose KV the decode worker held already."
+            "baton_kv_transfer_saved_tokens", "Prompt tokens whose KV the decode worker already held."
         )
         self.transfer_seconds = self._histogram(
-            "baton_kv_transfer_seconds", "From asking for room to the acknowledgement.", SECONDS
+            "baton_kv_transfer_seconds", "Time of a KV transfer, from the reservation to the acknowledgement.", SECONDS
         )
 
     def _add_latency_metrics(self) -> None:
         histogram = self._histogram
         self._itl = histogram(
             "baton_inter_token_latency_seconds",
-            "Between two deliveries of a sequence's tokens; with speculation, one may bring several.",
+            "Time between two deliveries of a sequence's tokens; with speculation, one may contain several.",
             FAST_SECONDS,
         )
-        self._queue = histogram("baton_queue_seconds", "In the prefill worker's queue.", SECONDS)
-        self._prefill = histogram("baton_prefill_seconds", "Computing the prompt.", SECONDS)
-        self._decode_queue = histogram("baton_decode_queue_seconds", "In the decode worker's queue.", SECONDS)
-        self._decode = histogram("baton_decode_seconds", "From the first token to the end.", SECONDS)
-        self._duration = histogram("baton_request_seconds", "From receipt to the end.", SECONDS)
+        self._queue = histogram("baton_queue_seconds", "Time in the prefill worker's queue.", SECONDS)
+        self._prefill = histogram("baton_prefill_seconds", "Time to compute the prompt.", SECONDS)
+        self._decode_queue = histogram("baton_decode_queue_seconds", "Time in the decode worker's queue.", SECONDS)
+        self._decode = histogram(
+            "baton_decode_seconds", "Time from the first token to the end of the sequence.", SECONDS
+        )
+        self._duration = histogram("baton_request_seconds", "Time from receipt to the end of the sequence.", SECONDS)
 
     def accepted(self, record: RequestRecord) -> None:
         self.in_flight.inc()

@@ -40,20 +40,20 @@ class SloMetrics(RequestObserver):
         self._attainment = AttainmentTracker((slo.name for slo in self._classes), clock)
         self._requests = Counter(
             "baton_slo_requests",
-            "Sequences that are over, by SLO class and what became of its targets.",
+            "Finished sequences, by SLO class and result.",
             [_LABEL, "result"],
             registry=registry,
         )
         self._ttft = Histogram(
             "baton_time_to_first_token_seconds",
-            "From receipt to the first token.",
+            "Time from receipt to the first token.",
             [_LABEL],
             buckets=SECONDS,
             registry=registry,
         )
         self._tpot = Histogram(
             "baton_time_per_output_token_seconds",
-            "Mean of a sequence after its first token.",
+            "Mean time per token of a sequence after its first token.",
             [_LABEL],
             buckets=FAST_SECONDS,
             registry=registry,
@@ -67,10 +67,10 @@ class SloMetrics(RequestObserver):
         registry.register(_AttainmentCollector(self._attainment))
 
     def _publish_targets(self, registry: CollectorRegistry) -> None:
-        target = Gauge("baton_slo_target_seconds", "What an SLO class promises.", [_LABEL, "target"], registry=registry)
+        target = Gauge("baton_slo_target_seconds", "Targets of an SLO class.", [_LABEL, "target"], registry=registry)
         objective = Gauge(
             "baton_slo_objective_ratio",
-            "Share of sequences that shall keep both targets of their SLO class.",
+            "Share of sequences that should meet both targets of their SLO class.",
             [_LABEL],
             registry=registry,
         )
@@ -131,11 +131,11 @@ class _AttainmentCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         labels = [_LABEL, "window"]
         attainment = GaugeMetricFamily(
-            "baton_slo_attainment_ratio", "Share of sequences that kept both targets, over a window.", labels=labels
+            "baton_slo_attainment_ratio", "Share of sequences that met both targets, over a window.", labels=labels
         )
         goodput = GaugeMetricFamily(
             "baton_slo_goodput_requests_per_second",
-            "Sequences per second that kept both targets, over a window.",
+            "Sequences per second that met both targets, over a window.",
             labels=labels,
         )
         for name, windows in self._attainment.read().items():

@@ -22,5 +22,5 @@ class TelemetryConfig(Section):
     @classmethod
     def _http_url(cls, endpoint: str | None) -> str | None:
         if endpoint is not None and not re.fullmatch(r"https?://[^/\s]+\S*", endpoint):
-            raise ValueError(f"{endpoint!r} is no http:// or https:// URL; collectors usually listen on port 4318")
+            raise ValueError(f"{endpoint!r} is not an http:// or https:// URL; collectors usually listen on port 4318")
         return endpoint

@@ -87,7 +87,7 @@ class WorkerHost:
             BatonError: the worker does not serve, or the new role cannot run here.
         """
         if self._role is None or self._loaded is None:
-            raise InternalError(f"{self._worker_id} serves nobody yet and cannot change its role")
+            raise InternalError(f"{self._worker_id} does not serve requests yet and cannot change its role")
         await self._end_role()
         self._worker_id, self._pool, self._role_path = worker_id, pool, role_path
         configure_logging(self._config.log, worker_id)
@@ -130,7 +130,7 @@ class WorkerHost:
             if role is not self._role:
                 return
             if not self._stopping:
-                raise InternalError(f"the engine of {self._worker_id} broke; its log says why")
+                raise InternalError(f"the engine of {self._worker_id} failed; see its log")
         await self._stopped.wait()
 
     async def stop(self) -> None:
@@ -237,7 +237,7 @@ def with_checked_encoding(config: BatonConfig, runner: ModelRunner) -> BatonConf
     except UnsupportedModelError as error:
         if kv.encoding != "auto":
             raise
-        logger.warning("no KV travels as int8: %s", error.message)
+        logger.warning("KV is not sent as int8: %s", error.message)
         return config.model_copy(update={"kv_transfer": kv.model_copy(update={"encoding": "native"})})
     return config
 
@@ -267,7 +267,7 @@ def _max_model_len(config: BatonConfig, runner: ModelRunner) -> int:
     if config.max_model_len > capacity:
         raise ConfigError(
             f"max_model_len is {config.max_model_len}, but the worker's KV cache holds {capacity} tokens. "
-            "Lower max_model_len, or raise kv_blocks or kv_memory_gib, on a GPU engine.gpu_memory_utilization."
+            "Lower max_model_len, or raise kv_blocks or kv_memory_gib (on a GPU: engine.gpu_memory_utilization)."
         )
     return config.max_model_len
 

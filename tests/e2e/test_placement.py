@@ -235,14 +235,14 @@ async def test_memory_is_reserved_and_not_only_compared(nodes):
     [
         (
             {"accelerator_type": "B200", "gpus": 1},
-            ["label ray.io/accelerator-type=B200", "label ray.io/accelerator-type is H100", "No node can ever hold it"],
+            ["label ray.io/accelerator-type=B200", "label ray.io/accelerator-type is H100", "No node is large enough"],
         ),
         ({"labels": {"rack": "9"}}, ["label rack is 7", "no label rack", "change decode.resources"]),
-        ({"cpus": 64}, ["asks for 64 CPUs", "too few CPUs", "No node can ever hold it"]),
+        ({"cpus": 64}, ["asks for 64 CPUs", "too few CPUs", "No node is large enough"]),
         ({"memory_gib": 1000}, ["1000 GiB of memory", "too little memory", "4 GPUs (H200), 256.0 GiB"]),
         (
             {"accelerator_type": "H200", "labels": {"tier": "compute"}},
-            ["label tier is memory", "label ray.io/accelerator-type is H100", "No node can ever hold it"],
+            ["label tier is memory", "label ray.io/accelerator-type is H100", "No node is large enough"],
         ),
     ],
     ids=["accelerator", "label", "cpus", "memory", "labels_of_two_nodes"],
@@ -251,7 +251,7 @@ async def test_what_the_user_reads_when_no_node_fits(nodes, resources, texts):
     async with placing(nodes, wishing("decode", **resources)) as pools:
         with pytest.raises(DeadlineError) as raised:
             await pools.pools["decode"].wait_until_ready(PENDING_S)
-        assert f"After {PENDING_S:g} s 0 of 1 decode workers are ready. A decode worker asks for" in str(raised.value)
+        assert f"After {PENDING_S:g} s, 0 of 1 decode workers are ready. A decode worker needs" in str(raised.value)
         for text in texts:
             assert text in raised.value.message
 
@@ -266,7 +266,7 @@ async def test_what_the_user_reads_when_everything_is_taken(nodes):
 
 async def test_a_waiting_worker_is_placed_when_a_node_joins(nodes):
     async with placing(nodes, wishing("decode", 1, gpus=1, accelerator_type="B200")) as pools:
-        with pytest.raises(DeadlineError, match="No node can ever hold it"):
+        with pytest.raises(DeadlineError, match="No node is large enough"):
             await pools.pools["decode"].wait_until_ready(PENDING_S)
         joined = nodes.add("new", num_cpus=2, num_gpus=1, labels={ACCELERATOR_LABEL: "B200"})
         try:
@@ -345,5 +345,5 @@ def test_a_cluster_does_not_start_and_says_why_when_nothing_fits(nodes, tmp_path
     assert "1 GPUs, the node label ray.io/accelerator-type=TPU-V9, and Ray has not started it yet" in message
     assert "4 GPUs (H100), 256.0 GiB: label ray.io/accelerator-type is H100" in message
     # While it waits it says so, for both pools.
-    assert {pool for pool in POOLS for line in reports if line.startswith(f"A {pool} worker asks for")} == set(POOLS)
+    assert {pool for pool in POOLS for line in reports if line.startswith(f"A {pool} worker needs")} == set(POOLS)
     assert ray.available_resources()["GPU"] == ray.cluster_resources()["GPU"]

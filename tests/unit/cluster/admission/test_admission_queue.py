@@ -119,7 +119,7 @@ def test_no_workers_is_a_pause_and_then_an_error() -> None:
         assert (await early).num_releases == 0
         scene.cluster.has_workers = False
         began_s = scene.loop.time()
-        with pytest.raises(NoWorkerError, match="No decode worker took the request within 5 s"):
+        with pytest.raises(NoWorkerError, match="No decode worker accepted the request within 5 s"):
             await scene.admission.admit(scene.record(INTERACTIVE))
         assert scene.loop.time() - began_s == pytest.approx(5.0)
 
@@ -142,7 +142,7 @@ def test_those_in_the_queue_wait_for_workers_no_longer_than_others() -> None:
         scene.cluster.has_workers, began_s = False, scene.loop.time()
         for result in await asyncio.gather(*late, return_exceptions=True):
             assert isinstance(result, NoWorkerError)
-            assert "No decode worker took the request within 5 s" in result.message
+            assert "No decode worker accepted the request within 5 s" in result.message
         assert scene.loop.time() - began_s == pytest.approx(5.0, abs=1.1)
         assert scene.admission.num_queued == 0
 
@@ -274,7 +274,7 @@ def test_who_gathers_while_workers_leave_waits_for_them() -> None:
             if returns:
                 assert (await task).num_releases == 0
             else:
-                with pytest.raises(NoWorkerError, match="No decode worker took the request within 5 s"):
+                with pytest.raises(NoWorkerError, match="No decode worker accepted the request within 5 s"):
                     await task
         assert scene.admission.num_queued == 0
 

@@ -24,8 +24,8 @@ def told(*arguments, **options) -> str:
 
 
 def test_without_enough_traffic_it_says_so():
-    assert "not enough traffic seen yet" in told(demand(5, seen=20))
-    assert "no request has come lately" in told(demand(0))
+    assert "not enough traffic yet" in told(demand(5, seen=20))
+    assert "no requests have arrived recently" in told(demand(0))
 
 
 def test_without_measured_costs_it_says_so():
@@ -78,7 +78,7 @@ def test_prompts_stay_away_from_decode_steps_where_that_costs_next_to_nothing():
 def test_it_says_when_disaggregation_hurts():
     """Two workers, of which one would have next to nothing to do."""
     text = told(demand(1, prompt=20, output=800), prefill=1, decode=1)
-    assert "Disaggregation hurts this workload: 2 workers that each do both" in text
+    assert "Disaggregation hurts this workload: 2 aggregated workers" in text
 
 
 def test_it_says_when_disaggregation_pays():
@@ -90,9 +90,9 @@ def test_it_says_when_disaggregation_pays():
 @pytest.mark.parametrize(
     ("costs", "words"),
     [
-        (FormulaCosts(), "next to no tokens come from drafts"),
+        (FormulaCosts(), "almost no tokens come from drafts"),
         (FormulaCosts(rounds=2.0, per_sequence=0.2), "2.00 tokens a round; a token takes"),
-        (FormulaCosts(rounds=1.2, per_sequence=4.0), "it costs more than it brings"),
+        (FormulaCosts(rounds=1.2, per_sequence=4.0), "it costs more than it saves"),
     ],
 )
 def test_speculation_is_judged_at_the_present_batch(costs, words):

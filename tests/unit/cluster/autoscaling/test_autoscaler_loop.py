@@ -152,7 +152,7 @@ async def test_a_change_that_failed_is_not_remembered_as_one():
 
 async def test_advice_comes_from_the_same_observation():
     looped = Looped()
-    assert "not enough traffic seen yet" in (await looped.loop.advise())["texts"][0]
+    assert "not enough traffic yet" in (await looped.loop.advise())["texts"][0]
     looped.arrive(60, 4)
     advice = json.loads(json.dumps(await looped.loop.advise()))
     assert advice["rate"] == pytest.approx(4, rel=0.1)

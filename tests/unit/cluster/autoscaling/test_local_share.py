@@ -110,8 +110,8 @@ def test_the_plan_tells_what_share_it_counts_on():
         plan(observe(0.0, asked(seen_share=seen), 1, 3), LIMITS, AutoscalerState()).pools[PREFILL].texts
         for seen in (0.3, 0.0)
     )
-    assert any("% of the prompt tokens are left to decode workers" in text for text in shared)
-    assert not any("left to decode workers" in text for text in apart)
+    assert any("% of the prompt tokens are computed by decode workers" in text for text in shared)
+    assert not any("computed by decode workers" in text for text in apart)
 
 
 def test_a_swing_is_followed_in_one_step_here_too():

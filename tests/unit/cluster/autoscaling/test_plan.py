@@ -252,7 +252,7 @@ class TestPlaces:
         prefill = given_up.pools[PREFILL]
         assert prefill.target == 2
         assert prefill.reason is Reason.UNPLACED
-        assert "asked again in 60 s" in prefill.texts[0]
+        assert "the next attempt is in 60 s" in prefill.texts[0]
         assert "No node has room." in prefill.texts
         state, asked_at = given_up.state, []
         for now_s in range(5, 600, 5):
@@ -332,7 +332,7 @@ def test_the_plan_tells_what_is_kept_where_workers_can_help():
     slow = FormulaCosts(fixed=70.0)
     both = Demand(demand(0.2).classes + demand(0.2, slo=BATCH).classes, 1000)
     [text, *_] = decide(observe(0.0, both, costs=slow)).pools[DECODE].texts
-    assert "predicted to keep TPOT: 0 %, 100 % where workers can help." in text
+    assert "predicted to meet TPOT: 0 %, 100 % where more workers help." in text
 
 
 def test_less_urgent_classes_need_fewer_workers():
@@ -353,8 +353,8 @@ def test_the_sentence_has_the_numbers():
     decided = decide(observe(0.0, demand(20), prefill=2, decode=2))
     prefill, decode = (decided.pools[name].texts[0] for name in (PREFILL, DECODE))
     assert prefill.startswith(f"prefill 2 → {decided.pools[PREFILL].target}: 20 requests/s × 10")
-    assert " % of 2 workers; predicted to keep TTFT: " in prefill
-    assert "sequences at a time; a worker keeps the targets with 99" in decode
+    assert " % of the capacity of 2 workers; predicted to meet TTFT: " in prefill
+    assert "concurrent sequences; a worker meets the targets with up to 99" in decode
     assert json.loads(json.dumps(decided.to_dict()))["pools"]["prefill"]["direction"] == "up"
 
 

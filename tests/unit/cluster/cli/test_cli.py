@@ -166,7 +166,7 @@ def test_what_cannot_work_is_an_error_before_anything_starts(baton, router):
     assert baton("up", "--set", "router.port=0", "--set", "model=nonsense")[0] == 1
     status, _, err = baton("up", "--set", "router.port=0", "--set", "simulation.profile=h100-8")
     assert (status, err.count("\n")) == (1, 1)
-    assert "'h100-8' is no file and no profile of baton's own. Did you mean 'h100-8b'?" in err
+    assert "'h100-8' is neither a file nor a built-in profile. Did you mean 'h100-8b'?" in err
     assert read_state() is None
 
 

@@ -32,9 +32,7 @@ def test_a_size_set_by_hand_is_kept_from_the_autoscaler_and_handed_back(baton, r
     assert router.bodies == [{"prefill": 2, "decode": "auto"}]
     assert "prefill stays at that size until `baton scale prefill=auto` returns it to the autoscaler" in err
     assert "decode keeps" not in err
-    assert (
-        "decode is returned to the autoscaler; its next step: decode stays at 1: enough.\n`baton plan` shows" in err
-    )
+    assert "decode is returned to the autoscaler; its next step: decode stays at 1: enough.\n`baton plan` shows" in err
     assert "prefill is returned" not in err
 
 
@@ -76,7 +74,7 @@ def test_advice_is_shown_with_what_each_option_carries(baton, router):
 
 def test_without_traffic_there_is_no_advice(baton, router):
     router.admin_answers["/admin/advise"] = {
-        "missing": "not enough traffic seen yet",
+        "missing": "not enough traffic yet",
         "texts": ["No advice: none seen"],
     }
     assert baton("advise", router=router)[:2] == (0, "• No advice: none seen\n")

@@ -9,7 +9,7 @@ import pytest
 from baton.core.errors import DeadlineError
 from cluster.cli import cli_scale
 
-NO_PLACE = "A decode worker asks for 9 CPUs, and Ray has not started it yet.\n  here: too few CPUs"
+NO_PLACE = "A decode worker needs 9 CPUs, and Ray has not started it yet.\n  here: too few CPUs"
 
 
 def worker(number: int, state: str, reason: str = "") -> dict[str, Any]:

@@ -102,7 +102,10 @@ def test_a_configuration_cannot_be_changed():
         ("prefill: {resources: {gpus: 2}}", "prefill.resources.gpus must be less than or equal to 1, got 2."),
         ("engine: {gpu_memory_utilization: 90}", "engine.gpu_memory_utilization"),
         ("engine: {gpu_memory_utilization: 0}", "engine.gpu_memory_utilization"),
-        ("prefill: {kv_blocks: 9, kv_memory_gib: 1}", "prefill: kv_blocks and kv_memory_gib both set the size of the KV cache"),
+        (
+            "prefill: {kv_blocks: 9, kv_memory_gib: 1}",
+            "prefill: kv_blocks and kv_memory_gib both set the size of the KV cache",
+        ),
         ("engine: {weights: int8, decoder: transformers}", "weights: int8 needs decoder: fused or auto"),
         ("engine: {weights: int4, decoder: transformers}", "weights: int4 needs decoder: fused or auto"),
         ("engine: {weights: fp8, decoder: fused}", "weights: fp8 needs decoder: transformers or auto"),

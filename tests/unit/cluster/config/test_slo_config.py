@@ -87,7 +87,10 @@ def test_it_survives_the_way_to_an_actor() -> None:
         ({"classes": {"Gold": {}}}, "'Gold' is not a valid class name; expected"),
         ({"classes": {"auto": {}}}, "'auto' is not a valid class name; expected"),
         ({"classes": {f"c{n}": {"ttft": 1, "tpot": 1} for n in range(20)}}, "at most 16 may be"),
-        ({"default": "gold"}, "slo: default is 'gold', which is not a class; choose one of interactive, standard, batch"),
+        (
+            {"default": "gold"},
+            "slo: default is 'gold', which is not a class; choose one of interactive, standard, batch",
+        ),
         ({"service_tiers": {"scale": "gold"}}, "service_tiers.scale is 'gold', which is not a class; choose one of"),
         ({"service_tiers": {"default": "batch"}}, "service_tiers cannot redefine default; set slo.default instead"),
         (

@@ -76,7 +76,7 @@ def test_every_wish_becomes_an_option():
 def test_a_node_that_does_not_fit_says_what_it_lacks(wanted, lacks):
     text = explain_pending("decode", ResourcesConfig(**wanted), [CPU_ONLY])
     assert f"10.0.0.2: 4 CPUs, 0 GPUs, 8.0 GiB: {lacks}" in text
-    assert "No node can ever hold it: change decode.resources" in text
+    assert "No node is large enough: change decode.resources" in text
 
 
 def test_a_wrong_label_is_shown_with_what_the_node_has():
@@ -86,7 +86,7 @@ def test_a_wrong_label_is_shown_with_what_the_node_has():
 
 def test_on_a_local_cluster_the_number_of_cpus_is_a_setting():
     busy = explain_pending("prefill", ResourcesConfig(), [CPU_ONLY], is_local=True)
-    assert "If it is not only slow to start: free resources, raise ray.num_cpus, or lower prefill.workers." in busy
+    assert "If the start is not merely slow, free resources, raise ray.num_cpus, or lower prefill.workers." in busy
     slow = explain_pending("prefill", ResourcesConfig(), [CPU_ONLY], is_local=True, num_free_cpus=1.0)
     assert slow == "There is room for a prefill worker, but its process is slow to start: the machine is busy."
     too_large = explain_pending("prefill", ResourcesConfig(cpus=5.0), [CPU_ONLY], is_local=True, num_free_cpus=9.0)

@@ -135,7 +135,7 @@ class TestPools:
         assert (prefill.target, decode.target) == (1, 1)
 
         # The last one stays.
-        with pytest.raises(InvalidRequestError, match=r"pool prefill cannot give a worker away.*one must stay"):
+        with pytest.raises(InvalidRequestError, match=r"pool prefill cannot give up a worker.*one must stay"):
             decode.change_role_from(prefill, AskedBy.OPERATOR)
         assert (prefill.target, decode.target) == (1, 1)
 
@@ -171,7 +171,7 @@ async def test_without_an_autoscaler_nothing_is_pinned_and_nothing_handed_back()
         assert "pinned" not in (await controller.scale({DECODE: 1}))[DECODE]
         with pytest.raises(InvalidRequestError, match=r"decode=auto needs the autoscaler, which is off"):
             await controller.scale({DECODE: None})
-        with pytest.raises(InvalidRequestError, match="name two pools"):
+        with pytest.raises(InvalidRequestError, match="name two different pools"):
             await controller.change_role(DECODE, DECODE)
     finally:
         await controller.stop()

@@ -180,7 +180,7 @@ class OnceBrokenHost(FakeHost):
 
     async def wait(self) -> None:
         if self.worker_id.endswith("-1"):
-            raise InternalError(f"the engine of {self.worker_id} broke; its log says why")
+            raise InternalError(f"the engine of {self.worker_id} failed; see its log")
         await super().wait()
 
 
@@ -319,13 +319,13 @@ async def test_however_often_starts_have_failed_the_next_one_waits(make_pool):
 
 
 async def test_a_worker_that_is_refused_is_started_again(make_pool, listener):
-    listener.refuse = LayoutMismatchError("another KV layout")
+    listener.refuse = LayoutMismatchError("a different KV layout")
     pool = make_pool()
     pool.scale(1)
     await until(lambda: ids_in(pool, "dead") == ["decode-1"])
     listener.refuse = None
     await pool.wait_until_ready(READY_S)
-    assert pool.status()["workers"][-1]["reason"] == "another KV layout"
+    assert pool.status()["workers"][-1]["reason"] == "a different KV layout"
 
 
 async def test_what_the_user_reads_when_a_worker_loads_too_long(make_pool, tmp_path):
@@ -341,7 +341,7 @@ async def test_what_the_user_reads_when_a_worker_finds_no_place(make_pool):
     pool.scale(1)
     with pytest.raises(DeadlineError) as raised:
         await pool.wait_until_ready(0.5)
-    assert "A decode worker asks for 99 CPUs, 0 GPUs" in raised.value.message
+    assert "A decode worker needs 99 CPUs, 0 GPUs" in raised.value.message
     assert "too few CPUs" in raised.value.message
     assert "change decode.resources" in raised.value.message
 
@@ -379,7 +379,7 @@ def _free_cpus() -> float:
 
 def test_a_reason_is_a_line_and_names_memory_where_that_was_it() -> None:
     advice = "3 worker(s) were killed due to the node running low on memory. \nRefer to the documentation on that."
-    ended = "Ray ended it, since its node ran out of memory; scale the pools down, or give the node more"
+    ended = "Ray ended it because its node ran out of memory; scale the pools down, or give the node more memory"
     assert _short_reason(RuntimeError(advice)) == ended
     assert _short_reason(ray.exceptions.OutOfMemoryError("Task was killed")) == ended
     on_gpu = "CUDA out of memory. Tried to allocate 2.00 GiB."

@@ -93,7 +93,10 @@ def test_a_key_that_cannot_be_had_is_explained(
         ({"name": "web", "key_sha256": "abc"}, "key_sha256 must be 64 lower-case hexadecimal digits"),
         ({"key": KEY}, "router.api_keys.0.name is missing"),
         ({"name": "web", "key": KEY, "slo_clas": "batch"}, "Did you mean router.api_keys.0.slo_class?"),
-        ({"name": "web", "key": KEY, "slo_class": "gold"}, "has the SLO class 'gold', which does not exist; choose one of interactive"),
+        (
+            {"name": "web", "key": KEY, "slo_class": "gold"},
+            "has the SLO class 'gold', which does not exist; choose one of interactive",
+        ),
         (KEY, "router.api_keys.0: each key must be a section with a name"),
     ],
 )

@@ -205,7 +205,7 @@ async def test_blocks_of_another_size_are_refused_loudly(
     worker = worker_with(client)
     odd = Worker(make_info("odd", "prefill", block_size=32), client)  # type: ignore[arg-type]
     feed.add(odd)
-    assert "KV blocks have 32 tokens here and 16 on other workers" in caplog.text
+    assert "KV blocks have 32 tokens on this worker and 16 on others" in caplog.text
     feed.add(worker)
     client.say(*HASHES, snapshot=True)
     await eventually(lambda: cached(index) == 3 * SIZE)

@@ -236,7 +236,7 @@ def test_more_workers_than_a_machine_word_has_bits() -> None:
 def test_hashes_of_blocks_of_another_size_are_refused() -> None:
     index = PrefixIndex(SIZE)
     tell(index, "p1", hashes(PROMPT), snapshot=True)
-    with pytest.raises(ValueError, match="blocks of 4 where blocks have 2"):
+    with pytest.raises(ValueError, match="blocks of 4 tokens, expected 2"):
         index.cached_tokens(["p1"], prompt_hashes(PROMPT, 4))
     assert index.cached_tokens(["p1"], prompt_hashes(PROMPT, SIZE)) == {"p1": 6}
 

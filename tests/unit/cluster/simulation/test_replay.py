@@ -117,7 +117,7 @@ def test_the_part_of_a_trace_is_told_and_prompts_that_were_cut(tmp_path):
     told = {name: document["settings"][name] for name in ("trace_format", "trace_start_s", "trace_seconds", "stage")}
     assert told == {"trace_format": "mooncake", "trace_start_s": 2.0, "trace_seconds": 4.0, "stage": None}
     assert document["replay"]["cut_prompts"] == document["classes"]["all"]["requests"] == 20
-    assert "20 of 20 prompts are cut: they do not fit with their answers" in said
+    assert "20 of 20 prompts are shortened: they do not fit into the context with their answers" in said
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_the_part_of_a_trace_is_told_and_prompts_that_were_cut(tmp_path):
 def test_which_profile_is_used_is_told_when_nobody_named_one(tmp_path, options, is_told):
     said = []
     simulate(SimulateOptions(**{"trace": write_trace(tmp_path / "trace.jsonl"), "requests": 2, **options}), said.append)
-    told = [line for line in said if "no profile is named, so workers take the times of h100-8b" in line]
+    told = [line for line in said if "no profile is given, so workers use h100-8b" in line]
     assert len(told) == is_told
     assert all("--profile or simulation.profile: h100-70b-tp4, h100-8b, or a YAML file" in line for line in told)
 
@@ -139,7 +139,10 @@ def test_which_profile_is_used_is_told_when_nobody_named_one(tmp_path, options, 
         ({"slo_class": "interactiv"}, "Did you mean interactive"),
         ({"profile": "h100"}, "h100-8b"),
         ({"trace": None}, "--trace FILE"),
-        ({"warmup_s": 60.0}, r"--warmup 60 leaves out every request: the last one comes after 7\.8 s of virtual time"),
+        (
+            {"warmup_s": 60.0},
+            r"--warmup 60 leaves out every request: the last one arrives after 7\.8 s of virtual time",
+        ),
         ({"stage": "1"}, "--stage names a stage of the report of --compare-with"),
         ({"with_samples": True}, "--samples writes every request into the file of --json"),
     ],
@@ -153,7 +156,7 @@ def test_options_that_change_a_trace_are_refused_without_one(tmp_path):
     file = tmp_path / "real.json"
     file.write_text(json.dumps(make_report([make_sample(index) for index in range(3)])), encoding="utf-8")
     options = {"compare_with": file, "rate_scale": "0=1,60=4", "requests": 10, "slo_class": "interactive=1,batch=1"}
-    with pytest.raises(ConfigError, match=r"which --rate-scale, --requests, --class with shares would change"):
+    with pytest.raises(ConfigError, match=r"so --rate-scale, --requests, --class with shares cannot be used"):
         simulate(SimulateOptions(**options), lambda _: None)
 
 
@@ -235,7 +238,7 @@ def test_a_report_without_samples_needs_a_trace(tmp_path):
 
 def test_a_profile_is_written_only_when_something_was_learned(tmp_path, monkeypatch):
     monkeypatch.setenv("BATON_CACHE", str(tmp_path))
-    with pytest.raises(ConfigError, match="Nothing is known"):
+    with pytest.raises(ConfigError, match="There are no measurements"):
         fit_profile(SimulateOptions(profile="h100-8b"), tmp_path / "mine.yaml")
 
 

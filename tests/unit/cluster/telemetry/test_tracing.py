@@ -214,7 +214,7 @@ def test_an_endpoint_without_the_extra_is_a_clear_error(monkeypatch: pytest.Monk
 
 
 def test_an_endpoint_must_be_a_url() -> None:
-    with pytest.raises(ConfigError, match=r"telemetry\.otlp_endpoint.*no http:// or https:// URL"):
+    with pytest.raises(ConfigError, match=r"telemetry\.otlp_endpoint.*not an http:// or https:// URL"):
         BatonConfig.from_dict({"telemetry": {"otlp_endpoint": "127.0.0.1:4318"}})
 
 
