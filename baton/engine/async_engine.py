@@ -113,7 +113,7 @@ class AsyncEngine:
         self._streams: dict[str, _Stream] = {}  # by request id; engine's thread
         self._loop: asyncio.AbstractEventLoop | None = None
         self._freed = asyncio.Event()
-        self._ending = "this worker's engine broke"
+        self._ending = "this worker's engine failed"
         self._num_leaked_blocks = 0
         self._num_generated_tokens = 0
 

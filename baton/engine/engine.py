@@ -88,7 +88,7 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - whatever broke the step, its requests must end and others continue
             if step.is_booked or not is_out_of_memory(error):
                 return self._fail_step(step, error)
-            logger.warning("the device lacks memory for a step; it is tried once more: %s", error)
+            logger.warning("the device ran out of memory in a step, which is retried once: %s", error)
         return self._retry(step)  # outside of the handler: the exception would keep the step's tensors alive
 
     def _run(self, step: Step) -> list[TokenOutput]:
@@ -188,7 +188,7 @@ class Engine:
         steps, request.steps = tuple(request.steps), []
         error = None
         if reason is None and result.next_token is None:
-            reason, error = FinishReason.ERROR, "the model produced logits that are not numbers"
+            reason, error = FinishReason.ERROR, "the model produced logits that are not finite"
             self.scheduler.blocks.forget(request)
         if reason is None and request.hands_off:
             reason = FinishReason.HANDED_OFF
@@ -217,7 +217,7 @@ class Engine:
             raise ContextLengthError("The prompt has no tokens; at least one is needed.", param="prompt")
         if len(request.output_token_ids) >= request.params.max_tokens:
             raise InvalidRequestError(
-                f"The sequence has {len(request.output_token_ids)} generated tokens already, but max_tokens is "
+                f"The sequence has {len(request.output_token_ids)} generated tokens, but max_tokens is "
                 f"{request.params.max_tokens}.",
                 param="max_tokens",
             )
@@ -252,7 +252,7 @@ class Engine:
             "a step failed for %d sequences", len(sequences), exc_info=error, extra={"request_ids": request_ids}
         )
         failure = InternalError(
-            f"the engine failed while it computed this request ({type(error).__name__}); the worker's log says more"
+            f"the engine failed while it computed this request ({type(error).__name__}); see the worker's log"
         )
         for request_id in request_ids:
             self.finish(request_id, FinishReason.ERROR)

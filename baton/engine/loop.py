@@ -112,7 +112,7 @@ class EngineLoop:
                 os.nice(self._niceness)
             self._run_until_closed()
         except Exception:
-            logger.critical("the engine ends", exc_info=True)
+            logger.critical("the engine has stopped", exc_info=True)
         finally:  # callers must not wait for a thread that has ended
             self._close()
             self._fail_mail()

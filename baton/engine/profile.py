@@ -91,7 +91,7 @@ def _without_outliers(steps: list[MeasuredStep]) -> list[MeasuredStep]:
     samples = [step.sample for step in steps]
     kept = [step for index, step in enumerate(steps) if not is_outlier(index, samples)]
     if len(kept) < len(steps):
-        logger.info("%d of %d profiled steps took far too long and are left out", len(steps) - len(kept), len(steps))
+        logger.info("%d of %d profiled steps are outliers and are left out", len(steps) - len(kept), len(steps))
     return kept
 
 

@@ -255,7 +255,7 @@ def test_self_check_catches_what_the_probe_cannot_see(
     damage: Callable[[PreTrainedModel], PreTrainedModel], kv_cache: str
 ) -> None:
     runner = build_runner(damage(tiny_model("llama")), decoder="transformers", kv_cache=kv_cache)
-    with pytest.raises(UnsupportedModelError, match="other logits over the paged cache"):
+    with pytest.raises(UnsupportedModelError, match="different logits with the paged cache"):
         check_model(runner)
 
 

@@ -305,7 +305,7 @@ FAULTS: dict[str, tuple[Case, Sequence[tuple[Any, str, Any]], str]] = {
     "a pinned buffer is used again before it is copied": (
         TIGHT,
         [(baton.engine.batch.batch, "upload", OneStage())],
-        "not numbers",
+        "not finite",
     ),
     "tokens are read before they are there": (TIGHT, [(Download, "read", read_at_once)], "the token id -1"),
 }

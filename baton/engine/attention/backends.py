@@ -72,7 +72,7 @@ def _best_for(device: torch.device) -> str:
     if reason is None:
         return "triton_paged"
     logger.warning(
-        "attention is computed by torch_sdpa, which is slower and allows no CUDA graphs, since Triton cannot run a "
+        "attention uses torch_sdpa, which is slower and does not support CUDA graphs, because Triton cannot run a "
         "kernel here (%s). %s",
         reason,
         _TRITON_NEEDS,

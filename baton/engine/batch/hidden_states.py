@@ -49,7 +49,7 @@ class FeatureTap:
         for index in sorted(set(layers)):
             if not FINAL_HIDDEN <= index <= len(decoder_layers):
                 raise UnsupportedModelError(
-                    f"hidden state {index} was asked for, but {type(model).__name__} has {len(decoder_layers)} layers."
+                    f"hidden state {index} was requested, but {type(model).__name__} has {len(decoder_layers)} layers."
                 )
             if index == FINAL_HIDDEN:
                 hook = model.get_decoder().register_forward_hook(self._keep_output(index))

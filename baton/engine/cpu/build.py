@@ -67,8 +67,8 @@ def _kept_in(folder: Path, numba: Any, lock_name: str) -> Iterator[bool]:
         lock.acquire()
     except OSError as error:
         logger.warning(
-            "what is compiled cannot be kept in %s (%s), so every start takes longer; set %s to a folder that can be "
-            "written",
+            "the compiled program cannot be stored in %s (%s), so every start takes longer; set %s to a writable "
+            "folder",
             folder,
             error,
             CACHE_VARIABLE,

@@ -97,7 +97,7 @@ def feature_columns(layers: Sequence[int], num_layers: int) -> Table:
     columns = np.full(num_layers + 2, -1, dtype=np.int64)
     for index in layers:
         if not FINAL_HIDDEN <= index <= num_layers:
-            raise UnsupportedModelError(f"hidden state {index} was asked for, but the model has {num_layers} layers.")
+            raise UnsupportedModelError(f"hidden state {index} was requested, but the model has {num_layers} layers.")
         columns[num_layers + 1 if index == FINAL_HIDDEN else index] = 0
     wanted = np.flatnonzero(columns == 0)
     columns[wanted] = np.arange(len(wanted))

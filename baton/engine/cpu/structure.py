@@ -116,7 +116,7 @@ def read_decoder(loaded: LoadedModel) -> Decoder:
     """
     model: Any = loaded.model
     if model.device.type != "cpu":
-        raise NotFusableError("the fused decoder computes on the CPU")
+        raise NotFusableError("the fused decoder runs on the CPU only")
     if any(layer.sliding_window for layer in loaded.attention_layers):
         raise NotFusableError("some layers attend through a sliding window")
     decoder: Any = _decoder_of(model)
@@ -182,7 +182,7 @@ def _decoder_layer(layer: Any) -> DecoderLayer:
 def _expect(owner: str, parts: dict[str, nn.Module], wanted: set[str], optional: set[str] = frozenset()) -> None:  # type: ignore[assignment]
     missing, unknown = sorted(wanted - parts.keys()), sorted(parts.keys() - wanted - optional)
     if missing or unknown:
-        found = [f"no {name}" for name in missing] + [f"a part {name}" for name in unknown]
+        found = [f"no {name}" for name in missing] + [f"an unknown part {name}" for name in unknown]
         raise NotFusableError(f"{owner} has {', '.join(found)}")
 
 
@@ -207,7 +207,7 @@ def tensor_of(parameter: torch.Tensor, name: str) -> torch.Tensor:
     """The parameter as a tensor that the program can read; raises :class:`NotFusableError` if it cannot."""
     tensor = parameter.detach()
     if tensor.dtype not in DTYPES or not tensor.is_contiguous() or tensor.device.type != "cpu":
-        raise NotFusableError(f"{name} is no contiguous {' or '.join(map(str, DTYPES))} tensor in memory")
+        raise NotFusableError(f"{name} is not a contiguous {' or '.join(map(str, DTYPES))} tensor in main memory")
     return tensor
 
 
@@ -257,6 +257,6 @@ def check_shapes(decoder: Decoder) -> None:
         if (layer.gate.bias is None) != (layer.up.bias is None):
             raise NotFusableError("only one of gate_proj and up_proj has a bias")
         if layer.scaling <= 0:
-            raise NotFusableError("attention does not say how it scales")
+            raise NotFusableError("attention does not state its scaling")
     if len({tensor.dtype for tensor in tensors}) != 1:
         raise NotFusableError("the weights have different dtypes")

@@ -29,7 +29,7 @@ def upload_ints(values: Sequence[int], device: torch.device) -> torch.Tensor:
 def upload_numbers(data: bytes, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Numbers from their bytes, ``[count]``. Raises ValueError for any other number of bytes."""
     if len(data) != count * dtype.itemsize:
-        raise ValueError(f"{len(data)} bytes came, expected {count} numbers of {dtype.itemsize} bytes")
+        raise ValueError(f"{len(data)} bytes were received, expected {count} numbers of {dtype.itemsize} bytes")
     return upload(np.frombuffer(bytearray(data), dtype=np.uint8), device).view(dtype)
 
 

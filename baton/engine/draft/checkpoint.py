@@ -39,7 +39,7 @@ def read_tensors(folder: Path, names: Iterable[str] = WEIGHT_NAMES) -> dict[str,
     tensors = _read_shards(path) if is_index(path) else _read_file(path)
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise ConfigError(f"draft checkpoint: {name} in {path} has values that are not finite numbers.")
+            raise ConfigError(f"draft checkpoint: {name} in {path} has values that are not finite.")
     return tensors
 
 
@@ -95,13 +95,13 @@ def check_tensors(
         for name in common
         if found[name].shape != expected[name].shape
     ]:
-        problems.append(f"other shapes: {shortened(shapes)}")
+        problems.append(f"wrong shapes: {shortened(shapes)}")
     if kinds := [
         f"{in_file(name)} is {found[name].dtype}"
         for name in common
         if found[name].is_floating_point() != expected[name].is_floating_point()
     ]:
-        problems.append(f"other kinds of numbers: {shortened(kinds)}")
+        problems.append(f"wrong dtypes: {shortened(kinds)}")
     if problems:
         raise UnsupportedModelError(f"draft checkpoint {where}, read as {kind}: {'; '.join(problems)}.")
 
@@ -139,5 +139,5 @@ def _read_file(path: Path) -> dict[str, torch.Tensor]:
             f"draft checkpoint: the weights in {path} could not be read: {error}. {FETCH_AGAIN}"
         ) from error
     if not isinstance(content, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in content.values()):
-        raise ConfigError(f"draft checkpoint: {path} holds something else than named tensors.")
+        raise ConfigError(f"draft checkpoint: {path} does not contain named tensors.")
     return content

@@ -55,17 +55,18 @@ def find_checkpoint(reference: str | Path) -> Path:
     if path.is_dir():
         return path
     if not isinstance(reference, str) or not is_hub_id(reference):
-        there = "is a file, not a folder" if path.exists() else "is not a folder: there is nothing of this name"
+        problem = "is a file, not a folder" if path.exists() else "does not exist"
         raise ConfigError(
-            f"draft checkpoint: {str(reference)!r} {there}. Expected a folder with {CONFIG_NAME} and weights, or a hub "
-            "id of the form owner/name. Correct the path; a relative one counts from the folder you are in."
+            f"draft checkpoint: {str(reference)!r} {problem}. Expected a folder with {CONFIG_NAME} and "
+            "weights, or a hub "
+            "id of the form owner/name. Correct the path; relative paths start at the current folder."
         )
     try:
         return Path(snapshot_download(reference, allow_patterns=["*.json", "*.safetensors", "*.bin", "*.pt"]))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"draft checkpoint: {reference} is no local folder and could not be fetched from the hub: {error}\n"
-            "Correct the path or the name; check the network; or give a folder that is here."
+            f"draft checkpoint: {reference} is not a local folder and could not be fetched from the hub: {error}\n"
+            "Correct the path or the name, check the network, or give a local folder."
         ) from error
 
 
@@ -78,7 +79,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_NAME
     if not path.is_file():
         raise ConfigError(
-            f"draft checkpoint: {folder} has no {CONFIG_NAME}. Name a folder that holds one, and the weights beside it."
+            f"draft checkpoint: {folder} has no {CONFIG_NAME}. Name a folder that contains it and the weights."
         )
     return read_json(path)
 
@@ -92,7 +93,7 @@ def weights_file(folder: Path, names: Iterable[str] = WEIGHT_NAMES) -> Path:
     expected = tuple(names)
     path = next((folder / name for name in expected if (folder / name).is_file()), None)
     if path is None:
-        raise ConfigError(f"draft checkpoint: {folder} holds no weights. Expected one of: {', '.join(expected)}.")
+        raise ConfigError(f"draft checkpoint: {folder} contains no weights. Expected one of: {', '.join(expected)}.")
     return path
 
 
@@ -122,7 +123,7 @@ def check_shards(index: Path, files: Mapping[str, Path], found: Container[str]) 
     """Raises :class:`ConfigError` when none of the files holds a tensor that the index lists."""
     if absent := sorted(name for name in files if name not in found):
         raise ConfigError(
-            f"draft checkpoint: {index} promises tensors that its files lack: {shortened(absent)}. {FETCH_AGAIN}"
+            f"draft checkpoint: {index} lists tensors that its files do not contain: {shortened(absent)}. {FETCH_AGAIN}"
         )
 
 
@@ -158,14 +159,15 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"draft checkpoint: {path} could not be read: {error}. See that you may read it.") from error
+        raise ConfigError(f"draft checkpoint: {path} could not be read: {error}. Check its permissions.") from error
     except ValueError as error:
         raise ConfigError(
-            f"draft checkpoint: {path} could not be read, since it is no JSON: {error}. Correct it if it was edited; "
-            "else copy or download the checkpoint again."
+            f"draft checkpoint: {path} could not be read, because it is not JSON: {error}. Correct it "
+            "if it was edited; "
+            "otherwise, copy or download the checkpoint again."
         ) from error
     if not isinstance(content, dict):
-        raise ConfigError(f"draft checkpoint: {path} holds a {type(content).__name__}, expected a JSON object.")
+        raise ConfigError(f"draft checkpoint: {path} contains a {type(content).__name__}, expected a JSON object.")
     return content
 
 
@@ -174,12 +176,12 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
         with path.open("rb") as stream:
             length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
             if not 0 < length <= _MAX_HEADER_BYTES:
-                raise ValueError("it has no header of safetensors")
+                raise ValueError("it has no safetensors header")
             header: dict[str, Any] = json.loads(stream.read(length))
         header.pop("__metadata__", None)
         end = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
         if path.stat().st_size < _LENGTH_BYTES + length + end:
-            raise ValueError("it was cut off")
+            raise ValueError("it is truncated")
         return {
             name: StoredTensor(tuple(int(size) for size in entry["shape"]), str(entry["dtype"]))
             for name, entry in header.items()

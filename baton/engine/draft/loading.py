@@ -102,7 +102,7 @@ def create_draft_state(network: DraftNetwork, runner: ModelRunner, *, ships_prom
         return MedusaState(network, runner)
     if isinstance(network, DraftModel):
         return TokenState(network, runner, ships_prompts=ships_prompts)
-    raise TypeError(f"no state is known for {type(network).__name__}")
+    raise TypeError(f"there is no draft state for {type(network).__name__}")
 
 
 @torch.inference_mode()
@@ -111,9 +111,11 @@ def _settle(head: EagleHead, target: LoadedModel, tokenizer: Tokenizer, name: st
     known = [token for token in tokenizer.encode(_PROBE_TEXT.strip().replace("\n", " ")) if token < target.vocab_size]
     token_ids = torch.tensor(known, device=target.model.device)
     if len(token_ids) < 2:
-        raise ConfigError(f"draft checkpoint {name}: the target's tokenizer makes nothing of a plain English text.")
+        raise ConfigError(f"draft checkpoint {name}: the target's tokenizer finds no tokens in an English text.")
     target.model.set_attn_implementation("eager")  # need not be restored, since a runner sets its own
     output: Any = target.model(input_ids=token_ids[None], output_hidden_states=True, use_cache=False)
     states = {layer: state[0] for layer, state in enumerate(output.hidden_states)}
     agreement = settle_feature_layers(head, states, token_ids, output.logits[0].argmax(dim=-1))
-    logger.info("draft %s reads layers %s (agreement by reading: %s)", name, head.feature_layers, agreement)
+    logger.info(
+        "draft %s reads the target layers %s (agreement of each choice: %s)", name, head.feature_layers, agreement
+    )

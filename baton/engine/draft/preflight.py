@@ -130,8 +130,8 @@ def _check_draft_model(reference: str, model_folder: Path) -> None:
     for token_id in sorted(ours.tokens.keys() & theirs.tokens.keys()):
         if ours.tokens[token_id] != theirs.tokens[token_id]:
             raise UnsupportedModelError(
-                f"draft model {reference} has another vocabulary than the target: token {token_id} is "
-                f"{theirs.tokens[token_id]!r} there and {ours.tokens[token_id]!r} in the target. "
+                f"draft model {reference} has a different vocabulary than the target: token {token_id} is "
+                f"{theirs.tokens[token_id]!r} in the draft and {ours.tokens[token_id]!r} in the target. "
                 "Use a draft model of the target's own family."
             )
 

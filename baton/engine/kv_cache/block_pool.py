@@ -111,7 +111,7 @@ class BlockPool:
     def lease(self, lease_id: str, blocks: Sequence[int]) -> None:
         """Keeps blocks readable for a hand-off after their request ends, until ``end_lease``."""
         if lease_id in self._leases:
-            raise RuntimeError(f"lease {lease_id} exists already")
+            raise RuntimeError(f"lease {lease_id} already exists")
         self.share(blocks)
         self._leases[lease_id] = list(blocks)
 

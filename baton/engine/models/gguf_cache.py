@@ -57,7 +57,7 @@ def convert(gguf_file: Path, work: Path) -> Path:
     if reason.startswith(REFUSAL):
         raise UnsupportedModelError(reason.removeprefix(REFUSAL))
     if returncode == -signal.SIGKILL:
-        reason = "the system killed it, most likely for lack of memory: about 8 bytes per weight are needed"
+        reason = "the system killed it, most likely because memory ran out: about 8 bytes per weight are needed"
     raise ModelUnavailableError(
         f"Converting {gguf_file.name} failed: {reason.rstrip('.')}. The file may be damaged; otherwise, install the"
         " versions of torch, transformers and gguf that constraints.txt has."

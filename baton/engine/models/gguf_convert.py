@@ -73,7 +73,7 @@ def _refuse_unsupported(gguf_file: Path, reader: GGUFReader) -> None:
         ) from error
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedModelError(
-            f"{gguf_file.name} holds a {config.model_type} model, which is no decoder-only language model."
+            f"{gguf_file.name} contains a {config.model_type} model, which is not a decoder-only language model."
         )
 
 

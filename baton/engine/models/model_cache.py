@@ -57,13 +57,13 @@ def ensure_folder(
             problem = find_problem(folder, source, hashes=verify)
             if problem is not None:
                 if folder.exists():
-                    say(f"making {folder} again: {problem}")
+                    say(f"rebuilding {folder}: {problem}")
                 _build(folder, source, make)
                 say(f"the model is ready in {folder}")
     except OSError as error:
         raise ModelUnavailableError(
             f"The model could not be written to {folder.parent}: {error}. "
-            f"Set {CACHE_VARIABLE} to a folder that can be written and has room."
+            f"Set {CACHE_VARIABLE} to a writable folder with enough space."
         ) from error
     return folder
 

@@ -57,5 +57,5 @@ def check_context_length(max_model_len: int | None, own: int | None) -> None:
     if max_model_len is not None and own is not None and max_model_len > own:
         raise ConfigError(
             f"max_model_len is {max_model_len}, but the model's context length is {own}. "
-            "Lower it, or leave it out: then it is as much as the model and the KV cache allow."
+            "Lower it, or leave it out to use as much as the model and the KV cache allow."
         )

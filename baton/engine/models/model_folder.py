@@ -58,7 +58,7 @@ def find_problem(folder: Path, source: str, *, hashes: bool = False) -> str | No
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"its {MANIFEST_NAME} is missing or unreadable"
     if recorded_source != source:
-        return "it was made from another source or by another version of the conversion"
+        return "it was converted from a different source or by a different version"
     for name, (num_bytes, digest) in expected.items():
         file = folder / name
         if not file.is_file():
@@ -66,7 +66,7 @@ def find_problem(folder: Path, source: str, *, hashes: bool = False) -> str | No
         if file.stat().st_size != num_bytes:
             return f"{name} has {file.stat().st_size} bytes instead of {num_bytes}"
         if hashes and sha256_of(file) != digest:
-            return f"{name} has another content than its recorded SHA-256"
+            return f"{name} does not match its recorded SHA-256"
     return None
 
 

@@ -241,7 +241,7 @@ def _load_weights(source: ModelSource, config: Any, dtype: torch.dtype, device: 
     if missing:  # transformers would fill them with random numbers
         raise ConfigError(
             f"model: the checkpoint of {source.name} lacks {len(missing)} of the weights of {type(model).__name__}, "
-            f"{missing[0]} for one. Expected the complete checkpoint of a causal language model."
+            f"such as {missing[0]}. Expected the complete checkpoint of a causal language model."
         )
     return model
 
@@ -259,7 +259,7 @@ def _context_length(config: Any) -> int:
         value = getattr(text, name, None)
         if isinstance(value, int) and value > 0:
             return int(min(value, _longest_static_rope(text)))
-    raise UnsupportedModelError(f"{type(config).__name__} states no context length.")
+    raise UnsupportedModelError(f"{type(config).__name__} has no context length in its configuration.")
 
 
 def _longest_static_rope(config: Any) -> float:

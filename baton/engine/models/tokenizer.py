@@ -132,7 +132,7 @@ class Tokenizer:
         kwargs = dict(template_kwargs or {})
         if clash := sorted(_reserved_template_kwargs(self._hf.apply_chat_template) & kwargs.keys()):
             raise InvalidRequestError(
-                f"chat_template_kwargs must only hold the template's own variables; {clash[0]!r} is not one. "
+                f"chat_template_kwargs must only contain the template's own variables; {clash[0]!r} is not one. "
                 "Remove it.",
                 param="chat_template_kwargs",
             )

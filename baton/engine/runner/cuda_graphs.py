@@ -97,7 +97,7 @@ class GraphFailure:
     def describe(self) -> str:
         """The failure in one line."""
         return (
-            f"no CUDA graphs, every step is computed eagerly: bucket {self.bucket} could not be recorded, "
+            f"CUDA graphs are off, and every step runs eagerly: bucket {self.bucket} could not be recorded, "
             f"{self.reason} (missing buckets: {' '.join(map(str, self.missing))})"
         )
 

@@ -138,7 +138,7 @@ def measure_use(runner: ModelRunner, limits: StepLimits, memory: DeviceMemory) -
         if is_device_lost(error):
             raise
         name = type(runner.loaded.model).__name__
-        raise UnsupportedModelError(f"{name} fails over the paged cache: {type(error).__name__}: {error}") from error
+        raise UnsupportedModelError(f"{name} fails with the paged cache: {type(error).__name__}: {error}") from error
     cache = sum(tensor.numel() * tensor.element_size() for tensor in (*runner.cache.keys, *runner.cache.values))
     memory.release()
     _, free = memory.total_and_free()

@@ -59,12 +59,12 @@ def create_forward_pass(
         except NotFusableError as reason:
             if weights != "native":
                 raise UnsupportedModelError(
-                    f"engine.weights is {weights}, which only the fused decoder computes, and it cannot "
-                    f"compute {name}: {reason}. Set engine.weights: native."
+                    f"engine.weights is {weights}, which only the fused decoder supports, and it does not "
+                    f"support {name}: {reason}. Set engine.weights: native."
                 ) from reason
             if decoder == "fused":
                 raise
-            logger.info("%s is computed by transformers: %s", name, reason)
+            logger.info("%s runs on transformers instead of the fused decoder: %s", name, reason)
     modules = TransformersForward(loaded, backend, feature_layers)
     if recorder is None or not backend.takes_plans:
         return modules
@@ -105,7 +105,7 @@ def _create_compared(loaded: LoadedModel, cache: PagedKVCache, feature_layers: S
         logger.debug("the comparison failed", exc_info=failure)
     if not error <= CHECK_TOLERANCE[loaded.dtype_name]:
         fused.close()
-        raise NotFusableError(f"the fused decoder gives other logits (relative error {error:.2g})")
+        raise NotFusableError(f"the fused decoder gives different logits (relative error {error:.2g})")
     if compared is cache and spec.weights == "native":
         return fused
     fused.close()
@@ -121,7 +121,7 @@ def create_fused(
         NotFusableError: it does not support the model, cannot be compiled here, or the model is not on the CPU.
     """
     if loaded.model.device.type != "cpu":  # before the import, which takes seconds and fails on some GPU machines
-        raise NotFusableError("the fused decoder computes on the CPU")
+        raise NotFusableError("the fused decoder runs on the CPU only")
     try:
         from baton.engine.cpu.decoder import FusedDecoder  # needs numba, which not every platform has
     except ImportError as error:

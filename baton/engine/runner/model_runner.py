@@ -129,7 +129,7 @@ class ModelRunner:
         """
         if isinstance(self.forward_pass, GraphedForward):
             self.forward_pass.capture(make_buckets(max_num_seqs, max_draft_tokens), max_model_len)
-            logger.info("%d CUDA graphs are recorded", self.num_graphs)
+            logger.info("recorded %d CUDA graphs", self.num_graphs)
 
     def close(self) -> None:
         """Frees the cache's memory. Nothing may run here afterwards; the model itself stays usable."""

@@ -41,13 +41,13 @@ def check_model(runner: ModelRunner) -> None:
         native_error = errors[0] if is_lossless else 0.0 if runner.is_fused else _native_error(runner)
     except CHECK_FAILURES as failure:
         raise UnsupportedModelError(
-            f"{name} fails over the paged cache: {type(failure).__name__}: {failure}"
+            f"{name} fails with the paged cache: {type(failure).__name__}: {failure}"
         ) from failure
     if not native_error <= tolerance:
         raise UnsupportedModelError(
-            f"{name} gives other logits over the paged cache than by itself (relative error {native_error:.2g}). "
-            "Some of its layers keep state besides keys and values, or attend in a way that baton does not know. "
-            "Set engine.self_check: false to serve it all the same."
+            f"{name} gives different logits with the paged cache than without it (relative error {native_error:.2g}). "
+            "Some of its layers keep state besides keys and values, or attend in an unsupported way. "
+            "Set engine.self_check: false to serve it anyway."
         )
     allowed = tolerance if weights == "native" else _QUANTIZED_TOLERANCE
     causes: dict[str, str] = {}
@@ -55,14 +55,14 @@ def check_model(runner: ModelRunner) -> None:
         causes["engine.weights"] = f"{weights} weights"
     if encoding is not KVEncoding.NATIVE:
         allowed += _ENCODED_TOLERANCE
-        causes["engine.kv_cache"] = f"a KV cache of {encoding}"
+        causes["engine.kv_cache"] = f"an {encoding} KV cache"
     if all(error <= allowed for error in errors):
         return
     error = max(errors, key=lambda each: (each != each, each))  # NaN counts as the largest error
     raise UnsupportedModelError(
-        f"{name} gives other logits with {' and '.join(causes.values())} (relative error {error:.2g}, where "
+        f"{name} gives different logits with {' and '.join(causes.values())} (relative error {error:.2g}, at most "
         f"{allowed:.2g} is allowed). Set {' or '.join(causes)} to native, or engine.self_check to false to serve "
-        "it all the same."
+        "it anyway."
     )
 
 
@@ -77,9 +77,9 @@ def check_encoding(runner: ModelRunner, encoding: KVEncoding) -> None:
     error = encoding_error(runner, encoding)
     if not error <= _ENCODED_TOLERANCE:
         raise UnsupportedModelError(
-            f"{type(runner.loaded.model).__name__} gives other logits when its KV travels as {encoding} (relative "
-            f"error {error:.2g}, where {_ENCODED_TOLERANCE:g} is allowed). Set kv_transfer.encoding: native, or "
-            "engine.self_check: false to serve it all the same."
+            f"{type(runner.loaded.model).__name__} gives different logits when its KV is sent as {encoding} (relative "
+            f"error {error:.2g}, at most {_ENCODED_TOLERANCE:g} is allowed). Set kv_transfer.encoding: native, or "
+            "engine.self_check: false to serve it anyway."
         )
 
 

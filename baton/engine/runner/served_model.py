@@ -41,7 +41,7 @@ def load_served_model(
         reason = why_not_fused(loaded)
         if reason is None:
             return replace(loaded, is_fusable=True)
-        logger.info("dtype is float32, since the fused decoder does not compute %s: %s", source.name, reason)
+        logger.info("dtype is float32, because the fused decoder does not support %s: %s", source.name, reason)
         del loaded
         gc.collect()  # float32 product layers refer to themselves; both models might not fit into memory
     return load_model(source, dtype, device, weights)

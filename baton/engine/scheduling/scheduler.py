@@ -107,7 +107,7 @@ class Scheduler:
         room = self.blocks.pool.num_blocks * self.blocks.block_size
         if needed - 1 > room:
             raise ContextLengthError(
-                f"The request needs room for {needed - 1} tokens, but this worker's whole KV cache holds {room}. "
+                f"The request needs KV for {needed - 1} tokens, but this worker's whole KV cache holds {room}. "
                 "Shorten the prompt, lower max_tokens, or give the worker more kv_blocks.",
                 param="max_tokens",
             )

@@ -57,7 +57,7 @@ class FusedHeadPass:
             decoder = quantize(decoder, weights)
             decoder = replace(decoder, layers=(replace(decoder.layers[0], k=own.k, v=own.v),))
         if cache.keys[layer].dtype != self._dtype:
-            raise NotFusableError(f"the head computes in {self._dtype}, its cache holds {cache.keys[layer].dtype}")
+            raise NotFusableError(f"the head computes in {self._dtype}, but its cache holds {cache.keys[layer].dtype}")
         self._block_size = cache.spec.block_size
         fed = FINAL_HIDDEN if head.settings.norm_output else 1
         self._forward = FusedForward(
@@ -87,7 +87,7 @@ def _read_head(head: EagleHead) -> Decoder:
     settings, layers = head.settings, head.settings.layers
     if settings.version != 3 or layers.num_layers != 1:
         raise NotFusableError(
-            f"the head is no EAGLE-3 head of one layer (version {settings.version}, {layers.num_layers} layers)"
+            f"the head is not an EAGLE-3 head of one layer (version {settings.version}, {layers.num_layers} layers)"
         )
     if layers.windows != (None,):
         raise NotFusableError("the head attends through a sliding window")

@@ -107,7 +107,7 @@ def save_eagle3(head: EagleHead, folder: Path, target_name: str) -> None:
     """
     settings = head.settings
     if settings.version != 3 or settings.layers.qk_norm:
-        raise UnsupportedModelError("only EAGLE-3 heads of Llama's layer can be written in the common format.")
+        raise UnsupportedModelError("only EAGLE-3 heads with Llama's layer can be written in the common format.")
     tensors = {_common_name(name): tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
     ids = torch.arange(settings.draft_vocab_size)
     if settings.own_lm_head:
@@ -128,9 +128,9 @@ def _check_vocabulary_map(
     problem = None
     target_ids = d2t.long() + torch.arange(len(d2t))
     if bool(((target_ids < 0) | (target_ids >= size)).any()):
-        problem = f"{ids_name} leads to ids outside the target's vocabulary of {size}"
+        problem = f"{ids_name} maps to ids outside the target's vocabulary of {size}"
     elif len(set(target_ids.tolist())) != len(target_ids):
-        problem = f"{ids_name} leads from several draft ids to one id of the target"
+        problem = f"{ids_name} maps several draft ids to one target id"
     elif mask is not None and tuple(mask.shape) != (size,):
         problem = f"{mask_name} has the shape {list(mask.shape)}, but the target has {size} tokens"
     elif mask is not None and not (bool(mask[target_ids].all()) and int(mask.bool().sum()) == len(target_ids)):

@@ -115,7 +115,7 @@ def _layer_settings(
     if rope.get("rope_type") == "mrope" or "mrope_section" in rope:  # text has the same position in all sections
         rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
     if rope.get("rope_type") not in _ROPE_TYPES or rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise refused(where, f"rotating positions by {rope}; supported are: {', '.join(_ROPE_TYPES)}")
+        raise refused(where, f"a head with the rotary embedding {rope}; supported are: {', '.join(_ROPE_TYPES)}")
     settings = LayerSettings(
         hidden_size=parsed.hidden_size,
         intermediate_size=parsed.intermediate_size,
@@ -138,13 +138,13 @@ def _layer_settings(
     if min(sizes) < 1 or not settings.windows or settings.num_heads % settings.num_kv_heads or settings.head_dim % 2:
         raise ConfigError(f"draft checkpoint {where}: the sizes in config.json do not fit together.")
     if settings.hidden_act not in ACT2FN:
-        raise ConfigError(f"draft checkpoint {where}: hidden_act is {settings.hidden_act!r}, which is not known.")
+        raise ConfigError(f"draft checkpoint {where}: hidden_act is {settings.hidden_act!r}, which is not supported.")
     query_name = f"{attention}.q_proj.weight"
     query = tensors.get(query_name)
     rows = settings.num_heads * settings.head_dim
     if query is None or query.ndim != 2 or query.shape[0] != rows:
         found = "is missing" if query is None else f"is {list(query.shape)}"
-        raise refused(where, f"broken: {in_file(query_name)} {found}, expected {rows} rows")
+        raise refused(where, f"damaged: {in_file(query_name)} {found}, expected {rows} rows")
     try:
         RotaryTable(settings)
     except _CONFIG_FAULTS as error:
@@ -160,7 +160,10 @@ def _windows(raw: Mapping[str, Any], parsed: Any, where: str) -> tuple[int | Non
     if types is None:
         return (window if parsed.model_type == "mistral" else None,) * count
     if others := sorted(set(types) - {"full_attention", "sliding_attention"}):
-        raise refused(where, f"made of layers that attend by {', '.join(others)}, which is not supported")
+        raise refused(where, f"a head whose layer_types contain {', '.join(others)}, which is not supported")
     if "sliding_attention" in types and (type(window) is not int or window < 1):
-        raise ConfigError(f"draft checkpoint {where}: layer_types slide, but sliding_window is {window!r}.")
+        raise ConfigError(
+            f"draft checkpoint {where}: layer_types contain sliding_attention, so sliding_window must "
+            f"be at least 1, got {window!r}."
+        )
     return tuple(window if kind == "sliding_attention" else None for kind in types)

@@ -77,7 +77,7 @@ def format_of(config: Mapping[str, Any], tensors: Mapping[str, Shaped], where: s
     if kind not in (None, "eagle3"):
         raise refused(where, f"a speculators model of the kind {kind!r}; of these, only 'eagle3' is supported")
     if any(key in config for key in ("medusa_num_heads", "medusa_num_layers")) or "blocks.0.layers.0.weight" in tensors:
-        raise refused(where, "Medusa heads. Use them with the method medusa")
+        raise refused(where, "a set of Medusa heads. Use it with the method medusa")
     if kind == "eagle3":
         return EagleFormat.SPECULATORS
     if "layers.0.hidden_norm.weight" in tensors:
@@ -86,8 +86,8 @@ def format_of(config: Mapping[str, Any], tensors: Mapping[str, Shaped], where: s
         return EagleFormat.EAGLE
     raise refused(
         where,
-        "in no known format: expected fc.weight and midlayer.* or layers.0.* tensors, as EAGLE-1/2, EAGLE-3 "
-        "(SafeAILab, SpecForge, SGLang) or speculators (vLLM) heads have",
+        "not in a known format: expected fc.weight and midlayer.* or layers.0.* tensors, as in EAGLE-1/2, EAGLE-3 "
+        "(SafeAILab, SpecForge, SGLang) or speculators (vLLM) heads",
     )
 
 
@@ -105,7 +105,7 @@ def layer_config_of(
         raise ConfigError(f"draft checkpoint {where}: transformer_layer_config is missing from config.json.")
     _check_num_layers(layer_config, tensors, where)
     if (layer_type := layer_type_of(layer_config)) not in _LAYER_TYPES:
-        raise refused(where, f"made of layers of the kind {layer_type!r}; supported are: {', '.join(_LAYER_TYPES)}")
+        raise refused(where, f"a head with layers of the kind {layer_type!r}; supported are: {', '.join(_LAYER_TYPES)}")
     return layer_config
 
 
@@ -160,7 +160,8 @@ def read_layout(
     if not own_embedding and narrow:
         raise refused(
             where,
-            f"{hidden_size} wide and has no embed_tokens, but the target's embedding is {target.hidden_size} wide",
+            f"a head of hidden size {hidden_size} without embed_tokens, but the target's hidden size is "
+            f"{target.hidden_size}",
         )
     if kind is EagleFormat.EAGLE:
         return EagleLayout((), target.vocab_size, own_embedding, own_lm_head=False)
@@ -168,7 +169,9 @@ def read_layout(
     _check_num_features(tensors, target, len(choices[0]) if choices else 1, where, in_file)
     draft_vocab_size, own_lm_head = _draft_vocabulary(config, tensors, target, where, in_file("lm_head.weight"))
     if not own_lm_head and narrow:
-        raise refused(where, f"{hidden_size} wide without an lm_head, but the target is {target.hidden_size}")
+        raise refused(
+            where, f"a head of hidden size {hidden_size} without an lm_head, but the target's is {target.hidden_size}"
+        )
     return EagleLayout(choices, draft_vocab_size, own_embedding, own_lm_head)
 
 
@@ -181,8 +184,8 @@ def default_feature_layers(num_layers: int) -> tuple[int, ...]:
     layers = (2, num_layers // 2, num_layers - 3)
     if not 0 <= layers[0] <= layers[1] <= layers[2]:
         raise UnsupportedModelError(
-            f"a target of {num_layers} layers has no usual early, middle and late ones; the draft's config.json must "
-            f"name them in {LAYER_IDS}."
+            f"a target of {num_layers} layers has too few for the default early, middle and late layers; name them in "
+            f"{LAYER_IDS} of the draft's config.json."
         )
     return layers
 
@@ -223,7 +226,9 @@ def _check_num_layers(layer_config: Mapping[str, Any], tensors: Mapping[str, Sha
     stated = layer_config.get("num_hidden_layers", 1)
     stored = len({name.split(".")[1] for name in tensors if name.startswith("layers.")})
     if stated != stored:
-        raise refused(where, f"of {stated} layers by its config.json, but holds tensors of {stored} layers")
+        raise refused(
+            where, f"a head of {stated} layers according to its config.json, but has tensors of {stored} layers"
+        )
 
 
 def _check_num_features(
@@ -235,7 +240,7 @@ def _check_num_features(
     found = fc.shape[1] / target.hidden_size
     raise refused(
         where,
-        f"made for {found:g} features of {target.hidden_size} numbers ({in_file('fc.weight')} is {list(fc.shape)}), "
+        f"a head for {found:g} features of {target.hidden_size} numbers ({in_file('fc.weight')} is {list(fc.shape)}), "
         f"but its config names {expected} layers of the target",
     )
 
@@ -247,7 +252,7 @@ def _draft_vocabulary(
     stated = config.get("draft_vocab_size")
     lm_head = tensors.get("lm_head.weight")
     if lm_head is not None and lm_head.ndim != 2:
-        raise refused(where, f"broken: {lm_head_name} is {list(lm_head.shape)}")
+        raise refused(where, f"damaged: {lm_head_name} is {list(lm_head.shape)}")
     size = stated if stated is not None else target.vocab_size if lm_head is None else int(lm_head.shape[0])
     if type(size) is not int or not 0 < size <= target.vocab_size:
         raise ConfigError(

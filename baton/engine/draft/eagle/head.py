@@ -223,7 +223,9 @@ class EagleHead(nn.Module):
             UnsupportedModelError: the head has several layers.
         """
         if len(self.layers) != 1:
-            raise UnsupportedModelError(f"a draft head of {len(self.layers)} layers has no KV without its attention.")
+            raise UnsupportedModelError(
+                f"a draft head of {len(self.layers)} layers cannot compute KV without its attention."
+            )
         states, _ = self._first_inputs(token_ids, hidden)
         attention: Any = self.layers[0].self_attn
         keys, values = attention.keys_values(states, self._rotary(positions, hidden.dtype))

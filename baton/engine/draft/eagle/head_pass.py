@@ -96,5 +96,5 @@ def create_head_pass(head: EagleHead, runner: ModelRunner, modules: ModuleHeadPa
 
         return FusedHeadPass(head, runner.cache, len(runner.spec.layers), weights)
     except NotFusableError as reason:
-        logger.info("the draft head is computed by its own modules: %s", reason)
+        logger.info("the draft head runs in PyTorch instead of the compiled pass: %s", reason)
         return modules

@@ -191,7 +191,7 @@ def _select_rows(tensors: dict[str, torch.Tensor], config: Mapping[str, Any], ta
     ids = tensors["token_map"].long()
     if int(ids.min()) < 0 or int(ids.max()) >= target.vocab_size or len(set(ids.tolist())) != len(ids):
         raise UnsupportedModelError(
-            f"draft checkpoint {where}: token_map does not lead to {size} different tokens of the target's "
+            f"draft checkpoint {where}: token_map must map to {size} different tokens of the target's "
             f"{target.vocab_size}."
         )
     for name, tensor in tensors.items():

@@ -119,7 +119,7 @@ def settings_of(tensors: Mapping[str, Shaped], target: TargetShape, where: str) 
     first = tensors.get("blocks.0.layers.0.weight")
     if first is None:
         raise UnsupportedModelError(
-            f"draft checkpoint {where} holds no Medusa heads: expected tensors 0.0.linear.weight or "
+            f"draft checkpoint {where} contains no Medusa heads: expected tensors 0.0.linear.weight or "
             "blocks.0.layers.0.weight."
         )
     if first.shape[-1] != target.hidden_size:

@@ -137,7 +137,8 @@ def load_draft_model(
     loaded = load_model(source, dtype, device)
     if loaded.vocab_size < min(target.vocab_size, target_tokenizer.vocab_size):
         raise UnsupportedModelError(
-            f"draft model {source.name} has rows for {loaded.vocab_size} tokens only, but the target may say any of "
+            f"draft model {source.name} has embeddings for only {loaded.vocab_size} tokens, but the "
+            "target can generate any of "
             f"{min(target.vocab_size, target_tokenizer.vocab_size)}."
         )
     return DraftModel(loaded, min(loaded.vocab_size, target.vocab_size))
@@ -159,6 +160,7 @@ def check_same_vocabulary(name: str, draft: Tokenizer, target: Tokenizer) -> Non
         ours, theirs = target.token_bytes(token_id), draft.token_bytes(token_id)
         if ours != theirs or target.is_special(token_id) != draft.is_special(token_id):
             raise UnsupportedModelError(
-                f"draft model {name} has another vocabulary than the target: token {token_id} is {theirs!r} there "
+                f"draft model {name} has a different vocabulary than the target: token {token_id} is "
+                f"{theirs!r} in the draft "
                 f"and {ours!r} in the target. {hint}"
             )

@@ -157,7 +157,9 @@ class TokenState:
 
     def adopt(self, request: Request, state: bytes | None, first_new: int = 0) -> None:
         if state:
-            raise ValueError(f"a draft state of {len(state)} bytes came, but a draft model has none besides its KV")
+            raise ValueError(
+                f"a draft state of {len(state)} bytes was received, but a draft model has no state besides its KV"
+            )
         arrived = slots_of(request.block_ids, first_new, request.num_computed_tokens, self._block_size)
         self._has_kv[arrived] = state is not None
         self._records.pop(request.request_id, None)

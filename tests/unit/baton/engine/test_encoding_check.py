@@ -44,7 +44,9 @@ def test_a_model_that_loses_too_much_is_refused_by_int8_and_native_under_auto(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     runner = runner_of("qwen2", broken=True)
-    with pytest.raises(UnsupportedModelError, match=r"other logits when its KV travels as int8.*kv_transfer\.encoding"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"different logits when its KV is sent as int8.*kv_transfer\.encoding"
+    ):
         with_checked_encoding(config("int8"), runner)
     assert with_checked_encoding(config("auto"), runner) == config("native")
     assert "KV is not sent as int8" in caplog.text

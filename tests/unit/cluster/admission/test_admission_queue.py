@@ -320,7 +320,7 @@ def test_no_wait_is_longer_than_the_request_may_take() -> None:
             await waiting
         assert scene.loop.time() == pytest.approx(20.0, abs=0.1)
         assert raised.value.reason == "queue_deadline"
-        assert "20.0 s that it waited" in raised.value.message
+        assert "This request waited 20.0 s, its limit" in raised.value.message
         assert "router.request_timeout_s" in raised.value.message
 
     play(script, classes=(PATIENT,), worker_wait_s=600.0)

@@ -91,7 +91,7 @@ def test_it_says_when_disaggregation_pays():
     ("costs", "words"),
     [
         (FormulaCosts(), "almost no tokens come from drafts"),
-        (FormulaCosts(rounds=2.0, per_sequence=0.2), "2.00 tokens a round; a token takes"),
+        (FormulaCosts(rounds=2.0, per_sequence=0.2), "2.00 tokens per round; a token takes"),
         (FormulaCosts(rounds=1.2, per_sequence=4.0), "it costs more than it saves"),
     ],
 )

@@ -47,7 +47,7 @@ def test_what_the_load_asks_for_is_told_beyond_the_limits():
         pool = decide(observe(0.0, demand(40), size, 3), bounds).pools[PREFILL]
         assert (pool.target, pool.wanted) == (3, needed)
         assert f"{needed} workers" in pool.texts[0]
-        assert "3 workers keep the targets" not in pool.texts[0]
+        assert "3 workers meet the targets" not in pool.texts[0]
         assert "allows at most 3" in pool.texts[0]
 
 

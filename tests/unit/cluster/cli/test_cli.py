@@ -173,7 +173,7 @@ def test_what_cannot_work_is_an_error_before_anything_starts(baton, router):
 def test_a_draft_that_does_not_fit_is_an_error_before_anything_starts(tmp_path):
     (tmp_path / "head").mkdir()
     (tmp_path / "head" / "config.json").write_text('{"draft_vocab_size": 5}')
-    for draft, reason in (("head", "holds no weights"), ("nothing", "is not a folder")):
+    for draft, reason in (("head", "contains no weights"), ("nothing", "is not a folder")):
         _, err = start_up("--set", f"speculation.draft={draft}").communicate(timeout=20)
         assert "error: draft checkpoint:" in err
         assert reason in err
@@ -185,7 +185,7 @@ def test_a_draft_that_does_not_fit_is_an_error_before_anything_starts(tmp_path):
     ("assignment", "reason"),
     [
         ("speculation.draft=nothing", "'nothing' is not a folder"),
-        ("speculation.draft=head", "head holds no weights"),
+        ("speculation.draft=head", "head contains no weights"),
         ("speculation.method=medusa", "speculation.method is medusa, but no draft is loaded"),
         ("model=nonsense", "'nonsense' is not the bundled model"),
         ("simulation.profile=h100-8", "Did you mean 'h100-8b'?"),
@@ -210,7 +210,7 @@ def test_a_context_that_the_model_does_not_have_is_an_error_before_anything_star
     chosen = ("--set", "model=tiny", "--set", "speculation.draft=none", "--set", "speculation.method=ngram")
     _, err = start_up(*chosen, "--set", "max_model_len=65").communicate(timeout=20)
     assert err.endswith(
-        "error: max_model_len is 65, but the model's context length is 64. Lower it, or leave it out: then it is as "
+        "error: max_model_len is 65, but the model's context length is 64. Lower it, or leave it out to use as "
         "much as the model and the KV cache allow.\n"
     )
     assert "starting workers" not in err
@@ -275,7 +275,7 @@ def test_down_never_signals_a_process_that_is_not_the_cluster(baton):
         write_state(RunState(bystander.pid, pid_started_s=1.0, endpoint="http://127.0.0.1:5"))
         status, out, _ = baton("down")
         assert status == 0
-        assert "has ended already" in out
+        assert "has already ended" in out
         assert bystander.poll() is None
         assert read_state() is None
     finally:

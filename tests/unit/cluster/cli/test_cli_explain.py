@@ -171,7 +171,7 @@ def test_routes_are_shown_with_what_was_expected_and_what_happened(timeline: dic
     assert "routing: 60 of 816 routes scored, with predicted times" in lines
     assert "prefill-1 → decode-0 84.2 ms 21.3 ms 6.41 chosen, 128 cached" in lines
     assert "decode-0 alone 10.5 s 21.3 ms 5.50 lost on predicted tpot" in lines
-    assert "what happened 91.7 ms" in lines
+    assert "actual 91.7 ms" in lines
 
 
 @pytest.mark.parametrize("width", [40, 60])

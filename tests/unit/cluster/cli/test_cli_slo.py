@@ -66,7 +66,7 @@ def test_on_80_columns_every_figure_is_whole_and_only_a_long_name_is_broken() ->
             "SLO class interactive missed: TTFT 1.25 s, 250 ms over the target of 1 s; TPOT of 50 ms",
         ),
         ({"slo_result": "rejected"}, "SLO class interactive missed: the request was refused"),
-        ({"slo_result": "failed"}, "SLO class interactive missed: it failed"),
+        ({"slo_result": "failed"}, "SLO class interactive missed: the request failed"),
         (
             {"slo_result": "excluded"},
             "SLO class interactive: not counted, because the request was cancelled or invalid",

@@ -84,10 +84,10 @@ def test_workers_with_equal_memory_budgets_share_a_line(router: FakeRouter):
 
 def test_missing_cuda_graphs_are_a_note(router: FakeRouter):
     status = router.status()
-    status["pools"]["decode"]["workers"][0]["graph_failure"] = "no CUDA graphs: bucket 8x4 could not be recorded"
+    status["pools"]["decode"]["workers"][0]["graph_failure"] = "CUDA graphs are off: bucket 8x4 could not be recorded"
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(render_status(status, "http://here:1", 80))
-    assert "decode-1: no CUDA graphs: bucket 8x4 could not be recorded" in " ".join(console.export_text().split())
+    assert "decode-1: CUDA graphs are off: bucket 8x4 could not be recorded" in " ".join(console.export_text().split())
 
 
 def test_memory_of_cpu_workers_is_not_shown(router: FakeRouter):

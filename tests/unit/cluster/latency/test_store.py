@@ -71,4 +71,4 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path: Path, caplog:
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING):
         FitStore(tmp_path / "file").save(KIND, COEFFICIENTS)
-    assert "cannot be kept" in caplog.text
+    assert "cannot be stored" in caplog.text

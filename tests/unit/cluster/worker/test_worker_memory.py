@@ -162,7 +162,7 @@ def test_other_processes_on_the_gpu_are_seen(llama: LoadedModel) -> None:
             r"a step of 40 prompt tokens or 8 sequences .* Lower chunk_tokens",
         ),
         (torch.AcceleratorError("an illegal memory access"), torch.AcceleratorError, "illegal"),
-        (ValueError("no such mask"), UnsupportedModelError, "LlamaForCausalLM fails over the paged cache: ValueError"),
+        (ValueError("no such mask"), UnsupportedModelError, "LlamaForCausalLM fails with the paged cache: ValueError"),
     ],
 )
 def test_a_step_that_fails_says_what_to_do(

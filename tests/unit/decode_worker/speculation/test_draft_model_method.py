@@ -227,7 +227,7 @@ class TestImports:
 
     def test_refuses_the_state_of_something_else(self) -> None:
         setup = Setup()
-        with pytest.raises(ValueError, match="64 bytes came"):
+        with pytest.raises(ValueError, match="64 bytes was received"):
             setup.state.adopt(Request("x", [1], SamplingParams(max_tokens=1)), bytes(64))
 
 

@@ -227,7 +227,7 @@ def test_states_that_do_not_fit_are_not_used(tmp_path: Path) -> None:
     assert setup.state.hidden(request) is not None
     request.append_output(4)  # by a step that the state has not seen
     assert setup.state.hidden(request) is None
-    with pytest.raises(ValueError, match="12 bytes came"):
+    with pytest.raises(ValueError, match="12 bytes were received"):
         setup.state.adopt(request, bytes(12))
     with pytest.raises(ValueError, match="without this draft"):
         MedusaState(setup.heads, ModelRunner(prepare_model(tiny_target(), "float32"), 8, BLOCK_SIZE))

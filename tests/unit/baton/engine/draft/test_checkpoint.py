@@ -25,7 +25,7 @@ class _Exploit:
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     for reference in (tmp_path / "none", str(tmp_path / "none"), "no folder and no hub id"):
-        with pytest.raises(ConfigError, match=r"is not a folder: there is nothing of this name\. .* Correct the path"):
+        with pytest.raises(ConfigError, match=r"does not exist\. .* Correct the path"):
             find_checkpoint(reference)
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(ConfigError, match=r"is a file, not a folder\. Expected a folder with config\.json"):
@@ -45,7 +45,10 @@ def test_a_hub_id_out_of_reach_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     ("content", "reason"),
     [
         (None, r"has no config\.json\. Name a folder"),
-        ("{", r"could not be read, since it is no JSON: .*\. Correct it if it was edited; else copy or download"),
+        (
+            "{",
+            r"could not be read, because it is not JSON: .*\. Correct it if it was edited; otherwise, copy or download",
+        ),
         ("[]", "a list"),
     ],
 )

@@ -129,7 +129,7 @@ def test_what_is_not_there_is_refused(model_folder: Path, tmp_path: Path) -> Non
         with pytest.raises(ConfigError, match=reason):
             check(reference, model_folder)
     (empty / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match="holds no weights"):
+    with pytest.raises(ConfigError, match="contains no weights"):
         check(empty, model_folder)
 
 
@@ -144,13 +144,13 @@ def test_a_file_that_is_no_checkpoint_is_refused(content: bytes, model_folder: P
 def test_a_file_that_was_cut_off_is_refused(model_folder: Path, tmp_path: Path) -> None:
     folder = tiny_eagle3().write(tmp_path / "draft")
     (folder / SAFE).write_bytes((folder / SAFE).read_bytes()[:-100])
-    with pytest.raises(ConfigError, match=r"was cut off\. Copy or download the checkpoint again\."):
+    with pytest.raises(ConfigError, match=r"is truncated\. Copy or download the checkpoint again\."):
         check(folder, model_folder)
 
 
 @pytest.mark.parametrize(
     ("index", "reason"),
-    [({"x": SAFE}, "promises tensors that its files lack: x"), ({"x": "other.safetensors"}, "not beside it")],
+    [({"x": SAFE}, "lists tensors that its files do not contain: x"), ({"x": "other.safetensors"}, "not beside it")],
 )
 def test_an_index_that_does_not_fit_its_files_is_refused(
     index: dict[str, str], reason: str, model_folder: Path, tmp_path: Path
@@ -185,14 +185,14 @@ def test_a_draft_model_of_another_vocabulary_is_refused(model_folder: Path, tmp_
     first, second = sorted(vocabulary, key=vocabulary.__getitem__)[30:32]
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(UnsupportedModelError, match="another vocabulary than the target: token"):
+    with pytest.raises(UnsupportedModelError, match="a different vocabulary than the target: token"):
         check(folder, model_folder)
 
 
 def test_a_draft_model_without_weights_is_refused(model_folder: Path, tmp_path: Path) -> None:
     folder = _draft_model(tmp_path / "small")
     (folder / SAFE).unlink()
-    with pytest.raises(ConfigError, match="holds no weights"):
+    with pytest.raises(ConfigError, match="contains no weights"):
         check(folder, model_folder)
 
 

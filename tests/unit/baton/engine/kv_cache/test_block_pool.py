@@ -177,7 +177,7 @@ def test_a_lease_outlives_its_request_and_its_id_is_unique() -> None:
     pool = BlockPool(2)
     blocks = pool.allocate(2)
     pool.lease("transfer", blocks)
-    with pytest.raises(RuntimeError, match="exists already"):
+    with pytest.raises(RuntimeError, match="already exists"):
         pool.lease("transfer", blocks)
     pool.release(blocks)
     assert pool.num_free == 0

@@ -143,7 +143,9 @@ def test_a_model_passes_its_check_and_others_do_not_take_its_kv(name: str, kv_ca
 @pytest.mark.parametrize("error", [0.3, float("nan")])
 def test_a_model_that_loses_too_much_is_refused(error: float) -> None:
     runner = ModelRunner(replace(fp8_model(), weights_error=error), 16, BLOCK_SIZE, RunnerOptions(weights="fp8"))
-    with pytest.raises(UnsupportedModelError, match=r"other logits with fp8 weights.*Set engine\.weights to native"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"different logits with fp8 weights.*Set engine\.weights to native"
+    ):
         check_model(runner)
 
 

@@ -127,7 +127,7 @@ def test_after_a_failure_every_step_is_computed_as_before() -> None:
     assert failure.missing == tuple(make_buckets(MAX_SEQS, MAX_DRAFT))
     assert (failure.reason, failure.forward_waits) == ("Tried to allocate 2 GiB", False)
     assert failure.describe().startswith(
-        f"no CUDA graphs, every step is computed eagerly: bucket {failure.bucket} could not be recorded, Tried to "
+        f"CUDA graphs are off, and every step runs eagerly: bucket {failure.bucket} could not be recorded, Tried to "
     )
     assert (pair.graphed.num_graphs, recorder.num_discards) == (0, 2)
     assert not pair.check([StepSequence(3), StepSequence(1, 1, TREE)])

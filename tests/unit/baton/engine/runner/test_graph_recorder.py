@@ -200,7 +200,7 @@ def test_one_failure_ends_all_graphs_and_tokens_are_those_of_the_model(
     assert not runner.forward_waits
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == [
-        f"no CUDA graphs, every step is computed eagerly: bucket {failure.bucket} could not be recorded, "
+        f"CUDA graphs are off, and every step runs eagerly: bucket {failure.bucket} could not be recorded, "
         f"{failure.reason} (missing buckets: 1x1 2x1 3x1)"
     ]
     runner.capture_graphs(2, 0, 40)

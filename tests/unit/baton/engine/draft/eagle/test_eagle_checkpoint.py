@@ -229,7 +229,7 @@ REFUSED: dict[str, tuple[TinyDraft, type[BatonError], str]] = {
     "other speculators": (tiny_speculators(speculators_model_type="dflash"), UnsupportedModelError, "'dflash'"),
     "medusa": (tiny_medusa_v1(), UnsupportedModelError, "Medusa"),
     "medusa of vllm": (tiny_medusa_vllm(), UnsupportedModelError, "Medusa"),
-    "no format": (TinyDraft({}, {"x": torch.zeros(1)}), UnsupportedModelError, "no known format"),
+    "no format": (TinyDraft({}, {"x": torch.zeros(1)}), UnsupportedModelError, "not in a known format"),
     "other vocabulary": (tiny_eagle3(vocab_size=97), UnsupportedModelError, "97 tokens, but the target has 96"),
     "other target": (tiny_eagle3(target_hidden_size=64), UnsupportedModelError, "64, but the target has 32"),
     "too deep": (tiny_eagle3(**{LAYER_IDS: [2, 4, 9]}), UnsupportedModelError, r"\[2, 4, 9\].*8 layers"),
@@ -251,10 +251,10 @@ REFUSED: dict[str, tuple[TinyDraft, type[BatonError], str]] = {
     "fewer layers": (
         tiny_speculators(num_layers=2, layer={"num_hidden_layers": 1}),
         UnsupportedModelError,
-        "of 1 layers by its config.json, but holds tensors of 2",
+        "of 1 layers according to its config.json, but has tensors of 2",
     ),
     "more layers": (tiny_eagle(num_hidden_layers=2), UnsupportedModelError, "of 2 layers .* tensors of 1"),
-    "shape": (tiny_eagle3(intermediate_size=49), UnsupportedModelError, r"other shapes: .*mlp.* instead of"),
+    "shape": (tiny_eagle3(intermediate_size=49), UnsupportedModelError, r"wrong shapes: .*mlp.* instead of"),
     "lm_head rows": (tiny_eagle3(draft_vocab_size=41), UnsupportedModelError, "40 rows, but its config has 41"),
     "vocabulary too large": (tiny_eagle3(draft_vocab_size=VOCAB + 1), ConfigError, "draft_vocab_size is 97"),
     "d2t leaves the vocabulary": (
@@ -289,7 +289,7 @@ REFUSED: dict[str, tuple[TinyDraft, type[BatonError], str]] = {
     "dynamic rope": (
         tiny_eagle3(rope_scaling={"type": "dynamic", "factor": 2.0}),
         UnsupportedModelError,
-        "rotating positions",
+        "the rotary embedding",
     ),
     "broken rope": (
         tiny_eagle3(rope_scaling={"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": "x"}),
@@ -299,13 +299,13 @@ REFUSED: dict[str, tuple[TinyDraft, type[BatonError], str]] = {
     "window without size": (
         tiny_speculators(layer={"layer_types": ["sliding_attention"]}),
         ConfigError,
-        "sliding_window is None",
+        "sliding_window must be at least 1, got None",
     ),
     "chunked": (tiny_speculators(layer={"layer_types": ["chunked_attention"]}), UnsupportedModelError, "chunked"),
     "narrow without embedding": (
         _without(tiny_narrow_eagle3(), "embed_tokens.weight"),
         UnsupportedModelError,
-        "no embed_tokens",
+        "without embed_tokens",
     ),
 }
 
@@ -343,7 +343,7 @@ def test_messages_call_tensors_as_the_file_does(draft: TinyDraft, missing: str, 
     with pytest.raises(UnsupportedModelError) as caught:
         load(changed.write(tmp_path))
     was = list(draft.tensors[reshaped].shape)
-    assert f"missing: {missing}; other shapes: {reshaped} is {shape} instead of {was}." in str(caught.value)
+    assert f"missing: {missing}; wrong shapes: {reshaped} is {shape} instead of {was}." in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_messages_call_tensors_as_the_file_does(draft: TinyDraft, missing: str, 
     [
         ({"hidden": 64}, "32, but the target has 64"),
         ({"vocab": 100}, "96 tokens, but the target has 100"),
-        ({"num_layers": 4}, "config.json must name them"),
+        ({"num_layers": 4}, "too few for the default early, middle and late layers"),
     ],
     ids=["hidden size", "vocabulary", "depth"],
 )

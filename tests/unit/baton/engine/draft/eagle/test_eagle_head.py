@@ -148,8 +148,8 @@ def test_long_contexts_and_where_they_begin(first_key: int, num_threads: int, tm
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (tiny_eagle, "no EAGLE-3 head of one layer"),
-        (lambda: tiny_speculators(num_layers=2), "no EAGLE-3 head of one layer"),
+        (tiny_eagle, "not an EAGLE-3 head of one layer"),
+        (lambda: tiny_speculators(num_layers=2), "not an EAGLE-3 head of one layer"),
         (lambda: tiny_eagle3(hidden_act="gelu"), "activation is gelu"),
     ],
     ids=["eagle-1", "two layers", "gelu"],

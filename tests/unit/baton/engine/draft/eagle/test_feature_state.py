@@ -109,7 +109,7 @@ def test_slots_are_not_vouched_for_while_their_new_rows_wait(tmp_path: Path) -> 
 
 def test_another_heads_state_is_refused(tmp_path: Path) -> None:
     worker = Worker(tmp_path)
-    with pytest.raises(ValueError, match="12 bytes came"):
+    with pytest.raises(ValueError, match="12 bytes were received"):
         worker.state.adopt(arrived(request("source", []), [7, 8, 9]), bytes(12))
 
 

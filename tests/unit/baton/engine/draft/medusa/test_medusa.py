@@ -128,7 +128,7 @@ REFUSED: dict[str, tuple[TinyDraft, type[BatonError], str]] = {
     "missing": (_broken("missing"), UnsupportedModelError, r"missing: 1\.0\.linear\.bias\."),
     "gap": (_broken("gap"), UnsupportedModelError, r"missing: 1\.\d.*unexpected: 2\."),
     "unexpected": (_broken("unexpected"), UnsupportedModelError, "unexpected: extra"),
-    "shape": (_broken("shape"), UnsupportedModelError, r"other shapes: 2\.2\.weight is"),
+    "shape": (_broken("shape"), UnsupportedModelError, r"wrong shapes: 2\.2\.weight is"),
     "other kind": (tiny_eagle3(), UnsupportedModelError, "no Medusa heads"),
     "no map": (_mapped(None), UnsupportedModelError, "token_map is missing"),
     "short map": (_mapped(some_ids()[:-1]), UnsupportedModelError, "token_map has the shape"),
@@ -163,7 +163,7 @@ def test_messages_call_tensors_as_the_file_does(
     draft.tensors[reshaped] = torch.zeros(VOCAB, HIDDEN + 1)
     with pytest.raises(UnsupportedModelError) as caught:
         load(draft, tmp_path)
-    assert f"missing: {missing}; other shapes: {reshaped} is [96, 33] instead of [96, 32]." in str(caught.value)
+    assert f"missing: {missing}; wrong shapes: {reshaped} is [96, 33] instead of [96, 32]." in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_another_vocabulary_is_refused(words: tuple[str, ...], special: str, rea
 
 
 def test_a_draft_without_rows_for_every_token_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="rows for 5 tokens only"):
+    with pytest.raises(UnsupportedModelError, match="embeddings for only 5 tokens"):
         load_draft_model(write(tmp_path, rows=5), target(), Tokenizer(tokenizer()), CPU)
 
 
