@@ -117,7 +117,10 @@ class LLM:
         capacity = kv_blocks * _BLOCK_SIZE
         self.max_model_len = max_model_len or min(loaded.max_model_len, capacity)
         _require(
-            self.max_model_len <= capacity, "max_model_len", f"at most {capacity}, what the cache holds", max_model_len
+            self.max_model_len <= capacity,
+            "max_model_len",
+            f"at most {capacity}, the capacity of the KV cache",
+            max_model_len,
         )
         self.tokenizer = Tokenizer.load(source.path)
         self._runner.capture_graphs(max_num_seqs, 0, self.max_model_len)
@@ -188,7 +191,8 @@ class LLM:
             params = list(sampling_params)
         if len(params) != len(prompts):
             raise InvalidRequestError(
-                f"There are {len(prompts)} prompts but {len(params)} sampling_params; give one for all, or one each.",
+                f"There are {len(prompts)} prompts but {len(params)} sampling_params; give one for all "
+                "prompts, or one for each.",
                 param="sampling_params",
             )
         answers = [self._new_answer(prompt, own) for prompt, own in zip(prompts, params, strict=True)]

@@ -63,7 +63,7 @@ class CachePlace:
 
 def _check_sum(transfer_id: str, found: int, checksum: int) -> None:
     if found != checksum:
-        raise ChecksumError(f"a KV part of transfer {transfer_id} was damaged on its way.")
+        raise ChecksumError(f"a KV part of transfer {transfer_id} was corrupted during the transfer.")
 
 
 class KVImporter:
@@ -114,16 +114,16 @@ class KVImporter:
             )
         entry = self._imports.entry(offer.transfer_id)
         if entry.holder is not None:
-            raise TransferError(f"transfer {offer.transfer_id} has begun already.")
+            raise TransferError(f"transfer {offer.transfer_id} has already begun.")
         entry.holder = holder
         try:
             cached = await self._wait_for_room(entry, holder, offer.deadline_s)
             if cached is None or entry.failed:
-                raise TransferError(f"transfer {offer.transfer_id} was given up while it waited for room.")
+                raise TransferError(f"transfer {offer.transfer_id} was cancelled while it waited for KV blocks.")
         except BaseException as error:
             went_away = isinstance(error, asyncio.CancelledError)
             self._imports.fail(
-                entry, "the sender went away" if went_away else as_baton_error(error, offer.transfer_id).message
+                entry, "the sender disconnected" if went_away else as_baton_error(error, offer.transfer_id).message
             )
             raise
         entry.num_cached_tokens = cached
@@ -185,7 +185,7 @@ class KVImporter:
 
         def check() -> None:
             if self._open_import(transfer_id)[0] is not entry:
-                raise TransferError(f"transfer {transfer_id} is over.")
+                raise TransferError(f"transfer {transfer_id} has ended.")
 
         async def filled(found: int, checksum: int) -> None:
             check()
@@ -221,13 +221,14 @@ class KVImporter:
             holder.num_tokens - header.token_start
         ):
             raise TransferError(
-                f"a KV part brings positions {header.token_start} to {header.token_end}, but position {due[0]} was due "
+                f"a KV part contains positions {header.token_start} to {header.token_end}, but position "
+                f"{due[0]} was expected "
                 f"in a prompt of {holder.num_tokens} tokens."
             )
         if header.encoding not in (KVEncoding.NATIVE, entry.encoding):
             raise TransferError(f"a KV part is encoded as {header.encoding}, which was not agreed on.")
         if num_bytes != header.num_bytes(spec):
-            raise TransferError(f"a KV part has {num_bytes} bytes where {header.num_bytes(spec)} were announced.")
+            raise TransferError(f"a KV part has {num_bytes} bytes, but its header announced {header.num_bytes(spec)}.")
         return entry, holder
 
     def _arrived(self, entry: Import, header: PartHeader, num_bytes: int) -> None:
@@ -245,7 +246,7 @@ class KVImporter:
             )
         await self._engine.call(lambda: self._remember(entry, holder))
         if entry.committed.done():
-            raise TransferError(f"transfer {transfer_id} was given up while it was committed.")
+            raise TransferError(f"transfer {transfer_id} was cancelled while it was committed.")
         entry.draft_state = draft_state
         self._imports.commit(entry, time.monotonic())
         return entry.num_bytes

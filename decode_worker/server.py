@@ -41,7 +41,7 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
         call_id = message.sequence.request_id
         num_tokens = 0
         log = RequestLog(logger, request_id_of_call(call_id))
-        log.debug("decoding is asked for", extra={"claims_kv": bool(message.transfer_id)})
+        log.debug("a decode request arrived", extra={"claims_kv": bool(message.transfer_id)})
         async with reporting_errors(context, logger, call_id), aclosing(self._generate(message)) as batches:
             async for batch in batches:
                 num_tokens += len(batch.token_ids)
@@ -94,7 +94,7 @@ def _check_prompt(imported: Import, request: Request) -> None:
     """Raises :class:`TransferError` when the KV belongs to another prompt."""
     holder = imported.holder
     if holder is None or holder.prompt_token_ids != request.prompt_token_ids:
-        raise TransferError(f"transfer {imported.transfer_id} brought the KV of another prompt.")
+        raise TransferError(f"transfer {imported.transfer_id} carried the KV of a different prompt.")
     if not request.output_token_ids:
         raise TransferError(
             f"request {request.request_id} claims imported KV, but does not know its first token, "

@@ -72,7 +72,7 @@ class PromptDraft:
         except Exception as error:
             if self._faults.is_for_engine(_NAME, error, in_step=in_step):
                 raise
-            logger.exception("the draft broke and is left out from now on")
+            logger.exception("the draft failed and is disabled")
             self.num_failures += 1
             self._state = None
             return None

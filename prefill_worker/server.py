@@ -41,7 +41,7 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
         """See ``proto/worker.proto``. Cancelling the call aborts the request and its transfer."""
         call_id = message.sequence.request_id
         log = RequestLog(logger, request_id_of_call(call_id))
-        log.debug("a prompt came", extra={"prompt_tokens": len(message.sequence.prompt_token_ids)})
+        log.debug("a prompt arrived", extra={"prompt_tokens": len(message.sequence.prompt_token_ids)})
         async with reporting_errors(context, logger, call_id), aclosing(self._prefill(message)) as events:
             async for event in events:
                 await context.write(event)

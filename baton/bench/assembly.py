@@ -67,7 +67,7 @@ def plan_workload(settings: WorkloadSettings) -> WorkloadPlan:
         ConfigError: options exclude each other or leave no requests, or a file is unusable.
     """
     if settings.trace is not None and settings.prompts is not None:
-        raise ConfigError("--trace and --prompts both say what is sent. Give one of them.")
+        raise ConfigError("--trace and --prompts both define the requests. Give one of them.")
     trace = None
     if settings.trace is not None:
         recorded = read_trace(settings.trace, settings.trace_format)
@@ -88,7 +88,7 @@ def _settled_limits(settings: WorkloadSettings, trace: Sequence[TraceRequest] | 
     if not settings.scales_to_longest:
         return limits
     if trace is None:
-        raise ConfigError("--input-scale auto goes with --trace. Give a factor.")
+        raise ConfigError("--input-scale auto requires --trace. Add --trace, or give a factor.")
     return scale_to_longest(limits, [request.input_tokens for request in trace])
 
 
@@ -110,7 +110,7 @@ async def assemble_workload(
     limits, input_lengths, output_lengths = plan.limits, plan.input_lengths, plan.output_lengths
     if settings.prompts is not None and plan.prompts is not None:
         check_room(limits, 1.0, output_lengths.mean, endpoint.max_model_len)
-        notes = ["--prompts are sent as they are, in every run: a prefix cache may know them"]
+        notes = ["--prompts are sent unchanged in every run, so prefix caches may hold them"]
         workload = FileWorkload(plan.prompts, output_lengths, limits, settings.seed, settings.prompts.name)
         return AssembledWorkload(workload, notes=notes)
     if plan.trace is None:
@@ -141,4 +141,4 @@ async def _make_writer(
         return writer_for_tokenizer(tokenizer, endpoint.kind, salt, name)
     words = COMMON_WORDS.split()
     counts = [await count_prompt(endpoint, text) for text in sample_texts(words)]
-    return calibrated_writer(words, counts, salt, "words, as the server counts them")
+    return calibrated_writer(words, counts, salt, "words, counted by the server")

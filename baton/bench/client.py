@@ -121,9 +121,9 @@ class _Usage:
                 int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0),
             )
         except (AttributeError, TypeError, ValueError) as error:
-            raise StreamError(MALFORMED_ERROR, f"odd usage: {str(usage)[:80]}") from error
+            raise StreamError(MALFORMED_ERROR, f"invalid usage: {str(usage)[:80]}") from error
         if min(counts.input_tokens or 0, counts.output_tokens, counts.cached_tokens) < 0:
-            raise StreamError(MALFORMED_ERROR, f"usage under 0: {str(usage)[:80]}")
+            raise StreamError(MALFORMED_ERROR, f"negative usage: {str(usage)[:80]}")
         return counts
 
 
@@ -154,7 +154,7 @@ class _Answer:
         try:
             is_text = has_text(event)
         except (AttributeError, TypeError) as error:
-            raise StreamError(MALFORMED_ERROR, f"odd choices: {payload[:80]!r}") from error
+            raise StreamError(MALFORMED_ERROR, f"invalid choices: {payload[:80]!r}") from error
         if is_text:
             self._sample.chunk_times_s.append(now_s)
         elif has_choice(event):

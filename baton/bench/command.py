@@ -63,7 +63,7 @@ def serve(options: Mapping[str, Any], console: Console) -> tuple[RenderableType,
     output = pick(OutputSettings, options)
     slo = None if output.slo is None else parse_slo("--slo", output.slo)
     if output.with_samples and output.json_file is None:
-        raise ConfigError("--samples writes every request into the file of --json. Name that file, or leave it out.")
+        raise ConfigError("--samples writes every request to the file of --json. Add --json, or leave out --samples.")
     if output.json_file is not None:
         check_writable("--json", output.json_file)
     plan = plan_workload(workload)
@@ -76,7 +76,7 @@ def serve(options: Mapping[str, Any], console: Console) -> tuple[RenderableType,
         return Text("interrupted before the load began"), INTERRUPTED_STATUS
     notes = list(session.notes)
     if num_left := len(stages) - len(results):
-        notes.append(f"interrupted: {num_left} of {len(stages)} stages have no figures")
+        notes.append(f"interrupted: {num_left} of {len(stages)} stages have no results")
     with without_interruption():
         shown = render_run(results, slo, session.target, notes) if results else _nothing_measured(len(stages))
         if output.json_file is not None:
@@ -91,7 +91,7 @@ def serve(options: Mapping[str, Any], console: Console) -> tuple[RenderableType,
 
 def _nothing_measured(num_stages: int) -> Text:
     stages = "the only stage" if num_stages == 1 else f"the first of {num_stages} stages"
-    return Text(f"interrupted before {stages} had a figure: nothing was measured")
+    return Text(f"interrupted before {stages} had a result: nothing was measured")
 
 
 async def _measure(

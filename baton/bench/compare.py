@@ -25,7 +25,7 @@ _THROUGHPUT = {
 _BETTER, _WORSE, _SAME = "better", "worse", "same"
 _STYLES = {_BETTER: "green", _WORSE: "red", _SAME: "dim"}
 _ASKED = ("settings", "target", "environment")
-_UNTOLD_SETTINGS = ("settings.workload.salt",)
+_IGNORED_SETTINGS = ("settings.workload.salt",)
 """Settings that differ by design or do not affect the load."""
 
 
@@ -61,7 +61,7 @@ def run_compare(first: Path, second: Path, tolerance: float) -> tuple[Renderable
     documents = read_serve_document(first), read_serve_document(second)
     comparisons = compare(*documents, tolerance)
     if not comparisons:
-        raise ConfigError(f"{first} and {second} have no stage in common. Measure both with the same load.")
+        raise ConfigError(f"{first} and {second} have no stage in common. Measure both with the same load settings.")
     return _render((str(first), str(second)), comparisons, differences(*documents), tolerance), comparisons
 
 
@@ -81,7 +81,7 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str
     flat = [
         {key: value for part in _ASKED for key, value in _flatten(part, document[part])} for document in (first, second)
     ]
-    keys = [key for key in dict.fromkeys([*flat[0], *flat[1]]) if key not in _UNTOLD_SETTINGS]
+    keys = [key for key in dict.fromkeys([*flat[0], *flat[1]]) if key not in _IGNORED_SETTINGS]
     found = [
         f"{key}: {flat[0].get(key)!r} and {flat[1].get(key)!r}" for key in keys if flat[0].get(key) != flat[1].get(key)
     ]
@@ -146,6 +146,6 @@ def _render(
     parts: list[RenderableType] = [Text(f"A: {names[0]}"), Text(f"B: {names[1]}"), Text(""), table, Text("")]
     parts.append(Text(f"same: within {tolerance:.0%}", style="dim"))
     if differing:
-        parts.append(Text("The two were not measured alike:", style="bold yellow"))
+        parts.append(Text("The settings of the two reports differ:", style="bold yellow"))
         parts += [Text(f"• {line}", style="yellow") for line in differing]
     return Group(*parts)

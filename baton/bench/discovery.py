@@ -112,7 +112,8 @@ async def settle(endpoint: Endpoint) -> tuple[Endpoint, list[str]]:
         if sample.error not in _REFUSED:
             break
     raise TargetError(
-        f"{endpoint.generate_url} does not answer a request for two tokens: {sample.error}: {sample.error_message}"
+        f"{endpoint.generate_url} failed to answer a test request for two tokens: {sample.error}: "
+        f"{sample.error_message}"
     )
 
 
@@ -126,7 +127,7 @@ async def count_prompt(endpoint: Endpoint, text: str) -> int:
     if sample.input_tokens is None:
         raise TargetError(
             f"{endpoint.generate_url} does not report usage.prompt_tokens ({sample.error or 'no usage'}), and "
-            "no tokenizer is at hand. Name one with --tokenizer, or give --prompts."
+            "no tokenizer was found. Name one with --tokenizer, or give --prompts."
         )
     return sample.input_tokens
 
@@ -164,7 +165,7 @@ def find_tokenizer(
         try:
             return _load(settings.tokenizer, report, only_local=False), settings.tokenizer
         except (OSError, ValueError) as error:
-            raise ConfigError(f"--tokenizer: nothing to load in {settings.tokenizer!r}: {error}") from error
+            raise ConfigError(f"--tokenizer: cannot load a tokenizer from {settings.tokenizer!r}: {error}") from error
     for reference in filter(None, (_model_of_local_cluster(endpoint), endpoint.model)):
         with suppress(BatonError, OSError, ValueError):
             return _load(reference, report, only_local=True), reference

@@ -92,7 +92,7 @@ def check_writable(option: str, file: Path) -> None:
         with tempfile.TemporaryFile(dir=file.parent):
             pass
     except OSError as error:
-        raise ConfigError(f"{option} cannot be written: {error}. Name a file in a folder of yours.") from error
+        raise ConfigError(f"{option} cannot be written: {error}. Name a file in a writable folder.") from error
 
 
 def write_report(document: Mapping[str, Any], file: Path, shown: RenderableType, console: Console) -> None:
@@ -105,7 +105,7 @@ def write_report(document: Mapping[str, Any], file: Path, shown: RenderableType,
         write_json(document, file)
     except OSError as error:
         console.print(shown)
-        raise ConfigError(f"The report cannot be written: {error}. The table above is what was measured.") from error
+        raise ConfigError(f"The report cannot be written: {error}. The table above shows the results.") from error
     console.print(Text(f"wrote {file}"), soft_wrap=True)
 
 

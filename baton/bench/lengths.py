@@ -75,10 +75,10 @@ def _parse_fixed(option: str, values: str) -> LengthDistribution:
 def _parse_uniform(option: str, values: str) -> LengthDistribution:
     low, separator, high = values.partition("-")
     if not separator:
-        raise ConfigError(f"{option}: uniform takes LOW-HIGH, such as uniform:100-400; got {values!r}.")
+        raise ConfigError(f"{option}: uniform expects LOW-HIGH, such as uniform:100-400; got {values!r}.")
     ends = _length(option, low), _length(option, high)
     if ends[0] > ends[1]:
-        raise ConfigError(f"{option}: the lower end of uniform:{values} is over the upper end. Swap them.")
+        raise ConfigError(f"{option}: the lower end of uniform:{values} exceeds the upper end. Swap them.")
     return uniform(*ends)
 
 
@@ -86,17 +86,20 @@ def _parse_lognormal(option: str, values: str) -> LengthDistribution:
     given = key_values(option, values, ("median", "p95", "mean", "sigma"))
     numbers = {key: positive_number(f"{option} {key}", value) for key, value in given.items()}
     if (sigma := numbers.get("sigma", 0.0)) > _MAX_SIGMA:
-        raise ConfigError(f"{option} sigma: {sigma:g} is more than {_MAX_SIGMA:g}. It is that of the logarithm.")
+        raise ConfigError(
+            f"{option} sigma: {sigma:g} exceeds {_MAX_SIGMA:g}. Sigma is the standard deviation of the "
+            "logarithm; lower it."
+        )
     for key in numbers.keys() - {"sigma"}:
         check_length(f"{option} {key}", numbers[key])
     if numbers.keys() == {"median", "p95"}:
         median, p95 = numbers["median"], numbers["p95"]
         if p95 <= median:
-            raise ConfigError(f"{option}: lognormal: p95 ({p95:g}) must be over the median ({median:g}).")
+            raise ConfigError(f"{option}: lognormal: p95 ({p95:g}) must be above the median ({median:g}).")
         return lognormal(math.log(median), math.log(p95 / median) / _Z95)
     if numbers.keys() == {"mean", "sigma"}:
         return lognormal(math.log(numbers["mean"]) - sigma**2 / 2, sigma)
-    raise ConfigError(f"{option}: lognormal takes either median and p95 or mean and sigma; got {values!r}.")
+    raise ConfigError(f"{option}: lognormal expects either median and p95 or mean and sigma; got {values!r}.")
 
 
 def check_length(option: str, tokens: float) -> None:
@@ -178,7 +181,7 @@ def make_limits(
     scale = 1.0 if input_scale == AUTO_SCALE else positive_number("--input-scale", input_scale)
     positive_number("--output-scale", str(output_scale))
     if context is not None and context < 2:
-        raise ConfigError(f"--context {context} has no room for a prompt and an answer. Give 2 tokens or more.")
+        raise ConfigError(f"--context must be at least 2 tokens, for a prompt and an answer; got {context}.")
     return LengthLimits(scale, output_scale, max_input, max_output, context)
 
 
@@ -193,7 +196,7 @@ def scale_to_longest(limits: LengthLimits, input_lengths: Sequence[int]) -> Leng
         room_in_context = limits.context - (limits.max_output or 1)
         room = room_in_context if room is None else min(room, room_in_context)
     if room is None or room < 1:
-        raise ConfigError("--input-scale auto must know what fits: give --max-input, or --context and --max-output.")
+        raise ConfigError("--input-scale auto needs a limit: give --max-input, or --context and --max-output.")
     return replace(limits, input_scale=min(1.0, room / max(input_lengths)))
 
 
@@ -219,6 +222,7 @@ def check_room(limits: LengthLimits, mean_input: float, mean_output: float, max_
     else:
         what = f"--input and --output: a prompt of {prompt} tokens and an answer of {answer} do not fit"
     raise ConfigError(
-        f"{what} the context of {max_model_len} tokens that the server tells. Lower it, or have requests cut with "
-        f"--context {max_model_len}. Lengths that vary count with their mean."
+        f"{what} into the context of {max_model_len} tokens that the server reports. Lower it, or "
+        "shorten requests with "
+        f"--context {max_model_len}. Random lengths count with their mean."
     )

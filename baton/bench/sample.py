@@ -148,7 +148,7 @@ def parse_slo(option: str, text: str) -> Slo:
     values = {name: duration_s(f"{option} {name}", value) for name, value in key_values(option, text, _METRICS).items()}
     if not values:
         raise ConfigError(
-            f"{option} says what has to be kept; got {text!r}. Give at least one limit, such as {option} "
+            f"{option} must have at least one limit; got {text!r}. Expected limits such as {option} "
             "ttft=500ms,tpot=50ms."
         )
     return Slo(values.get("ttft"), values.get("tpot"), values.get("e2e"))

@@ -114,9 +114,9 @@ def check_all_used(workload: WorkloadSettings, load: LoadSettings, *, is_open: b
     if workload.trace is None:
         _refuse(workload, _OF_TRACES, "without --trace")
     else:
-        _refuse(workload, _NOT_OF_TRACES, "with --trace, which says what is sent")
+        _refuse(workload, _NOT_OF_TRACES, "with --trace, which defines the requests")
     if workload.prompts is not None:
-        _refuse(workload, _NOT_OF_FILES, "with --prompts, which are sent as they are")
+        _refuse(workload, _NOT_OF_FILES, "with --prompts, which are sent unchanged")
     if load.arrival != BURSTY:
         _refuse(load, {"burstiness": "--burstiness"}, "without --arrival bursty")
     if load.arrival != TRACE:
@@ -128,7 +128,7 @@ def check_all_used(workload: WorkloadSettings, load: LoadSettings, *, is_open: b
 def _refuse(settings: WorkloadSettings | LoadSettings, options: Mapping[str, str], where: str) -> None:
     usual = type(settings)()
     if given := [option for name, option in options.items() if getattr(settings, name) != getattr(usual, name)]:
-        raise ConfigError(f"{', '.join(given)} would do nothing {where}. Leave that out.")
+        raise ConfigError(f"{', '.join(given)} would have no effect {where}. Leave it out.")
 
 
 def load_settings(options: Mapping[str, Any]) -> tuple[TargetSettings, WorkloadSettings, LoadSettings]:

@@ -216,26 +216,26 @@ def _notes(run: StageRun, answered: Sequence[Sample], window: Window) -> list[st
     if run.is_interrupted:
         num_cut_off = sum(_is_cut_off(run, sample) for sample in run.samples)
         left_out = f", without {num_cut_off} requests in flight" if num_cut_off else ""
-        notes.append(f"interrupted: these are the figures so far{left_out}")
+        notes.append(f"interrupted: these are the results so far{left_out}")
     if not run.is_interrupted and all(sample.is_warmup for sample in run.samples):
         notes.append(
             "no request was measured: all of them were warm-up, or none was due in time. Give a longer --duration, a "
             "higher --rate or less warm-up"
         )
     if answered and not window.is_steady:
-        notes.append("too short for a steady state: throughput is over the whole stage, its end included")
+        notes.append("too short for a steady state: throughput covers the whole stage, including its end")
     if 0 < len(answered) < _FEW_FOR_P99:
-        notes.append(f"{len(answered)} answered: too few for a p99, which is about the slowest of them")
+        notes.append(f"only {len(answered)} answered: p99 is close to the maximum")
     if by_chunks := sum(sample.counts_are_chunks for sample in answered):
-        notes.append(f"{by_chunks} answers came without usage: their tokens are counted as chunks, and TPOT with them")
+        notes.append(f"{by_chunks} answers had no usage: each chunk counts as one token, also for TPOT")
     if other := sum(sample.output_tokens != sample.wanted_output for sample in answered):
-        notes.append(f"{other} answers have another length than was asked for")
+        notes.append(f"{other} answers have a different length than requested")
     prompts = [sample for sample in answered if sample.wanted_input is not None and sample.input_tokens is not None]
     if other := sum(sample.input_tokens != sample.wanted_input for sample in prompts):
         farthest = max(abs((sample.input_tokens or 0) - (sample.wanted_input or 0)) for sample in prompts)
-        notes.append(f"{other} prompts have another length than was wanted, by up to {farthest} tokens")
+        notes.append(f"{other} prompts have a different length than intended, by up to {farthest} tokens")
     if run.num_clipped:
-        notes.append(f"{run.num_clipped} of {len(run.samples)} requests were cut to the length limits")
+        notes.append(f"{run.num_clipped} of {len(run.samples)} requests were shortened to the length limits")
     if run.client.cpu_share > _BUSY_CPU_SHARE:
         notes.append(f"the client was busy ({run.client.cpu_share:.0%} of a core): latencies may be the client's")
     elif run.client.loop_lag_p99_ms > _LATE_LOOP_MS:

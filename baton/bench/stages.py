@@ -36,7 +36,7 @@ def intended_times(
     """
     gaps_of = _GAPS[known_name("--arrival", process, _GAPS)]
     if rate <= 0 or burstiness <= 0:
-        raise ConfigError(f"--rate and --burstiness must be over 0; got {rate:g} and {burstiness:g}.")
+        raise ConfigError(f"--rate and --burstiness must be above 0; got {rate:g} and {burstiness:g}.")
     gaps = gaps_of(rng, rate, burstiness, count)
     return [float(moment) for moment in np.cumsum(gaps)]
 
@@ -48,7 +48,7 @@ def replayed_times(at_s: Sequence[float], speed_up: float) -> list[float]:
         ConfigError: ``speed_up`` is not over 0.
     """
     if speed_up <= 0:
-        raise ConfigError(f"--speed-up must be over 0; got {speed_up:g}.")
+        raise ConfigError(f"--speed-up must be above 0; got {speed_up:g}.")
     return [moment / speed_up for moment in at_s]
 
 
@@ -177,12 +177,12 @@ def plan_stages(settings: LoadSettings, trace_length: int | None) -> list[Stage]
     check_over_zero("--burstiness", settings.burstiness)
     check_over_zero("--speed-up", settings.speed_up)
     if settings.concurrency and (settings.rate or arrival):
-        raise ConfigError("--concurrency is a closed loop, --rate and --arrival are an open one. Give one of them.")
+        raise ConfigError("--concurrency makes a closed loop, --rate and --arrival an open loop. Give only one kind.")
     if arrival == TRACE:
         if trace_length is None:
             raise ConfigError("--arrival trace replays the times of a trace. Name its file: --trace FILE.")
         if settings.rate:
-            raise ConfigError("--arrival trace replays the times of --trace and takes no --rate. Use --speed-up.")
+            raise ConfigError("--arrival trace replays the times of --trace, so --rate has no effect. Use --speed-up.")
         return [_open_stage(settings, 0, TRACE, 0.0, _trace_bounds(settings, trace_length))]
     if arrival and not settings.rate:
         raise ConfigError(f"--arrival {arrival} needs --rate, in requests per second.")

@@ -68,7 +68,7 @@ class SweepSettings:
             check_over_zero(option, rate, MAX_RATE)
         if not self.min_rate <= self.start_rate <= self.max_rate:
             given = ", ".join(f"{rate:g}" for rate in rates.values())
-            raise ConfigError(f"{', '.join(rates)} must be in this order; got {given}.")
+            raise ConfigError(f"{', '.join(rates)} must be in ascending order; got {given}.")
         check_over_zero("--precision", self.precision)
         for option, count in (("--max-rates", self.max_rates), ("--repeats", self.max_repeats)):
             if count < 1:
@@ -96,7 +96,9 @@ def sweep(options: Mapping[str, Any], console: Console) -> tuple[RenderableType,
     settings = pick(SweepSettings, options)
     slo, limits = parse_slo("--slo", settings.slo), settings.limits()
     if load.arrival == TRACE:
-        raise ConfigError("A sweep sets the rate itself; --arrival trace has its own. Use poisson, bursty or constant.")
+        raise ConfigError(
+            "A sweep varies the rate, but --arrival trace has fixed times. Use poisson, bursty or constant."
+        )
     plan_stages(replace(load, rate=(limits.highest,)), None)  # checks the options early
     if settings.json_file is not None:
         check_writable("--json", settings.json_file)
@@ -149,7 +151,7 @@ def _probe_line(result: StageResult) -> str:
     if not result.num_measured:
         return f"{result.label}: nothing was measured"
     failed = f", {result.num_failed} failed" if result.num_failed else ""
-    return f"{result.label}: {result.attainment or 0.0:.1%} of {result.num_measured} in time{failed}"
+    return f"{result.label}: {result.attainment or 0.0:.1%} of {result.num_measured} met the targets{failed}"
 
 
 def _result_dict(result: SearchResult, probes: Sequence[StageResult]) -> dict[str, object]:
@@ -174,7 +176,7 @@ def _result_dict(result: SearchResult, probes: Sequence[StageResult]) -> dict[st
 def _render(result: SearchResult, probes: Sequence[StageResult], slo: Slo, sweep: SweepSettings) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
     rank = f"p{sweep.percentile:g}"
-    for heading in ("rate/s", "probes", "requests", "in time", "95 %", f"TTFT {rank}", f"TPOT {rank}", "failed"):
+    for heading in ("rate/s", "probes", "requests", "met", "95 %", f"TTFT {rank}", f"TPOT {rank}", "failed"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("")
     for verdict in sorted(result.verdicts, key=lambda verdict: verdict.rate):
@@ -198,22 +200,23 @@ def _cells(verdict: RateVerdict, probes: Sequence[StageResult], percentile: floa
         f"{ttft:.0f}",
         f"{tpot:.1f}",
         str(sum(probe.num_failed for probe in probes)),
-        ("holds" if verdict.holds else "misses") + ("" if verdict.is_certain else ", just about"),
+        ("holds" if verdict.holds else "misses") + ("" if verdict.is_certain else ", barely"),
     ]
 
 
 def _answer(result: SearchResult, slo: Slo, sweep: SweepSettings) -> str:
-    what = f"{sweep.percentile:g} % of the requests with {slo.describe()}"
+    what = f"{sweep.percentile:g} % of the requests meet {slo.describe()}"
     if result.unmeasured_at is not None:
-        known = "no rate is known to hold" if result.goodput is None else f"{result.goodput:.3g}/s keep {what}"
+        known = "no rate is known to hold" if result.goodput is None else f"at {result.goodput:.3g}/s, {what}"
         return (
-            f"No request was measured at {result.unmeasured_at:.3g}/s, which is no verdict; {known}. Give probes a "
+            f"No request was measured at {result.unmeasured_at:.3g}/s, so that rate is undecided; "
+            f"{known}. Give probes a "
             "longer --duration or less warm-up, or search from a higher --min-rate and --start-rate."
         )
     if not result.verdicts:
-        return "The search was interrupted before any rate had a verdict: nothing is known of the goodput."
+        return "The search was interrupted before any rate had a verdict, so the goodput is unknown."
     if result.goodput is None:
-        return f"No rate that was probed keeps {what}." + ("" if result.is_complete else " The search did not end.")
-    above = "no rate above was allowed" if result.failed_at is None else f"{result.failed_at:.3g}/s does not"
-    ending = "" if result.is_complete else " The search did not end: the bracket is wider than was asked for."
-    return f"Goodput: {result.goodput:.3g} requests/s keep {what}; {above}.{ending}"
+        return f"At no probed rate, {what}." + ("" if result.is_complete else " The search did not finish.")
+    above = "higher rates were not allowed" if result.failed_at is None else f"at {result.failed_at:.3g}/s, fewer do"
+    ending = "" if result.is_complete else " The search did not finish: the bracket is wider than requested."
+    return f"Goodput: {result.goodput:.3g} requests/s. At this rate, {what}; {above}.{ending}"

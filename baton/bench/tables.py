@@ -16,11 +16,12 @@ from baton.bench.stage_result import StageResult
 
 LATENCY_NAMES: Mapping[str, str] = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "ITL", "e2e_ms": "E2E"}
 _LEGEND = """\
-TTFT: time to first token. TPOT: (last - first token) / (tokens - 1), per request. ITL: from one chunk of a stream to
-the next; a chunk may hold several tokens. E2E: to the end of the stream. Latencies are of answered requests only."""
+TTFT: time to first token. TPOT: (last - first token) / (tokens - 1), per request. ITL: time between two
+chunks of a stream; a chunk may contain several tokens. E2E: time to the end of the stream. Latencies cover answered
+requests only."""
 _OPEN_LEGEND = """\
-Open loop: TTFT and E2E count from when a request was due, so that waiting for a slow server is in them. The rows "from
-send" count from when it was really sent, as a closed loop would see it."""
+Open loop: TTFT and E2E start at the time when a request was due, so they include the wait for a slow server. The rows
+"from send" start at the time when it was sent, as in a closed loop."""
 
 
 def render_run(

@@ -59,7 +59,7 @@ def read_trace(path: Path, file_format: str = AUTO_FORMAT) -> list[TraceRequest]
         file_format = "mooncake" if lines and lines[0].lstrip().startswith("{") else "azure"
     requests = sorted(_READERS[file_format](path, lines), key=lambda request: request.at_s)
     if not requests:
-        raise ConfigError(f"--trace: {path} holds no requests. Expected the {file_format} format.")
+        raise ConfigError(f"--trace: {path} contains no requests. Expected the {file_format} format.")
     first_s = requests[0].at_s
     return [replace(request, at_s=request.at_s - first_s) for request in requests]
 
@@ -156,7 +156,9 @@ def _checked(path: Path, number: int, request: TraceRequest) -> TraceRequest:
 
 def _bad_line(path: Path, number: int, file_format: str, error: Exception) -> ConfigError:
     kind = f"{file_format} " if file_format else ""
-    return ConfigError(f"--trace: line {number} of {path} is no {kind}request: {type(error).__name__}: {error}.")
+    return ConfigError(
+        f"--trace: line {number} of {path} is not a valid {kind}request: {type(error).__name__}: {error}."
+    )
 
 
 _READERS: Mapping[str, Callable[[Path, Iterable[str]], list[TraceRequest]]] = {

@@ -163,8 +163,8 @@ def read_prompts(path: Path) -> list[str]:
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f'--prompts: line {number} of {path} is not {{"prompt": "..."}}.') from error
         if not isinstance(prompt, str) or not prompt:
-            raise ConfigError(f"--prompts: line {number} of {path} has no text under prompt.")
+            raise ConfigError(f"--prompts: line {number} of {path} has no text in prompt.")
         prompts.append(prompt)
     if not prompts:
-        raise ConfigError(f"--prompts: {path} holds no prompts.")
+        raise ConfigError(f"--prompts: {path} contains no prompts.")
     return prompts

@@ -184,8 +184,8 @@ def _api_key() -> str | None:
     key = os.environ.get(API_KEY_VARIABLE, "").strip()
     if key and not (key.isascii() and key.isprintable() and " " not in key):
         raise ConfigError(
-            f"The environment variable {API_KEY_VARIABLE} holds no API key: a key is made of visible ASCII characters "
-            "without spaces."
+            f"The environment variable {API_KEY_VARIABLE} does not contain a valid API key; expected visible ASCII "
+            "characters without spaces."
         )
     return key or None
 
@@ -195,9 +195,9 @@ def _chunk(payload: bytes) -> dict[str, Any]:
     try:
         values = json.loads(data)
     except ValueError as error:
-        raise RouterUnreachableError(f"The stream holds a line that is not JSON: {data[:80]}") from error
+        raise RouterUnreachableError(f"The stream contains a line that is not JSON: {data[:80]}") from error
     if not isinstance(values, dict):
-        raise RouterUnreachableError(f"The stream holds a line that is not a JSON object: {data[:80]}")
+        raise RouterUnreachableError(f"The stream contains a line that is not a JSON object: {data[:80]}")
     if "error" in values:
         raise _error_from_body(values, "the request failed", None)
     return values

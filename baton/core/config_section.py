@@ -69,7 +69,9 @@ def parse_duration_s(value: object) -> float:
     elif isinstance(value, str):
         seconds = seconds_of(value)
     if seconds is None or not 0 <= seconds <= _MAX_DURATION_S:
-        raise ValueError(f"{str(value)[:40]!r} is no duration of up to a day; write one such as 500ms, 2s or 10min")
+        raise ValueError(
+            f"{str(value)[:40]!r} is not a duration of at most a day; expected one such as 500ms, 2s or 10min"
+        )
     return seconds
 
 
@@ -83,7 +85,7 @@ def _at_least(shortest_s: float) -> Callable[[object], float]:
     def parse(value: object) -> float:
         seconds = parse_duration_s(value)
         if seconds < shortest_s:
-            raise ValueError(f"{str(value)[:40]!r} is too short; the least is {format_duration(shortest_s)}")
+            raise ValueError(f"{str(value)[:40]!r} is too short; the minimum is {format_duration(shortest_s)}")
         return seconds
 
     return parse
@@ -94,8 +96,8 @@ def _draft_reference(value: object) -> object:
     if value is None or value is False or (isinstance(value, str) and value.lower() in _NOTHING and value != "none"):
         shown = "null" if value is None else str(value).lower() if value is False else value
         raise ValueError(
-            f"{shown} names no draft; write none to go without one, auto for the one that comes with the default "
-            "model, or a folder or a hub id"
+            f"{shown} is not a draft; expected none to disable drafts, auto for the draft of the default model, a "
+            "folder or a hub id"
         )
     return value
 

@@ -88,7 +88,7 @@ def describe_fault(error: BaseException) -> str:
     """The class of an unforeseen exception and its place in the code, without its message."""
     frames = traceback.extract_tb(error.__traceback__)
     places = " < ".join(f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in reversed(frames))
-    return f"{type(error).__name__} in {places or 'code that is unknown'}"
+    return f"{type(error).__name__} in {places or 'unknown code'}"
 
 
 def configure_logging(config: LogConfig, process_name: str) -> None:

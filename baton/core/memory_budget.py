@@ -99,7 +99,7 @@ def divide_memory(
         others = use.total - use.free - use.context - use.weights
         raise ConfigError(
             f"The GPU has {_gib(use.total)}, of which {_gib(use.free)} are free after the weights, but this worker "
-            f"wants {_gib(wanted)} more: {_parts(use)} and KV {_gib(blocks * block_bytes)}. Other processes hold about "
+            f"needs {_gib(wanted)} more: {_parts(use)} and KV {_gib(blocks * block_bytes)}. Other processes hold about "
             f"{_gib(max(0, others))}. Stop them, or lower {_lower_first(wanted_blocks)}, chunk_tokens or max_num_seqs."
         )
     return MemoryBudget(
@@ -128,7 +128,8 @@ def _does_not_fit(
         f"The KV cache does not fit on the GPU. This worker may use {_gib(allowed)}: {name} of {_gib(use.total)}, "
         f"times resources.gpus {share:g}. It has weights of {_gib(use.weights)} and needs {_parts(use)}, and a KV "
         f"cache of {cache}; {_gib(use.free)} of the GPU are free after the weights. Lower {lower}chunk_tokens or "
-        "max_num_seqs, set engine.weights: fp8 or engine.cuda_graphs: off, or give the worker more of a GPU by "
+        "max_num_seqs, set engine.weights: fp8 or engine.cuda_graphs: off, or give the worker a "
+        "larger share of a GPU with "
         f"resources.gpus{more}."
     )
 

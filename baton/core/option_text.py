@@ -23,9 +23,7 @@ def names_if_given(option: str, text: str | None) -> tuple[str, ...]:
     """
     found = names(text or "")
     if text is not None and not found:
-        raise ConfigError(
-            f"{option} is empty. Give names with commas between, or leave the option out for all of them."
-        )
+        raise ConfigError(f"{option} is empty. Give names separated by commas, or leave the option out to select all.")
     return found
 
 
@@ -34,7 +32,9 @@ def integers(option: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in names(text))
     except ValueError as error:
-        raise ConfigError(f"{option} takes whole numbers with commas between, such as 1,4,16; got {text!r}.") from error
+        raise ConfigError(
+            f"{option} must be whole numbers separated by commas, such as 1,4,16; got {text!r}."
+        ) from error
 
 
 def numbers(option: str, text: str) -> tuple[float, ...]:
@@ -44,7 +44,7 @@ def numbers(option: str, text: str) -> tuple[float, ...]:
     except ValueError:
         found = (math.nan,)
     if not all(map(math.isfinite, found)):
-        raise ConfigError(f"{option} takes numbers with commas between, such as 0,0.8; got {text!r}.")
+        raise ConfigError(f"{option} must be numbers separated by commas, such as 0,0.8; got {text!r}.")
     return found
 
 
@@ -59,7 +59,7 @@ def known_name(option: str, name: str, known: Iterable[str]) -> str:
         return name
     close = difflib.get_close_matches(name, expected, n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
-    raise ConfigError(f"{option}: {name!r} is not known. Expected one of {', '.join(expected)}.{hint}")
+    raise ConfigError(f"{option}: {name!r} is unknown. Expected one of {', '.join(expected)}.{hint}")
 
 
 def key_values(option: str, text: str, known: Iterable[str]) -> dict[str, str]:
@@ -75,7 +75,7 @@ def key_values(option: str, text: str, known: Iterable[str]) -> dict[str, str]:
         if not separator or not value:
             raise ConfigError(f"{option}: {part!r} is not KEY=VALUE. Expected keys among {', '.join(keys)}.")
         if known_name(option, key, keys) in values:
-            raise ConfigError(f"{option}: {key} is given twice. Give it once.")
+            raise ConfigError(f"{option}: {key} is given twice; give it once.")
         values[key] = value
     return values
 
@@ -87,7 +87,7 @@ def positive_number(option: str, text: str) -> float:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value > 0):
-        raise ConfigError(f"{option}: {text!r} is not a number over 0.")
+        raise ConfigError(f"{option}: {text!r} is not a number above 0.")
     return value
 
 
@@ -95,7 +95,7 @@ def check_over_zero(option: str, value: float, at_most: float | None = None) -> 
     """Raises :class:`ConfigError` unless ``value`` is a finite number over 0 and at most ``at_most``."""
     if not (math.isfinite(value) and value > 0) or (at_most is not None and value > at_most):
         end = "" if at_most is None else f" and at most {at_most:g}"
-        raise ConfigError(f"{option} must be a number over 0{end}; got {value:g}.")
+        raise ConfigError(f"{option} must be a number above 0{end}; got {value:g}.")
 
 
 def check_not_negative(option: str, value: float) -> None:
@@ -108,7 +108,7 @@ def positive_integer(option: str, text: str) -> int:
     """Parses a whole number over 0. Raises :class:`ConfigError` for anything else."""
     value = positive_number(option, text)
     if not value.is_integer():
-        raise ConfigError(f"{option}: {text!r} is not a whole number over 0.")
+        raise ConfigError(f"{option}: {text!r} is not a whole number above 0.")
     return int(value)
 
 
@@ -120,5 +120,5 @@ def duration_s(option: str, text: str) -> float:
     """
     seconds = seconds_of(text)
     if not seconds:
-        raise ConfigError(f"{option}: {text!r} is not a duration over 0. Expected one such as 500ms, 2s or 10min.")
+        raise ConfigError(f"{option}: {text!r} is not a duration above 0. Expected one such as 500ms, 2s or 10min.")
     return seconds

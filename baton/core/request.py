@@ -120,7 +120,7 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> No
     if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
         bad = next(token for token in token_ids if not 0 <= token < vocab_size)
         raise InvalidRequestError(
-            f"{param} has the token id {bad}, but the model's vocabulary goes from 0 to {vocab_size - 1}.", param=param
+            f"{param} has the token id {bad}, but the model's token ids go from 0 to {vocab_size - 1}.", param=param
         )
 
 

@@ -106,7 +106,7 @@ class SloClasses:
     def _of_header(self, name: str) -> SloClass:
         found = self._by_name.get(name)
         if found is None:
-            raise _unknown(f"{SLO_CLASS_HEADER} names no SLO class", name, self._by_name, SLO_CLASS_HEADER)
+            raise _unknown(f"{SLO_CLASS_HEADER} is not an SLO class", name, self._by_name, SLO_CLASS_HEADER)
         return found
 
     def _of_tier(self, tier: str | None) -> SloClass | None:
@@ -115,7 +115,7 @@ class SloClasses:
         found = self._default if tier == DEFAULT_TIER else self._by_tier.get(tier) or self._by_name.get(tier)
         if found is None:
             known = dict.fromkeys((AUTO_TIER, DEFAULT_TIER, *self._by_tier, *self._by_name))
-            raise _unknown(f"{SERVICE_TIER} is no tier and no SLO class", tier, known, SERVICE_TIER)
+            raise _unknown(f"{SERVICE_TIER} is neither a tier nor an SLO class", tier, known, SERVICE_TIER)
         return found
 
 
@@ -123,7 +123,7 @@ def _unknown(problem: str, given: str, known: Iterable[str], param: str) -> Inva
     names = list(known)
     near = difflib.get_close_matches(given[:60], names, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return InvalidRequestError(f"{problem}: {given[:60]!r}.{hint} The known ones are {', '.join(names)}.", param=param)
+    return InvalidRequestError(f"{problem}: {given[:60]!r}.{hint} Expected one of {', '.join(names)}.", param=param)
 
 
 class SloResult(StrEnum):

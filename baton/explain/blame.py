@@ -110,15 +110,16 @@ def _failures(timeline: Timeline, start_s: float, end_s: float) -> list[FailedAt
 
 def _first_sentence(blame: Blame) -> str:
     return (
-        f"The first token took {_ms(blame.seconds)}, of which {_ms(blame.worst.seconds)} are one stage: "
+        f"The first token took {_ms(blame.seconds)}, of which {_ms(blame.worst.seconds)} were spent in one stage: "
         f"{blame.reason.clause}."
     )
 
 
 def _gap_sentence(blame: Blame) -> str:
     return (
-        f"The slowest gap, {_ms(blame.seconds)} before token {blame.token}, of which {_ms(blame.worst.seconds)} are "
-        f"one stage: {blame.reason.clause}."
+        f"The slowest gap was {_ms(blame.seconds)} before token {blame.token}, of which "
+        f"{_ms(blame.worst.seconds)} were "
+        f"spent in one stage: {blame.reason.clause}."
     )
 
 

@@ -49,71 +49,74 @@ def reason_for(stage: Stage, timeline: Timeline, failures: Sequence[FailedAttemp
 
 
 _ROUTER_BUSY = (
-    "The router's process is short of CPU time: one event loop serves all requests. Send it fewer at once, or keep its "
+    "The router's process is short of CPU time: one event loop serves all requests. Send fewer "
+    "requests at once, or keep its "
     "cores free (engine.threads, other programs)."
 )
 _WORKER_BUSY = (
-    "The network, or a worker's process that is short of CPU time; on one machine, workers and router share its cores "
-    "(engine.threads)."
+    "Check the network, and whether a worker's process is short of CPU time; on one machine, workers and router share "
+    "the cores (engine.threads)."
 )
 
 _PLAIN: dict[Stage, tuple[str, str]] = {
     Stage.ACCEPT: ("the request waited until the HTTP server began to work on it", _ROUTER_BUSY),
     Stage.PARSE: (
         "its body was read and parsed",
-        "Look at how the client sends it: a slow upload counts here, and so does a very large body.",
+        "Check how the client sends it: a slow upload or a very large body counts here.",
     ),
     Stage.TOKENIZE: (
         "its prompt of {prompt} tokens was checked and tokenized",
         "Send token ids instead of text, or a shorter prompt; if prompts are short, the router is short of CPU time.",
     ),
     Stage.ADMIT: (
-        "it waited until the router took it; further choices of a prompt (n) wait for the first token of the first one",
-        "Ask for fewer choices, or send them as requests of their own. With one choice: " + _ROUTER_BUSY,
+        "it waited until the router accepted it; further choices of a prompt (n) wait for the first "
+        "token of the first one",
+        "Ask for fewer choices, or send them as separate requests. With one choice: " + _ROUTER_BUSY,
     ),
     Stage.ADMISSION_QUEUE: (
-        "it waited in the router's queue until a route had room for it, or it was refused",
-        "More workers in the pool that is full (`baton scale`), or an SLO class of higher priority or wider targets; "
+        "it waited in the router's queue until a route had capacity for it, or it was refused",
+        "Add workers to the full pool (`baton scale`), or use an SLO class of higher priority or wider targets; "
         "see baton_admission_refusals_total and docs/admission.md.",
     ),
     Stage.ROUTE: (
-        "no worker was there to take it",
-        "See `baton status` for why, and `baton scale` to have more workers than one in a pool.",
+        "no worker was available",
+        "See `baton status` for the reason, and use `baton scale` to run several workers per pool.",
     ),
     Stage.TO_PREFILL: ("it was on its way to {prefill}", _WORKER_BUSY),
     Stage.PREFILL_QUEUE: (
         "it waited in the queue of {prefill}, behind other prompts",
-        "More {pool} workers (`baton scale {pool}=N`); larger {pool}.chunk_tokens or max_num_seqs if its steps "
-        "have room.",
+        "Add {pool} workers (`baton scale {pool}=N`), or raise {pool}.chunk_tokens or max_num_seqs if its steps "
+        "are not full.",
     ),
     Stage.PREFILL_WAIT: (
-        "between the chunks of its prompt, {prefill} was busy with others",
-        "More {pool} workers (`baton scale {pool}=N`), or larger {pool}.chunk_tokens, so that prompts need fewer "
-        "chunks.",
+        "between the chunks of its prompt, {prefill} was busy with other prompts",
+        "Add {pool} workers (`baton scale {pool}=N`), or raise {pool}.chunk_tokens, so that prompts need fewer chunks.",
     ),
     Stage.FIRST_TOKEN_DELIVERY: ("the first token was on its way from {prefill} to the router", _WORKER_BUSY),
     Stage.FIRST_TOKEN_SEND: ("the router turned the first token into text and sent it", _ROUTER_BUSY),
     Stage.TO_DECODE: ("it was on its way to {decode}", _WORKER_BUSY),
     Stage.DECODE_QUEUE: (
         "it waited in the queue of {decode}",
-        "More decode workers (`baton scale decode=N`), or more seats and room in each (decode.max_num_seqs, "
-        "decode.kv_blocks).",
+        "Add decode workers (`baton scale decode=N`), or raise their capacity (decode.max_num_seqs, decode.kv_blocks).",
     ),
     Stage.DECODE: (
-        "{decode} made tokens",
+        "{decode} generated tokens",
         "Smaller batches (decode.max_num_seqs) or more decode workers make steps shorter; see also speculation.",
     ),
     Stage.DECODE_WAIT: (
-        "{decode} was busy with other things between its steps",
-        "More decode workers (`baton scale decode=N`).",
+        "{decode} was busy with other work between its steps",
+        "Add decode workers (`baton scale decode=N`).",
     ),
     Stage.TOKEN_DELIVERY: ("its token was on its way from {decode} to the router", _WORKER_BUSY),
     Stage.DETOKENIZE: ("the last tokens were turned into text", _ROUTER_BUSY),
     Stage.OTHER_SEQUENCES: (
         "other sequences of the same request were still running",
-        "Send them as requests of their own, if they should not wait for each other.",
+        "Send them as separate requests if they should not wait for each other.",
     ),
-    Stage.SEND: ("the answer was handed to the connection", "A client that reads slowly, or: " + _ROUTER_BUSY),
+    Stage.SEND: (
+        "the answer was handed to the connection",
+        "Check whether the client reads slowly. Otherwise: " + _ROUTER_BUSY,
+    ),
 }
 
 
@@ -128,16 +131,16 @@ def _prefill(timeline: Timeline) -> Reason:
         clause += f" ({cached} more were cached)" if cached else ""
         others = sum(row.num_prompt_tokens for row in rows if row.num_steps == 1) - own
         if others > own:
-            clause += f", in company of other prompts with {others:.0f} tokens"
+            clause += f", together with {others:.0f} tokens of other prompts"
             return Reason(
                 clause,
-                f"More {pool} workers (`baton scale {pool}=N`), or a smaller {pool}.max_num_seqs: then prompts share "
+                f"Add {pool} workers (`baton scale {pool}=N`), or lower {pool}.max_num_seqs, so that prompts share "
                 "their steps with fewer others.",
             )
     return Reason(
         clause,
-        "A shorter prompt, a beginning that others share (the prefix cache keeps it), or a faster device for the "
-        f"{pool} pool.",
+        "Use a shorter prompt, a prefix that other prompts share (the prefix cache keeps it), or a faster device for "
+        f"the {pool} pool.",
     )
 
 
@@ -150,8 +153,8 @@ def _kv_wait(timeline: Timeline) -> Reason:
         float(reserved_s or 0) - float(started_s or 0) > float(committed_s or 0) - float(reserved_s or 0)
     ):
         return Reason(
-            f"{worker} had no room for its KV at first",
-            "More room (decode.kv_blocks or kv_memory_gib), or more decode workers (`baton scale decode=N`).",
+            f"{worker} had no free KV blocks at first",
+            "Enlarge the KV cache (decode.kv_blocks or kv_memory_gib), or add decode workers (`baton scale decode=N`).",
         )
     clause = f"{worker} waited for its KV"
     num_bytes = sum(part.num_bytes for part in timeline.parts)
@@ -160,19 +163,19 @@ def _kv_wait(timeline: Timeline) -> Reason:
         last_s = max(part.acknowledged_s or part.sent_s for part in timeline.parts)
         clause += f", {num_bytes / _MIB:.1f} MiB"
         if last_s > first_s:
-            clause += f" at {num_bytes / _MIB / (last_s - first_s):.0f} MiB/s while it travelled"
+            clause += f" at {num_bytes / _MIB / (last_s - first_s):.0f} MiB/s during the transfer"
     return Reason(
         clause,
-        "A faster network between the pools, a higher kv_transfer.max_bytes_per_second if one is set, smaller "
-        "prefill.chunk_tokens so that more of it travels while prefill still runs, or a shorter prompt.",
+        "Use a faster network between the pools, a higher kv_transfer.max_bytes_per_second if one is set, smaller "
+        "prefill.chunk_tokens so that more KV is sent while prefill still runs, or a shorter prompt.",
     )
 
 
 def _recompute(timeline: Timeline) -> Reason:
     return Reason(
-        f"{_computed_again(timeline)}, because it had been preempted: there was no room for all",
-        "More room (decode.kv_blocks or kv_memory_gib), more decode workers (`baton scale decode=N`), or fewer "
-        "sequences at once (decode.max_num_seqs).",
+        f"{_computed_again(timeline)}, because it had been preempted: the KV cache was full",
+        "Enlarge the KV cache (decode.kv_blocks or kv_memory_gib), add decode workers (`baton scale decode=N`), or "
+        "run fewer sequences at once (decode.max_num_seqs).",
     )
 
 
@@ -190,9 +193,7 @@ def _computed_again(timeline: Timeline) -> str:
 
 def _retry(timeline: Timeline, failures: Sequence[FailedAttempt] = ()) -> Reason:
     what = _failed(failures or timeline.failed_attempts)
-    return Reason(
-        f"{what}, and another worker took over", "`baton status` and the logs of the workers tell why they failed."
-    )
+    return Reason(f"{what}, and another worker took over", "See `baton status` and the workers' logs for the failure.")
 
 
 def _route_after(timeline: Timeline, failures: Sequence[FailedAttempt]) -> Reason:
@@ -202,8 +203,8 @@ def _route_after(timeline: Timeline, failures: Sequence[FailedAttempt]) -> Reaso
         end = f"waited for a worker until {_worker(timeline, 'decode_worker', 'the decode worker')} took over"
     return Reason(
         f"{_failed(failures)}, and it {end}",
-        "More workers than one in a pool (`baton scale`): then another one takes over at once. The logs of the workers "
-        "tell why they failed.",
+        "Run several workers per pool (`baton scale`), so that another one takes over at once. See the workers' logs "
+        "for the failure.",
     )
 
 
@@ -233,16 +234,16 @@ def slow_step_reason(timeline: Timeline, row: StepRow) -> Reason:
     others = row.num_prompt_tokens - (row.num_computed if row.recomputes else 0)
     if others > 1:
         return Reason(
-            f"the same step of {worker} computed {others:.0f} prompt tokens of other requests: prefilled here, or "
-            f"again after a preemption or a failure{usually}",
-            "A smaller decode.chunk_tokens, or an SLO class with a TPOT target, cuts such work into shorter steps; "
-            "routing.local_prefill: never keeps prompts away; more room (decode.kv_blocks or kv_memory_gib) avoids "
-            "preemptions.",
+            f"the same step of {worker} computed {others:.0f} prompt tokens of other requests, for local prefill or "
+            f"after a preemption or a failure{usually}",
+            "A smaller decode.chunk_tokens, or an SLO class with a TPOT target, splits such work into shorter steps; "
+            "routing.local_prefill: never keeps prompts on prefill workers; a larger KV cache (decode.kv_blocks or "
+            "kv_memory_gib) avoids preemptions.",
         )
     if row.draft_s > row.busy_s / 2:
         return Reason(
-            f"the step of {worker} spent {row.draft_s * 1e3:.0f} ms on guessing tokens{usually}",
-            "A cheaper speculation.method, fewer speculation.max_draft_tokens, or none.",
+            f"the step of {worker} spent {row.draft_s * 1e3:.0f} ms on drafting tokens{usually}",
+            "Use a cheaper speculation.method, lower speculation.max_draft_tokens, or disable speculation.",
         )
     return Reason(
         f"one step of {worker} over {_count(int(row.num_sequences), 'sequence')} and "
@@ -262,16 +263,16 @@ def wait_reason(timeline: Timeline, row: StepRow, before: StepRow) -> Reason:
     skipped = int(row.step_index - before.step_index - row.num_steps)
     if skipped > 0:
         return Reason(
-            f"{worker} ran {_count(skipped, 'step')} without it, because the step's budget or the room for KV went to "
-            "others",
-            "A larger decode.chunk_tokens or more room (decode.kv_blocks), or more decode workers "
+            f"{worker} ran {_count(skipped, 'step')} without it, because other sequences used the "
+            "step's budget or the KV "
+            "blocks",
+            "Raise decode.chunk_tokens, enlarge the KV cache (decode.kv_blocks), or add decode workers "
             "(`baton scale decode=N`).",
         )
     return Reason(
-        f"{worker} ran no step at all: between two steps it takes in and gives up requests and their KV, and it needs "
-        "CPU time",
-        "On one machine, prefill and decode workers share its cores (engine.threads). Else see how busy the worker's "
-        "process is.",
+        f"{worker} ran no step: between two steps, it adds and removes requests and their KV, which needs CPU time",
+        "On one machine, prefill and decode workers share the cores (engine.threads). Otherwise, check the CPU load "
+        "of the worker's process.",
     )
 
 

@@ -53,9 +53,9 @@ class TimelineStore:
         found = self.to_dict(request_id)
         if found is None:
             raise NotFoundError(
-                f"No request {request_id[:80]!r} is known. The timelines of the last {self._capacity} sequences are "
-                f"kept (router.timelines_kept); {len(self)} are there. A request that was refused for what it asked "
-                "has none. GET /v1/requests lists them.",
+                f"There is no timeline of the request {request_id[:80]!r}. The timelines of the last {self._capacity} "
+                f"sequences are kept (router.timelines_kept); {len(self)} exist. An invalid request has none. "
+                "GET /v1/requests lists them.",
                 param="request_id",
             )
         return found

@@ -114,13 +114,13 @@ def decode_frame(data: bytes) -> tuple[kv_pb2.KVFrame, memoryview]:
         start = position
         tag, position = _read_varint(view, position)
         if tag & 7 != _LENGTH_DELIMITED:
-            raise TransferError(f"a KV frame has a field of wire type {tag & 7}; the sender speaks another protocol.")
+            raise TransferError(f"a KV frame has a field of wire type {tag & 7}; the sender uses a different protocol.")
         length, position = _read_varint(view, position)
         if position + length > len(view):
             raise TransferError(f"a KV frame ends {position + length - len(view)} bytes too early.")
         if tag >> 3 == _PAYLOAD_FIELD:
             if position + length != len(view):
-                raise TransferError("a KV frame has fields after its payload; the sender speaks another protocol.")
+                raise TransferError("a KV frame has fields after its payload; the sender uses a different protocol.")
             payload, head_end = view[position:], start
         position += length
     header = kv_pb2.KVFrame()
@@ -141,7 +141,7 @@ def encoding_of(name: str) -> KVEncoding:
     try:
         return KVEncoding(name or KVEncoding.NATIVE)
     except ValueError:
-        raise TransferError(f"KV is encoded as {name[:40]!r}, which is not known here.") from None
+        raise TransferError(f"KV is encoded as {name[:40]!r}, which this worker does not support.") from None
 
 
 def checksum(payload: Payload | Pieces) -> int:
@@ -165,7 +165,7 @@ def copy_summed(sources: Sequence[memoryview], targets: Sequence[memoryview]) ->
     """
     num_bytes, room = sum(map(len, sources)), sum(map(len, targets))
     if num_bytes != room:
-        raise ValueError(f"{num_bytes} bytes are to be copied to where there is room for {room}")
+        raise ValueError(f"cannot copy {num_bytes} bytes into a buffer of {room} bytes")
     digest = xxhash.xxh3_64()
     for source, target in _pairs(sources, targets):
         target[:] = source
@@ -208,4 +208,4 @@ def _read_varint(view: memoryview, position: int) -> tuple[int, int]:
                 break
             return value, index + 1
         shift += 7
-    raise TransferError("a KV frame holds a number that is cut off or too large.")
+    raise TransferError("a KV frame contains a number that is truncated or too large.")

@@ -43,5 +43,5 @@ class KVTransferConfig(Section):
     @classmethod
     def _is_a_number(cls, value: object) -> object:
         if isinstance(value, str):  # neighbouring settings accept "off", this one does not
-            raise ValueError(f"must be a number from 0, for none, to {MOST_CONNECTIONS}")
+            raise ValueError(f"must be a number from 0 (none) to {MOST_CONNECTIONS}")
         return value

@@ -89,13 +89,13 @@ class PendingImports(Generic[ImportT]):
         entry.committed_s = now_s
         entry.committed.set_result(None)
         if not entry.claimed:
-            self._expire_later(entry, "nobody claimed the KV")
+            self._expire_later(entry, "no request claimed the KV")
 
     def fail(self, entry: ImportT, reason: str) -> None:
         """Frees the blocks and keeps the reason for a request that may still claim the KV."""
         if entry.committed.done():  # committed KV stays valid without its sender
             return
-        entry.committed.set_exception(TransferError(f"The KV transfer broke off: {reason}"))
+        entry.committed.set_exception(TransferError(f"The KV transfer failed: {reason}"))
         entry.committed.exception()  # marks it as retrieved: it may never be claimed
         self._release(entry)
         if entry.claimed:
@@ -111,7 +111,7 @@ class PendingImports(Generic[ImportT]):
         """
         entry = self.entry(transfer_id)
         if entry.claimed:
-            raise TransferError(f"transfer {transfer_id} has been claimed already.")
+            raise TransferError(f"transfer {transfer_id} has already been claimed.")
         entry.claimed = True
         try:
             await self._wait_for_commit(entry)
@@ -119,7 +119,7 @@ class PendingImports(Generic[ImportT]):
             self._forget(entry)
             if isinstance(error, TimeoutError):
                 raise TransferError(
-                    f"transfer {transfer_id} brought nothing new for {self._claim_timeout_s:g} s."
+                    f"transfer {transfer_id} made no progress for {self._claim_timeout_s:g} s."
                 ) from None
             raise
         self._drop(entry)
@@ -160,7 +160,7 @@ class PendingImports(Generic[ImportT]):
         def expire() -> None:
             if not entry.claimed:
                 log = RequestLog(logger, request_id_of_call(entry.transfer_id))
-                log.info("KV that nobody claimed is forgotten: %s", reason)
+                log.info("unclaimed KV was discarded: %s", reason)
                 self._forget(entry)
 
         if entry.expiry is not None:

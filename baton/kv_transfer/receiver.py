@@ -80,11 +80,13 @@ class KVTransferService:
     async def _receive(self, context: grpc.aio.ServicerContext[Any, Any], first: bytes) -> None:
         header, _ = decode_frame(first)
         if header.WhichOneof("kind") != "reserve":
-            raise TransferError(f"a KV transfer began with a frame of kind {header.WhichOneof('kind')}, not reserve.")
+            raise TransferError(
+                f"a KV transfer began with a frame of kind {header.WhichOneof('kind')}, expected reserve."
+            )
         offer = _offer_of(header.reserve)
         reservation = await self._sink.reserve(offer)
         committed = False
-        reason = "the sender went away"
+        reason = "the sender disconnected"
         try:
             reserved = kv_pb2.KVReserved(
                 num_cached_tokens=reservation.num_cached_tokens,
@@ -132,7 +134,7 @@ class KVTransferService:
                 if parts is not None:
                     yield parts
                     return
-        raise RuntimeError("no payload path accepts the transfer; the last one must accept all")
+        raise RuntimeError("no payload path accepts the transfer; the last path must accept every transfer")
 
     async def _take_frames(
         self, context: grpc.aio.ServicerContext[Any, Any], intake: PartIntake, parts: PartReceiver
@@ -151,7 +153,7 @@ class KVTransferService:
                     )
                 return commit.draft_state if commit.HasField("draft_state") else None
             if kind != "part":
-                raise TransferError(f"a KV frame of kind {kind} came out of order.")
+                raise TransferError(f"a KV frame of kind {kind} is out of order.")
             await parts.receive(header.part, payload)
         raise TransferError("the sender ended the stream without a commit.")
 

@@ -156,7 +156,7 @@ class GrpcSendStream:
             parts = await path.open(self._entry, reserved, num_bytes, self._write_out)
             if parts is not None:
                 return parts
-        raise RuntimeError("no payload path carries the transfer; the last one must carry all")
+        raise RuntimeError("no payload path supports the transfer; the last path must support every transfer")
 
     def buffer(self, num_bytes: int) -> PartBuffer | None:
         return None if self.parts is None else self.parts.buffer(num_bytes)
@@ -186,7 +186,7 @@ class GrpcSendStream:
 
     async def _carry(self, part: kv_pb2.KVPart, payload: Payload | Pieces | PartBuffer) -> None:
         if self.parts is None:
-            raise RuntimeError("parts are sent once the stream is open")
+            raise RuntimeError("parts can only be sent while the stream is open")
         try:
             async with asyncio.timeout(self._timeout_s):  # blocks when the receiver reads nothing
                 await self.parts.send(part, payload)
@@ -269,7 +269,7 @@ class GrpcSendStream:
         except BatonError as error:
             self._error = error
         except asyncio.CancelledError:
-            self._error = TransferError("the transfer was given up by its sender.")
+            self._error = TransferError("the transfer was cancelled by its sender.")
             raise
         except Exception as error:  # noqa: BLE001 - send and commit wait for replies, so they need every error
             RequestLog(logger, request_id_of_call(self._transfer_id)).exception("a transfer failed unexpectedly")
@@ -287,7 +287,7 @@ class GrpcSendStream:
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error, self._peer) from error
         except DecodeError as error:
-            raise TransferError(f"the worker at {self._peer} answers in another protocol: {error}") from error
+            raise TransferError(f"the worker at {self._peer} uses a different protocol: {error}") from error
 
     def _take(self, reply: kv_pb2.KVReply) -> None:
         kind = reply.WhichOneof("kind")
@@ -301,7 +301,7 @@ class GrpcSendStream:
         elif kind == "failed":
             raise rebuild_error(reply.failed.code, reply.failed.message)
         else:
-            raise TransferError(f"the worker at {self._peer} answers in another version of the protocol.")
+            raise TransferError(f"the worker at {self._peer} uses a different version of the protocol.")
 
     def _received(self, num_bytes: int) -> None:
         if num_bytes == self._num_bytes_received:  # often so in the answer to the commit
@@ -314,7 +314,7 @@ class GrpcSendStream:
     def _encoding_of(self, reserved: kv_pb2.KVReserved, offer: TransferOffer) -> KVEncoding:
         encoding = encoding_of(reserved.encoding)
         if encoding not in (KVEncoding.NATIVE, *offer.encodings):
-            raise TransferError(f"the worker at {self._peer} wants KV as {encoding}, which was not offered.")
+            raise TransferError(f"the worker at {self._peer} requests KV as {encoding}, which was not offered.")
         return encoding
 
 

@@ -17,8 +17,8 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"router.host {host} port {port} cannot be listened on: {error.strerror or error}. "
-            "Stop what uses the port, or set router.port (0 takes any free one)."
+            f"Cannot listen on router.host {host} port {port}: {error.strerror or error}. "
+            "Stop the program that uses the port, or set router.port (0 chooses a free port)."
         ) from error
     listener.setblocking(False)
     return listener

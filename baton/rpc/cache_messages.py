@@ -36,7 +36,7 @@ def _parts(hashes: Sequence[bytes]) -> Iterator[bytes]:
 def unpack_hashes(packed: bytes) -> list[bytes]:
     """Splits concatenated hashes. Raises :class:`ValueError` if the last one is incomplete."""
     if len(packed) % HASH_BYTES:
-        raise ValueError(f"{len(packed)} bytes are no row of hashes of {HASH_BYTES} bytes")
+        raise ValueError(f"{len(packed)} bytes are not a multiple of the {HASH_BYTES} bytes of a hash")
     return [packed[start : start + HASH_BYTES] for start in range(0, len(packed), HASH_BYTES)]
 
 

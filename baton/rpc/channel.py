@@ -66,7 +66,7 @@ def as_baton_error(error: BaseException, call_id: str) -> BatonError:
     if isinstance(error, BatonError):
         return error
     request_id = request_id_of_call(call_id)
-    return InternalError(f"A worker failed unexpectedly. Its log has more under the request id {request_id}.")
+    return InternalError(f"A worker failed unexpectedly. Its log has the details under the request id {request_id}.")
 
 
 async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: BatonError) -> NoReturn:

@@ -82,14 +82,16 @@ def _pack_queue_priority(queue_priority: QueuePriority, now_s: float) -> worker_
 
 def _unpack_queue_priority(message: worker_pb2.QueuePriority, now_s: float) -> QueuePriority:
     if isnan(message.due_in_s) or isnan(message.patience_s):
-        raise InvalidRequestError("A queue_priority needs numbers for due_in_s and patience_s.", param="queue_priority")
+        raise InvalidRequestError(
+            "A queue_priority must have numbers for due_in_s and patience_s.", param="queue_priority"
+        )
     return QueuePriority(message.priority, now_s + message.due_in_s, message.patience_s)
 
 
 def unpack_sequence(message: worker_pb2.Sequence, eos_token_ids: frozenset[int], arrival_s: float) -> Request:
     """Raises :class:`InvalidRequestError` if the message is not a valid request."""
     if not message.request_id or not message.prompt_token_ids:
-        raise InvalidRequestError("A sequence needs a request_id and at least one prompt token.", param="prompt")
+        raise InvalidRequestError("A sequence must have a request_id and at least one prompt token.", param="prompt")
     tpot_target_s = message.tpot_target_s
     return Request(
         request_id=message.request_id,

@@ -95,7 +95,7 @@ tags: [{description.tag}, speculative-decoding]
 
 # {description.title} for {facts.target_name}
 
-Guesses the next tokens of {facts.target_name}, for speculative decoding. It changes nothing of what the target says.
+Drafts tokens for {facts.target_name} in speculative decoding. It does not change the target's output.
 {description.text}
 
 | | |
@@ -108,14 +108,14 @@ Guesses the next tokens of {facts.target_name}, for speculative decoding. It cha
 
 ## Acceptance
 
-On held-out answers: a chain drafted greedily behind every answer token, compared with what the target went on to say.
-Mean accepted length counts the target's own token.
+Measured on held-out answers: after every answer token, a chain is drafted greedily and compared with the target's next
+tokens. The mean accepted length includes the target's own token.
 
 {_acceptance("temperature 0", evaluation.greedy, evaluation.greedy_tree)}
 
 {_acceptance("sampled answers", evaluation.sampled, evaluation.sampled_tree)}
 
-## Again
+## Reproduction
 
 ```
 {facts.command}
@@ -150,7 +150,7 @@ def _table(rows: Sequence[tuple[str, str]]) -> str:
 
 def _acceptance(title: str, found: Acceptance, tree: TreeAcceptance | None) -> str:
     if not found.reached:
-        return f"**{title}**: no such answers were held out."
+        return f"**{title}**: there were no such held-out answers."
     positions = range(1, len(found.reached) + 1)
     lines = [
         f"**{title}**: mean accepted length {found.mean_accepted_length:.2f} at {len(found.reached)} draft tokens, "
@@ -158,8 +158,8 @@ def _acceptance(title: str, found: Acceptance, tree: TreeAcceptance | None) -> s
         "",
         "| draft position | " + " | ".join(str(position) for position in positions) + " |",
         "|---" * (len(found.reached) + 1) + "|",
-        "| accepted, all before it too | " + " | ".join(f"{rate:.3f}" for rate in found.unconditional) + " |",
-        "| accepted, given those before | " + " | ".join(f"{rate:.3f}" for rate in found.conditional) + " |",
+        "| accepted with all earlier ones | " + " | ".join(f"{rate:.3f}" for rate in found.unconditional) + " |",
+        "| accepted if all earlier ones are | " + " | ".join(f"{rate:.3f}" for rate in found.conditional) + " |",
     ]
     if tree is not None:
         lines += ["", f"As a tree of {tree.num_nodes} tokens: mean accepted length {tree.mean_accepted_length:.2f}"]

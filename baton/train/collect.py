@@ -79,7 +79,9 @@ class Collector:
         stop: Stop = never,
     ) -> None:
         if not prompts and chat.before_user is None:
-            raise ConfigError("training data: the target has no chat template and writes no prompts; give some.")
+            raise ConfigError(
+                "training data: the target has no chat template, so it cannot write prompts; give prompts."
+            )
         self._engine = engine
         self._chat = chat
         self._eos_token_ids = eos_token_ids
@@ -194,7 +196,7 @@ class Collector:
         self._num_fruitless += 1
         if self._num_fruitless >= _MAX_FRUITLESS_JOBS:
             raise ConfigError(
-                f"training data: {_MAX_FRUITLESS_JOBS} attempts in a row gave no answer to learn from: prompts of more "
-                f"than {self._settings.max_prompt_tokens} tokens, answers of less than {_MIN_ANSWER_TOKENS}, or user "
-                "turns of the target itself that no user would write. Give other prompts, or a model that answers them."
+                f"training data: {_MAX_FRUITLESS_JOBS} attempts in a row gave no usable answer: prompts had more "
+                f"than {self._settings.max_prompt_tokens} tokens, answers fewer than {_MIN_ANSWER_TOKENS}, or the "
+                "target wrote implausible user turns. Give other prompts, or a model that answers them."
             )

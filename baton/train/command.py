@@ -60,7 +60,7 @@ def run(
         StoppedError: ``stop`` returned True; the message says how to continue.
     """
     if options.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device is cuda, but there is no GPU here that torch can use. Use auto or cpu.")
+        raise ConfigError("--device is cuda, but torch finds no GPU on this machine. Use auto or cpu.")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     with Display(console) as display:
@@ -68,7 +68,7 @@ def run(
             return _run(kind, options, command, stop, on_ready, display)
         except StoppedError as error:
             raise StoppedError(
-                f"stopped. Everything that was done is on disk; the same command goes on from there: {command}"
+                f"stopped. The progress is on disk; the same command resumes the training: {command}"
             ) from error
 
 
@@ -125,7 +125,7 @@ def _checked_start(settings: Mapping[str, Any]) -> dict[str, Any]:
         return dict(settings)
     for name, option in (("draft_vocab_size", "--draft-vocab"), ("num_kv_heads", "--kv-heads")):
         if name in settings:
-            raise ConfigError(f"{option} cannot be chosen with --from: a head that is trained further keeps its shape.")
+            raise ConfigError(f"{option} cannot be chosen with --from, because the existing head determines its shape.")
     return {**settings, "start_from": str(default_draft(DEFAULT_MODEL_NAME)) if reference == AUTO else reference}
 
 
@@ -176,10 +176,13 @@ def _collect_settings(
     if room < 1:
         raise ConfigError(
             f"--max-answer-tokens is {options.max_answer_tokens}, but the context of {options.model} has only "
-            f"{target.max_model_len} tokens. Leave room for prompts."
+            f"{target.max_model_len} tokens. Lower it to leave tokens for prompts."
         )
     if options.self_prompts == 0 and not has_prompts:
-        raise ConfigError("--self-prompts is 0 and there are no --prompts, so there is nothing to answer.")
+        raise ConfigError(
+            "--self-prompts is 0 and there are no --prompts, so there is nothing to answer. Raise "
+            "--self-prompts, or give --prompts."
+        )
     if chat.before_user is None:
         own_share = 0.0
     elif not has_prompts:

@@ -109,8 +109,8 @@ class AnswerDataset:
         if settings != self._settings:
             raise ConfigError(
                 f"training data: {self.folder} was collected with other options: "
-                f"{what_differs(settings, self._settings)}. Give the same as before, name another folder with --work, "
-                "or delete this one to collect anew."
+                f"{what_differs(settings, self._settings)}. Give the same options, name another folder with --work, "
+                "or delete this one to start over."
             )
 
     def _shard_path(self, index: int) -> Path:

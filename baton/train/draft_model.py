@@ -68,10 +68,10 @@ class DraftModelMethod:
         return Description(
             title="Draft model",
             tag="draft-model",
-            text="A small Llama of the same vocabulary, distilled from the target.",
+            text="A small Llama with the target's vocabulary, distilled from the target.",
             rows=(
-                ("layers", f"{config.num_hidden_layers}, {config.hidden_size} wide; it began with {begin}"),
-                ("heads", f"{config.num_attention_heads} ({config.num_key_value_heads} of keys and values)"),
+                ("layers", f"{config.num_hidden_layers}, {config.hidden_size} wide; initialized with {begin}"),
+                ("heads", f"{config.num_attention_heads} ({config.num_key_value_heads} KV heads)"),
             ),
         )
 

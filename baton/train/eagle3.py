@@ -90,7 +90,7 @@ class Eagle3Method:
     def _flags(self) -> str:
         found = {
             "`fc_norm`": self._shape.fc_norm,
-            "`norm_output` (the head is fed its output behind its final norm)": self._shape.norm_output,
+            "`norm_output` (the head is fed its output after the final norm)": self._shape.norm_output,
         }
         return f"Flags: {', '.join(text for text, is_set in found.items() if is_set) or 'none'}."
 
@@ -99,20 +99,18 @@ def _load_start(reference: str, target: LoadedModel) -> EagleHead:
     head = load_eagle(reference, target.model, torch.float32, torch.device("cpu"))
     if head.settings.version != 3:
         raise UnsupportedModelError(
-            f"training: {reference} is an EAGLE-{head.settings.version} head, and only EAGLE-3 heads are trained. "
-            "Start from such a head, or from none."
+            f"training: {reference} is an EAGLE-{head.settings.version} head, but only EAGLE-3 heads can be "
+            "trained. Start from such a head, or leave out --from."
         )
     problem = None
     if not head.settings.own_lm_head:
         problem = "it has no lm_head of its own"
     elif head.settings.layers.qk_norm:
-        problem = "its attention norms queries and keys, which the common format of such heads cannot express"
+        problem = "its attention normalizes queries and keys, which the common format of such heads does not support"
     elif len(head.feature_layer_choices) > 1:
-        problem = "it does not say which hidden states of the target it reads"
+        problem = "it does not state which hidden states of the target it reads"
     if problem is not None:
-        raise UnsupportedModelError(
-            f"training: {reference} cannot be trained further: {problem}. Begin without --from."
-        )
+        raise UnsupportedModelError(f"training: {reference} cannot be trained further: {problem}. Leave out --from.")
     return head
 
 

@@ -100,8 +100,8 @@ def _layer_settings(config: Any, shape: TargetShape, num_kv_heads: int | None) -
     num_heads = int(config.num_attention_heads)
     if num_kv_heads is not None and num_heads % num_kv_heads:
         raise ConfigError(
-            f"training: num_kv_heads is {num_kv_heads}, which does not divide the {num_heads} attention heads that the "
-            "head has from its target."
+            f"training: num_kv_heads is {num_kv_heads}, which does not divide the {num_heads} attention heads of the "
+            "target."
         )
     rope = dict(getattr(config, "rope_parameters", None) or {})
     if rope.get("rope_type") != "default":

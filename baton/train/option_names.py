@@ -26,13 +26,13 @@ def what_differs(stored: Mapping[str, Any], given: Mapping[str, Any]) -> str:
         if before == now:
             continue
         if name == _DATASET:
-            found[name] = "the answers have changed, as they do with a higher --tokens"
+            found[name] = "the answers have changed, for example through a higher --tokens"
             continue
         option = _OPTIONS.get(name, name)
         if name not in _DIGESTS:
             found[option] = f"{option} is {_shown(now)} and was {_shown(before)}"
         elif option not in found:
-            found[option] = f"{option} is not what it was"
+            found[option] = f"{option} has changed"
     return "; ".join(found.values())
 
 

@@ -17,7 +17,7 @@ _HIGHEST_TEMPERATURE = 2.0
 DraftVocabulary = Annotated[
     int | None,
     CommandOption(("--draft-vocab",)),
-    Field(ge=1, description="Tokens that the draft can say, the most frequent ones. Default: 8192."),
+    Field(ge=1, description="Size of the draft vocabulary, the most frequent tokens. Default: 8192."),
 ]
 
 
@@ -27,35 +27,43 @@ class TrainOptions(Section):
     The names of a kind's other fields are those of its :class:`baton.train.settings.TrainingSettings`.
     """
 
-    model: Annotated[str, Field(description="The target: its name, a hub id, a folder or a .gguf file.")] = (
+    model: Annotated[str, Field(description="The target model: its name, a hub id, a folder or a .gguf file.")] = (
         DEFAULT_MODEL_NAME
     )
     prompts: Annotated[
         list[Path] | None,
         CommandOption(metavar="FILE"),
-        Field(description='JSONL of {"prompt": ...}; may be repeated. None: the target writes its own.'),
+        Field(
+            description='JSONL file of {"prompt": ...}; may be repeated. Default: the target writes its own prompts.'
+        ),
     ] = None
     tokens: Annotated[
-        int, Field(ge=1, description="Answer tokens to collect. More data is worth more than more epochs.")
+        int, Field(ge=1, description="Number of answer tokens to collect. More data helps more than more epochs.")
     ] = 1_000_000
     # Shorter answers are useless; see baton/train/collect.py.
-    max_answer_tokens: Annotated[int, Field(ge=8, description="Of one answer.")] = 320
-    temperatures: Annotated[str, Field(description="Of the answers, taken in turn; 0 is greedy.")] = "0,0.8"
+    max_answer_tokens: Annotated[int, Field(ge=8, description="Maximum number of tokens of an answer.")] = 320
+    temperatures: Annotated[
+        str, Field(description="Sampling temperatures of the answers, used in turn; 0 is greedy.")
+    ] = "0,0.8"
     self_prompts: Annotated[
         float | None,
         Field(
             ge=0, le=1, description="Share of the prompts that the target writes itself. Default: 0.5 with --prompts."
         ),
     ] = None
-    batch: Annotated[int, Field(ge=1, description="Conversations at once, while answers are collected.")] = 32
+    batch: Annotated[
+        int, Field(ge=1, description="Number of concurrent conversations while answers are collected.")
+    ] = 32
     work: Annotated[
         Path | None,
-        Field(description="Folder of answers, hidden states and the run itself. Default: one per target in the cache."),
+        Field(
+            description="Folder of the answers, hidden states and training state. Default: one per target in the cache."
+        ),
     ] = None
     out: Annotated[
         Path | None,
         CommandOption(("-o", "--out")),
-        Field(description="Folder of the draft. Default: out/MODEL-KIND."),
+        Field(description="Output folder of the draft. Default: out/MODEL-KIND."),
     ] = None
     num_epochs: Annotated[
         int | None,
@@ -64,21 +72,25 @@ class TrainOptions(Section):
     ] = None
     minutes: Annotated[
         float | None,
-        Field(gt=0, description="Budget of the training, behind collecting; it ends with a learning rate of 0."),
+        Field(
+            gt=0,
+            description="Time limit of the training, without collecting answers; the learning rate decays to 0 by "
+            "then.",
+        ),
     ] = None
     learning_rate: Annotated[
-        float | None, Field(description="The highest one. Default: 5e-4 for eagle3 and draft, 1e-3 for medusa.")
+        float | None, Field(description="Peak learning rate. Default: 5e-4 for eagle3 and draft, 1e-3 for medusa.")
     ] = None
-    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="Where target and draft compute.")] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="Device of target and draft.")] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
-        Field(description="What target and draft compute in."),
+        Field(description="Data type of target and draft."),
     ] = "auto"
-    threads: Annotated[int | None, Field(ge=1, description="Of torch on the CPU. Default: every core.")] = None
-    seed: Annotated[int, Field(description="Of answers, first weights and the order of the data.")] = 0
+    threads: Annotated[int | None, Field(ge=1, description="Number of torch's CPU threads. Default: all cores.")] = None
+    seed: Annotated[int, Field(description="Seed of the answers, the initial weights and the data order.")] = 0
     cache_states: Annotated[
         bool,
-        Field(description="Keep the target's hidden states in the work folder, or compute them in each epoch anew."),
+        Field(description="Keep the target's hidden states in the work folder, or recompute them in each epoch."),
     ] = True
     license: Annotated[str | None, Field(description="SPDX identifier for the model card.")] = None
 
@@ -109,18 +121,18 @@ class TrainOptions(Section):
 
 
 class Eagle3Options(TrainOptions):
-    """An EAGLE-3.1 head: one layer on the target's hidden states; the best there is for its size."""
+    """An EAGLE-3.1 head: one layer on the target's hidden states. It gives the best acceptance for its size."""
 
     draft_vocab_size: DraftVocabulary = None
     num_kv_heads: Annotated[
         int | None,
         CommandOption(("--kv-heads",)),
-        Field(ge=1, description="Of the head's attention. Default: the target's."),
+        Field(ge=1, description="Number of KV heads. Default: as in the target."),
     ] = None
     num_ttt_steps: Annotated[
         int | None,
         CommandOption(("--ttt-steps",)),
-        Field(ge=1, description="Tokens drafted in a row in training. Default: 4."),
+        Field(ge=1, description="Number of consecutive tokens drafted in training. Default: 4."),
     ] = None
     start_from: Annotated[
         str | None,
@@ -130,21 +142,21 @@ class Eagle3Options(TrainOptions):
 
 
 class MedusaOptions(TrainOptions):
-    """Medusa heads: each guesses one further token from the target's last hidden state. Candidates make a tree."""
+    """Medusa heads: each predicts one further token from the target's last hidden state. Candidates form a tree."""
 
     draft_vocab_size: DraftVocabulary = None
     num_heads: Annotated[
         int | None,
         CommandOption(("--heads",)),
-        Field(ge=1, description="Tokens that are guessed at once. Default: 4."),
+        Field(ge=1, description="Number of heads, each for one further token. Default: 4."),
     ] = None
     num_blocks: Annotated[
         int | None,
         CommandOption(("--blocks",)),
-        Field(ge=1, description="Residual blocks of each head. Default: 1."),
+        Field(ge=1, description="Number of residual blocks per head. Default: 1."),
     ] = None
     train_lm_head: Annotated[
-        bool, Field(description="Train the lm_head that all heads share, or keep it as the target has it.")
+        bool, Field(description="Train the lm_head that all heads share, or keep the target's.")
     ] = True
 
 
@@ -154,30 +166,30 @@ class DraftModelOptions(TrainOptions):
     num_layers: Annotated[
         int | None,
         CommandOption(("--layers",)),
-        Field(ge=1, description="Of the draft; a Llama gives its own. Default: 4."),
+        Field(ge=1, description="Number of layers; a Llama target provides their initial weights. Default: 4."),
     ] = None
     hidden_size: Annotated[
         int | None,
         CommandOption(("--hidden",)),
-        Field(ge=1, description="Its width. Default: the target's, with its embedding."),
+        Field(ge=1, description="Hidden size. Default: as in the target, with its embedding."),
     ] = None
     num_heads: Annotated[
         int | None,
         CommandOption(("--heads",)),
-        Field(ge=1, description="Of its attention. Default: as wide as the target's."),
+        Field(ge=1, description="Number of attention heads. Default: as many as give the target's head size."),
     ] = None
     num_kv_heads: Annotated[
         int | None,
         CommandOption(("--kv-heads",)),
-        Field(ge=1, description="Of its keys and values. Default: as in the target."),
+        Field(ge=1, description="Number of KV heads. Default: in the target's proportion."),
     ] = None
     intermediate_size: Annotated[
         int | None,
         CommandOption(("--intermediate",)),
-        Field(ge=1, description="Width of its feed-forward. Default: in proportion."),
+        Field(ge=1, description="Size of the feed-forward layer. Default: in the target's proportion."),
     ] = None
     train_embedding: Annotated[
-        bool, Field(description="Train embedding and lm_head too, where they are the target's.")
+        bool, Field(description="Also train embedding and lm_head if they come from the target.")
     ] = False
 
 

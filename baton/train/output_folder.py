@@ -40,15 +40,16 @@ def check_output(folder: Path, kind: str) -> None:
     trained, stored = _trained_kind(folder), _stored_method(folder)
     advice = "Name an empty folder with --out, or one that does not exist yet"
     if trained is None:
-        what = "" if stored is None else f", {_WHAT[stored]} among them"
+        what = "" if stored is None else f", including {_WHAT[stored]}"
         raise ConfigError(
-            f"--out: {folder} has files that no training wrote (it lacks the {LOG_NAME} of one){what}, and a "
+            f"--out: {folder} has files that were not written by a training run (it has no {LOG_NAME}){what}, and a "
             f"checkpoint could replace some of them. {advice}."
         )
     found, wanted = stored or _METHODS[trained], _METHODS[kind]
     if found != wanted:
         raise ConfigError(
-            f"--out: {folder} holds {_WHAT[found]}, which `baton train {kind}` would replace by another kind of draft. "
+            f"--out: {folder} holds {_WHAT[found]}, which `baton train {kind}` would replace with "
+            "another kind of draft. "
             f"{advice}; or delete this one."
         )
 

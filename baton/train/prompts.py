@@ -91,7 +91,7 @@ class ChatFormat:
         text = tokenizer.render_chat([{"role": "user", "content": _MARK}])
         before, found, _ = text.partition(_MARK)
         if not found:
-            raise ConfigError("the model's chat template does not show what the user says, so no turn can be sampled.")
+            raise ConfigError("the model's chat template does not render the user's text, so no turn can be sampled.")
         return cls(tokenizer, tuple(tokenizer.encode(before, add_special_tokens=False)))
 
     def prompt(self, user_turn: str) -> tuple[int, ...]:

@@ -206,7 +206,7 @@ def train(
 
 def _check_datasets(datasets: Sequence[AnswerDataset], target: LoadedModel) -> None:
     if not any(len(dataset) for dataset in datasets):
-        raise ConfigError(f"training: {_names(datasets)}: no answers. Collect some with the target first.")
+        raise ConfigError(f"training: {_names(datasets)}: there are no answers. Collect answers of the target first.")
     for dataset in datasets:
         if (found := dataset.settings.get("target")) != target.fingerprint:
             raise ConfigError(

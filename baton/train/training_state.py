@@ -66,13 +66,13 @@ def load_state(path: Path, identity: dict[str, Any]) -> tuple[TrainingState, dic
         state = TrainingState(**content["state"])
         optimizer: dict[str, Any] = content["optimizer"]
     except pickle.UnpicklingError as error:  # its message is not meant for users
-        raise ConfigError(f"training: {path} is no state of a training run. {_ADVICE}") from error
+        raise ConfigError(f"training: {path} is not the state of a training run. {_ADVICE}") from error
     except (OSError, RuntimeError, LookupError, TypeError, EOFError) as error:
         raise ConfigError(f"training: {path} cannot be read: {error}. {_ADVICE}") from error
     if stored != identity:
         raise ConfigError(
             f"training: {path} belongs to a run with other options: {what_differs(stored, identity)}. Give the same "
-            "as before to go on with it, name another folder with --work, or delete the file to start from the "
+            "options to resume it, name another folder with --work, or delete the file to start from the "
             "beginning."
         )
     return state, optimizer

@@ -33,8 +33,8 @@ def choose_vocabulary(counts: Counter[int], size: int, vocab_size: int, always: 
     chosen = set(always)
     if len(chosen) > size:
         raise ConfigError(
-            f"training: a draft vocabulary of {size} tokens has no room for the {len(chosen)} that end a turn. "
-            "Give draft_vocab_size a higher value."
+            f"training: a draft vocabulary of {size} tokens is too small for the {len(chosen)} tokens that end a "
+            "turn. Raise draft_vocab_size."
         )
     by_frequency = sorted(counts, key=lambda token: (-counts[token], token))
     # If the data has too few tokens, the lowest ids follow: tokenizers learn frequent merges first.

@@ -192,7 +192,7 @@ class SimulatedWorker:
             imported = await self.sink.claim(message.transfer_id)
             try:
                 if imported.holder is None or imported.holder.num_tokens != request.num_prompt_tokens:
-                    raise TransferError(f"transfer {message.transfer_id} carried the KV of another prompt.")
+                    raise TransferError(f"transfer {message.transfer_id} carried the KV of a different prompt.")
                 events[Event.KV_COMMITTED] = imported.committed_s
                 self.sink.hand_over(imported, request)
             finally:

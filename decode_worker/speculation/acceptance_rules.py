@@ -94,7 +94,9 @@ class ResidualRule:
     def judge(self, draft: Draft, target: torch.Tensor, rows: Sequence[SamplingRow]) -> Verdict:
         """See :class:`AcceptanceRule`. Raises ValueError for a draft without ``probs``."""
         if draft.probs is None:
-            raise ValueError("a draft that was not drawn cannot be verified by what it was drawn from")
+            raise ValueError(
+                "this rule needs the probabilities from which the draft was sampled, but the draft has none"
+            )
         children = children_of(draft)
         path: list[int] = []
         node = ROOT

@@ -292,7 +292,7 @@ class SpeculationController:
         except Exception as error:
             if self._faults.is_for_engine(name, error, in_step=in_step):
                 raise
-            logger.exception("the speculation method %s broke and is switched off", name)
+            logger.exception("the speculation method %s failed and is disabled", name)
             self.num_failures += 1
             self._methods.pop(name, None)
             self._readers.pop(name, None)

@@ -62,7 +62,7 @@ def _network_method(
     elif isinstance(state, TokenState):
         method = DraftModelProposer(state, passes, draws=draws)
     else:
-        raise TypeError(f"no speculation method is known for {type(state).__name__}")
+        raise TypeError(f"there is no speculation method for {type(state).__name__}")
     return RegisteredMethod(method, max_tokens, is_automatic=True, passes=passes, state=state)
 
 
@@ -85,7 +85,7 @@ def create_controller(
     """
     default = default or config.method
     if default not in method_names():
-        raise ConfigError(f"speculation.method is {default!r}; known are: {', '.join(method_names())}.")
+        raise ConfigError(f"speculation.method is {default!r}; expected one of: {', '.join(method_names())}.")
     check_method(default, None if draft is None else draft.method, None if draft is None else draft.name)
     cost = StepCost()
     methods = {name: create(config) for name, create in METHODS.items()}

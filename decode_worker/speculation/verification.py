@@ -118,7 +118,7 @@ def create_verifier(acceptance: str = MATCH, epsilon: float = 0.09, alpha: float
         return RuleVerifier(TypicalRule(epsilon, alpha))
     nearest = difflib.get_close_matches(acceptance, ACCEPTANCES, n=1)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    raise ConfigError(f"{acceptance!r} is no way to accept drafts; known are: {', '.join(ACCEPTANCES)}.{hint}")
+    raise ConfigError(f"{acceptance!r} is not an acceptance rule; expected one of: {', '.join(ACCEPTANCES)}.{hint}")
 
 
 def sampling_rows(sequence: ScheduledSequence) -> list[SamplingRow]:

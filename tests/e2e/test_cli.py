@@ -240,7 +240,7 @@ def taken_port() -> Iterator[int]:
 def test_up_with_a_taken_port(machine: Machine, taken_port: int) -> None:
     result = machine.baton("up", "--set", f"router.port={taken_port}")
     assert (result.status, result.out) == (1, "")
-    assert f"port {taken_port} cannot be listened on: Address already in use" in result.err
+    assert f"port {taken_port}: Address already in use" in result.err
 
 
 def test_up_with_a_nonsense_config(machine: Machine) -> None:

@@ -290,7 +290,7 @@ async def test_kv_of_another_prompt_is_not_accepted(runners: Runners) -> None:
         async with aclosing(pair.prefill.client.prefill(message, TIMEOUT_S)) as stream:
             events = [event async for event in stream]
         known = list(events[0].first_token.token_ids)
-        with pytest.raises(TransferError, match="another prompt"):
+        with pytest.raises(TransferError, match="a different prompt"):
             await pair.continue_from(
                 Answer(token_ids=known), "other", PROMPTS[4], greedy(4), message.handoff.transfer_id
             )

@@ -25,7 +25,7 @@ class InProcessKVTransport:
     async def open(self, offer: TransferOffer, peer: str) -> InProcessSendStream:
         sink = self._sinks.get(peer)
         if sink is None:
-            raise WorkerLostError(f"no worker at {peer}. Known are: {', '.join(sorted(self._sinks)) or 'none'}.")
+            raise WorkerLostError(f"no worker at {peer}. Known workers: {', '.join(sorted(self._sinks)) or 'none'}.")
         stream = InProcessSendStream(sink, offer.transfer_id, await sink.reserve(offer), self._throttle)
         self._streams.add(stream)
         return stream
@@ -59,7 +59,7 @@ class InProcessSendStream:
         if isinstance(payload, Pieces):
             payload = b"".join(payload.views)
         if not isinstance(payload, Payload):
-            raise TransferError("a KV part came in a buffer of another transport.")
+            raise TransferError("a KV part is in a buffer of a different transport.")
         if self._throttle is not None:
             await self._throttle.take(len(payload))
         self._check_open()
@@ -78,7 +78,7 @@ class InProcessSendStream:
         try:
             return await self._sink.commit(self._transfer_id, draft_state)
         except BaseException as error:
-            self._sink.abort(self._transfer_id, str(error) or "the sender went away")
+            self._sink.abort(self._transfer_id, str(error) or "the sender disconnected")
             raise
         finally:
             self._over = True
@@ -86,8 +86,8 @@ class InProcessSendStream:
     async def abort(self) -> None:
         if not self._over:
             self._over = True
-            self._sink.abort(self._transfer_id, "the sender gave up")
+            self._sink.abort(self._transfer_id, "the sender cancelled the transfer")
 
     def _check_open(self) -> None:
         if self._over:
-            raise TransferError(f"transfer {self._transfer_id} is over.")
+            raise TransferError(f"transfer {self._transfer_id} has ended.")

@@ -24,7 +24,7 @@ class InlineSender(PartSender):
 
     async def send(self, part: kv_pb2.KVPart, payload: Payload | Pieces | PartBuffer) -> None:
         if not isinstance(payload, Payload | Pieces):
-            raise TransferError("a KV part came in a buffer of another transport.")
+            raise TransferError("a KV part is in a buffer of a different transport.")
         await self._write(encode_part(part, payload))
 
 
@@ -46,7 +46,10 @@ class InlineReceiver(PartReceiver):
 
     async def receive(self, part: kv_pb2.KVPart, payload: memoryview) -> None:
         if part.HasField("slot"):
-            raise TransferError("a KV part names memory that was not agreed on, or brings its payload all the same.")
+            raise TransferError(
+                "a KV part refers to memory that was not agreed on, or contains its payload although it "
+                "refers to memory."
+            )
         await self._intake.write(part, payload)
 
 

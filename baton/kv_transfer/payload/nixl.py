@@ -55,7 +55,7 @@ class NixlSendPath(SharedMemorySendPath):
             description = self._agent.description()
         except Exception as error:  # noqa: BLE001 - NIXL has many, of no common class
             logger.warning(
-                "no other host reads this worker's memory, KV goes to them otherwise: "
+                "other hosts cannot read this worker's memory, so KV is sent to them over another path: "
                 "NIXL cannot register %d bytes: %s",
                 len(segment.memory),
                 error,
@@ -72,7 +72,7 @@ class NixlSendPath(SharedMemorySendPath):
             try:
                 self._agent.deregister(region)
             except Exception as error:  # noqa: BLE001 - as above; the process ends soon
-                logger.warning("NIXL does not let go of memory: %s", error)
+                logger.warning("NIXL cannot deregister memory: %s", error)
         super().close()
 
 
@@ -166,7 +166,9 @@ class NixlReader:
             try:
                 buffer = await self._take_buffer(offer.slot_bytes)
             except TransferError as error:
-                logger.warning("no memory can be registered to read KV into, it comes otherwise: %s", error)
+                logger.warning(
+                    "no memory can be registered for reading KV, so it is received over another path: %s", error
+                )
                 yield None
                 return
             layout = SegmentLayout(offer.num_slots, offer.slot_bytes)
@@ -229,7 +231,7 @@ class NixlReader:
             try:
                 await self._read(name, offer.nixl.address, TOKEN_BYTES, buffer, self._connect_timeout_s)
                 if buffer.memory[:TOKEN_BYTES] != offer.token:
-                    raise ValueError("where it should be, there is something else")
+                    raise ValueError("the memory at the offered address has different content")
             finally:
                 self._give_back(buffer)
         except BaseException:
@@ -240,7 +242,7 @@ class NixlReader:
     def _avoid(self, offer: kv_pb2.KVSegment, error: Exception) -> None:
         self._avoided[offer.token] = time.monotonic() + RETRY_S
         logger.warning(
-            "memory of the prefill worker with process id %d cannot be read; if it lives, its KV comes otherwise for "
+            "the memory of the prefill worker with process id %d cannot be read; its KV uses another path for "
             "%.0f s: %s",
             offer.pid,
             RETRY_S,

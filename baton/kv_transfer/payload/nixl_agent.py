@@ -27,7 +27,7 @@ GRACE_S = 5.0
 """Time limit of the thread's calls that should return at once."""
 FAILED = "NIXL cannot read the sender's memory"
 SILENT = "it does not answer"
-_STOPS = "the worker stops"
+_STOPS = "the worker is stopping"
 _LOOK_EVERY_S = 50e-6
 _BACKEND = "UCX"
 _PACKAGES = ("nixl", "nixl_cu13", "nixl_cu12")
@@ -64,7 +64,7 @@ class NixlAgent:
             self._backends = [self._agent.createBackend(_BACKEND, {})]
         except Exception as error:  # NIXL's exceptions have no common class
             raise ConfigError(
-                f"kv_transfer.transport is nixl, but NIXL does not start on this node, with {_BACKEND}: {error}."
+                f"kv_transfer.transport is nixl, but NIXL cannot start on this node, with {_BACKEND}: {error}."
             ) from error
 
     def register(self, memory: memoryview) -> Any:
@@ -236,7 +236,7 @@ class ReadingThread:
         elif state is ReadState.FAILED:
             self._give_up(read, "the read failed", is_over=True)
         else:
-            self._give_up(read, f"nothing came for {read.timeout_s:g} s", is_over=False)
+            self._give_up(read, f"no data arrived for {read.timeout_s:g} s", is_over=False)
         return True
 
     def _give_up(self, read: Read, reason: str, *, is_over: bool) -> None:

@@ -52,11 +52,11 @@ class SegmentLayout:
 
     def __post_init__(self) -> None:
         if not 0 < self.num_slots <= MAX_SLOTS:
-            raise ValueError(f"a segment has 1 to {MAX_SLOTS} slots, not {self.num_slots}")
+            raise ValueError(f"a segment must have 1 to {MAX_SLOTS} slots, got {self.num_slots}")
         if self.slot_bytes <= 0 or self.slot_bytes % mmap.PAGESIZE:
-            raise ValueError(f"a slot has whole pages of {mmap.PAGESIZE} bytes, not {self.slot_bytes} bytes")
+            raise ValueError(f"a slot must have whole pages of {mmap.PAGESIZE} bytes, got {self.slot_bytes} bytes")
         if self.num_bytes > MAX_SEGMENT_BYTES:
-            raise ValueError(f"a segment has at most {MAX_SEGMENT_BYTES} bytes, not {self.num_bytes}")
+            raise ValueError(f"a segment must have at most {MAX_SEGMENT_BYTES} bytes, got {self.num_bytes}")
 
     def check(self, slot: kv_pb2.KVSlot) -> None:
         """Raises :class:`TransferError` unless the slot exists and its payload fits into it."""

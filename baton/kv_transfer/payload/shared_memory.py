@@ -82,7 +82,7 @@ class SharedMemorySendPath(SendPath):
                 self._segment = self.make_segment()
             except OSError as error:
                 self._is_over = True
-                logger.warning("no memory can be shared with others on this host, KV goes in messages: %s", error)
+                logger.warning("memory cannot be shared on this host, so KV is sent in messages: %s", error)
         return self._segment
 
     def make_segment(self) -> SharedSegment:
@@ -103,7 +103,7 @@ class SharedMemorySendPath(SendPath):
             return SlotSender(self._segment, write)
         if peer not in self._remote_peers:
             self._remote_peers.add(peer)
-            logger.info("the worker at %s does not read this one's memory", peer.peer)
+            logger.info("the worker at %s does not read this worker's memory", peer.peer)
         return None
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ class SegmentMappings:
             try:
                 segment = _map(offer)
             except (OSError, ValueError) as error:
-                logger.debug("a sender's memory cannot be mapped, its KV comes in messages: %s", error)
+                logger.debug("a sender's memory cannot be mapped, so its KV is received in messages: %s", error)
                 return None
             self._segments[offer.token] = offer, segment
         segment.num_users += 1
@@ -224,5 +224,5 @@ def _map(offer: kv_pb2.KVSegment) -> MappedSegment:
     finally:
         os.close(fd)
     if len(offer.token) != TOKEN_BYTES or memory[:TOKEN_BYTES] != offer.token:
-        raise ValueError(f"{path} is another segment")
+        raise ValueError(f"{path} is a different segment")
     return MappedSegment(memory, layout)

@@ -122,7 +122,7 @@ class DataListener:
         try:
             await self._accept_each(listener)
         except Exception:
-            logger.exception("no more connections for KV are accepted, it comes in messages")
+            logger.exception("KV connections are no longer accepted, so KV is received in messages")
         finally:
             self._listener = None
             listener.close()
@@ -135,7 +135,7 @@ class DataListener:
             try:
                 connection, _ = await loop.sock_accept(listener)
             except OSError as error:  # no file descriptor left, or the connection is already closed
-                logger.warning("a connection for KV could not be accepted: %s", error)
+                logger.warning("a KV connection could not be accepted: %s", error)
                 await asyncio.sleep(_PAUSE_S)
                 continue
             connection.setblocking(False)

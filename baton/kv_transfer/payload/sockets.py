@@ -114,8 +114,9 @@ class SocketSendPath(SendPath):
     def _avoid(self, peer: PeerChannel, error: OSError) -> None:
         self._avoided_until_s[peer] = time.monotonic() + RETRY_S
         logger.warning(
-            "the worker at %s cannot be reached beside gRPC, KV goes to it in messages for %.0f s, which takes more of "
-            "both processors (kv_transfer.connections): %s %s",
+            "no direct connection to the worker at %s, so KV is sent to it in gRPC messages for %.0f s, "
+            "which costs more "
+            "CPU time (kv_transfer.connections): %s %s",
             peer.peer,
             RETRY_S,
             type(error).__name__,
@@ -183,7 +184,7 @@ async def _introduce(
         answer = bytearray(len(WELCOME))
         await raw.receive([memoryview(answer)])
         if answer != WELCOME:
-            raise ConnectionRefusedError("another program answers there")
+            raise ConnectionRefusedError("another program answered at this port")
     except BaseException:
         connection.close()
         raise
@@ -212,7 +213,7 @@ class SocketReceiver(InlineReceiver):
         except OSError as error:
             if isinstance(error, NothingCameError) and not has_begun:
                 return  # the sender gave up just before it was welcomed, and sends messages instead
-            raise TransferError(f"the sender's connection ended before it had sent everything: {error}.") from error
+            raise TransferError(f"the sender's connection ended before everything was sent: {error}.") from error
 
     async def _take_part(self, connection: ByteStream) -> None:
         """Receives one part. Raises BatonError if it is not as agreed, and OSError when the connection has ended."""
@@ -232,7 +233,11 @@ class SocketReceivePath(ReceivePath):
         try:
             self._listener.start(host)
         except OSError as error:
-            logger.warning("no port for KV at %s, it comes in messages (kv_transfer.connections): %s", host, error)
+            logger.warning(
+                "cannot listen for KV connections at %s, so KV is received in messages (kv_transfer.connections): %s",
+                host,
+                error,
+            )
 
     @asynccontextmanager
     async def accept(
@@ -261,7 +266,7 @@ async def _next_head(connection: ByteStream) -> kv_pb2.KVPart:
     await connection.receive([memoryview(length)])
     num_bytes = int.from_bytes(length, "little")
     if num_bytes > _MAX_HEAD_BYTES:
-        raise TransferError(f"a KV part's header has {num_bytes} bytes; the sender speaks another protocol.")
+        raise TransferError(f"a KV part's header has {num_bytes} bytes; the sender uses a different protocol.")
     head = bytearray(num_bytes)
     await connection.receive([memoryview(head)])
     return decode_head(bytes(head))

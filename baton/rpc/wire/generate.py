@@ -22,7 +22,7 @@ def generate(repository: Path, output_root: Path) -> None:
         *(f"baton/rpc/wire/{schema}" for schema in SCHEMAS),
     ]
     if protoc.main(arguments) != 0:
-        raise RuntimeError(f"protoc refused one of {', '.join(SCHEMAS)}; its message is above")
+        raise RuntimeError(f"protoc failed for one of {', '.join(SCHEMAS)}; see its message above")
 
 
 if __name__ == "__main__":

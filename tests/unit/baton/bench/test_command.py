@@ -136,7 +136,7 @@ def test_an_interrupt_between_stages_ends_the_run(quick, tmp_path, capsys, monke
     monkeypatch.setattr(command, "evaluate", evaluate_and_interrupt)
     arguments = ("--concurrency", "1,2", "--requests", 5, "--json", tmp_path / "a.json")
     assert bench("serve", "--url", quick, *arguments) == 130
-    assert "interrupted: 1 of 2 stages have no figures" in capsys.readouterr().out
+    assert "interrupted: 1 of 2 stages have no results" in capsys.readouterr().out
     document = json.loads((tmp_path / "a.json").read_text())
     assert len(document["stages"]) == 1
 
@@ -209,7 +209,7 @@ def test_compare_tells_better_from_worse(quick, reference, tmp_path, capsys):
     assert "settings.load.requests: 10 and 12" in capsys.readouterr().out
     assert bench("compare", tmp_path / "a.json", tmp_path / "a.json") == 0
     shown = capsys.readouterr().out
-    assert "not measured alike" not in shown
+    assert "settings of the two reports differ" not in shown
     assert _verdict(shown, "TPOT p50") == _verdict(shown, "output tokens/s") == "same"
 
 
@@ -256,20 +256,20 @@ def test_sweep_finds_what_one_slot_can_do(reference, tmp_path, capsys):
         (("serve", "--extra-body", "[1]"), "must be a JSON object"),
         (("serve", "--tokenizer", "/nowhere"), "/nowhere"),
         (("serve", "--trace", "/nowhere"), "cannot read"),
-        (("serve", "--input-scale", "auto"), "goes with --trace"),
+        (("serve", "--input-scale", "auto"), "requires --trace"),
         (("serve", "--input", "1e9"), "--input: 1000000000 tokens are more than 10000000"),
-        (("serve", "--rate", "nan"), "--rate takes numbers with commas between, such as 0,0.8; got 'nan'"),
-        (("serve", "--duration", "0"), "--duration must be a number over 0; got 0."),
-        (("serve", "--timeout", "inf"), "--timeout must be a number over 0; got inf."),
+        (("serve", "--rate", "nan"), "--rate must be numbers separated by commas, such as 0,0.8; got 'nan'"),
+        (("serve", "--duration", "0"), "--duration must be a number above 0; got 0."),
+        (("serve", "--timeout", "inf"), "--timeout must be a number above 0; got inf."),
         (("serve", "--temperature", "inf"), "--temperature must be a number of at least 0; got inf."),
-        (("serve", "--trace-seconds", "inf"), "--trace-seconds must be a number over 0; got inf."),
-        (("serve", "--slo", ""), "Give at least one limit"),
-        (("sweep", "--slo", "ttft=1s", "--max-rate", "inf"), "--max-rate must be a number over 0 and at most 1e+06"),
-        (("sweep", "--slo", "ttft=1s", "--precision", "nan"), "--precision must be a number over 0; got nan."),
-        (("sweep", "--slo", ""), "Give at least one limit"),
+        (("serve", "--trace-seconds", "inf"), "--trace-seconds must be a number above 0; got inf."),
+        (("serve", "--slo", ""), "must have at least one limit"),
+        (("sweep", "--slo", "ttft=1s", "--max-rate", "inf"), "--max-rate must be a number above 0 and at most 1e+06"),
+        (("sweep", "--slo", "ttft=1s", "--precision", "nan"), "--precision must be a number above 0; got nan."),
+        (("sweep", "--slo", ""), "must have at least one limit"),
         (("sweep", "--slo", "ttft=1s", "--percentile", "100"), "--percentile"),
-        (("sweep", "--slo", "ttft=1s", "--start-rate", "0.001"), "in this order"),
-        (("sweep", "--slo", "ttft=1s", "--arrival", "trace"), "sets the rate itself"),
+        (("sweep", "--slo", "ttft=1s", "--start-rate", "0.001"), "in ascending order"),
+        (("sweep", "--slo", "ttft=1s", "--arrival", "trace"), "varies the rate"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_sent(quick, capsys, arguments, fragment):
@@ -293,20 +293,32 @@ def files(tmp_path, monkeypatch):
     [
         (("serve", "--input", "lognorml:median=1,p95=2"), "Did you mean lognormal"),
         (("serve", "--prompts", "/nowhere"), "--prompts: cannot read"),
-        (("serve", "--prompts", "/nowhere", "--trace", "/nowhere"), "both say what is sent"),
-        (("serve", "--rate", "1", "--burstiness", "0.5"), "--burstiness would do nothing without --arrival bursty"),
-        (("serve", "--rate", "1", "--speed-up", "2"), "--speed-up would do nothing without --arrival trace"),
-        (("serve", "--concurrency", "2", "--max-inflight", "2"), "--max-inflight would do nothing in a closed loop"),
-        (("serve", "--max-inflight", "2"), "--max-inflight would do nothing in a closed loop"),
-        (("serve", "--trace-start", "1", "--trace-format", "azure"), "--trace-format, --trace-start would do nothing"),
-        (("serve", "--trace-seconds", "9"), "--trace-seconds would do nothing without --trace"),
-        (("serve", "--trace", "TRACE", "--input", "9", "--output", "9"), "--input, --output would do nothing"),
-        (("serve", "--prompts", "PROMPTS", "--max-input", "9"), "--max-input would do nothing with --prompts"),
-        (("serve", "--prompts", "PROMPTS", "--input-scale", "0.5"), "--input-scale would do nothing with --prompts"),
-        (("serve", "--samples"), "--samples writes every request into the file of --json"),
+        (("serve", "--prompts", "/nowhere", "--trace", "/nowhere"), "both define the requests"),
+        (("serve", "--rate", "1", "--burstiness", "0.5"), "--burstiness would have no effect without --arrival bursty"),
+        (("serve", "--rate", "1", "--speed-up", "2"), "--speed-up would have no effect without --arrival trace"),
+        (
+            ("serve", "--concurrency", "2", "--max-inflight", "2"),
+            "--max-inflight would have no effect in a closed loop",
+        ),
+        (("serve", "--max-inflight", "2"), "--max-inflight would have no effect in a closed loop"),
+        (
+            ("serve", "--trace-start", "1", "--trace-format", "azure"),
+            "--trace-format, --trace-start would have no effect",
+        ),
+        (("serve", "--trace-seconds", "9"), "--trace-seconds would have no effect without --trace"),
+        (("serve", "--trace", "TRACE", "--input", "9", "--output", "9"), "--input, --output would have no effect"),
+        (("serve", "--prompts", "PROMPTS", "--max-input", "9"), "--max-input would have no effect with --prompts"),
+        (
+            ("serve", "--prompts", "PROMPTS", "--input-scale", "0.5"),
+            "--input-scale would have no effect with --prompts",
+        ),
+        (("serve", "--samples"), "--samples writes every request to the file of --json"),
         (("sweep", "--slo", "ttft=1s", "--input", "many"), "--input: 'many' is not a number"),
-        (("sweep", "--slo", "ttft=1s", "--burstiness", "2"), "--burstiness would do nothing without --arrival bursty"),
-        (("sweep", "--slo", "ttft=1s", "--trace-seconds", "2"), "--trace-seconds would do nothing without --trace"),
+        (
+            ("sweep", "--slo", "ttft=1s", "--burstiness", "2"),
+            "--burstiness would have no effect without --arrival bursty",
+        ),
+        (("sweep", "--slo", "ttft=1s", "--trace-seconds", "2"), "--trace-seconds would have no effect without --trace"),
     ],
 )
 def test_options_are_looked_at_before_the_server_is_asked(files, capsys, arguments, fragment):
@@ -334,7 +346,7 @@ def test_options_that_are_used_reach_the_server(files, capsys, arguments):
 def test_a_prompt_over_the_context_is_refused_before_it_is_written(reference, capsys):
     url = reference(Schedule(0.0, 0.0, max_model_len=512))
     assert bench("serve", "--url", url, "--input", 600, "--output", 4) == 1
-    assert "a prompt of 600 tokens does not fit the context of 512" in " ".join(capsys.readouterr().err.split())
+    assert "a prompt of 600 tokens does not fit into the context of 512" in " ".join(capsys.readouterr().err.split())
     assert bench("serve", "--url", url, "--input", 600, "--output", 4, "--requests", 2, "--context", 512) == 0
 
 

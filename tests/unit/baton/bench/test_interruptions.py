@@ -22,8 +22,8 @@ def prompts(tmp_path):
 @pytest.mark.parametrize(
     ("concurrency", "said"),
     [
-        ("1", "interrupted before the only stage had a figure: nothing was measured"),
-        ("1,2,4", "interrupted before the first of 3 stages had a figure: nothing was measured"),
+        ("1", "interrupted before the only stage had a result: nothing was measured"),
+        ("1,2,4", "interrupted before the first of 3 stages had a result: nothing was measured"),
     ],
 )
 def test_a_run_without_a_figure_shows_no_table(reference, prompts, tmp_path, capsys, concurrency, said):
@@ -41,11 +41,11 @@ def test_a_stage_without_a_figure_is_left_out(reference, prompts, capsys):
     shown = capsys.readouterr().out
     assert "1 at once" in shown
     assert "2 at once" not in shown
-    assert "interrupted: 1 of 2 stages have no figures" in shown
+    assert "interrupted: 1 of 2 stages have no results" in shown
 
 
 def test_a_sweep_without_a_verdict_shows_no_table(reference, prompts, capsys):
     url = reference(SLOW, interrupt_after=2)
     assert bench("sweep", "--slo", "ttft=1s", "--start-rate", 20, "--url", url, *prompts) == 130
     shown = capsys.readouterr().out
-    assert shown == "The search was interrupted before any rate had a verdict: nothing is known of the goodput.\n"
+    assert shown == "The search was interrupted before any rate had a verdict, so the goodput is unknown.\n"

@@ -113,10 +113,10 @@ def test_what_is_odd_is_said():
     run = run_of(odd, 0.0, 6.0)
     run.num_clipped = 4
     notes = "\n".join(evaluate(run).notes)
-    assert "1 answers came without usage" in notes
-    assert "1 answers have another length" in notes
-    assert "1 prompts have another length than was wanted, by up to 7 tokens" in notes
-    assert "4 of 6 requests were cut" in notes
+    assert "1 answers had no usage" in notes
+    assert "1 answers have a different length" in notes
+    assert "1 prompts have a different length than intended, by up to 7 tokens" in notes
+    assert "4 of 6 requests were shortened" in notes
 
 
 def test_nothing_at_all_has_figures_too():
@@ -152,7 +152,7 @@ class TestSlo:
             ("ttft", "KEY=VALUE"),
             ("ttft=soon", "duration"),
             ("ttft=0s", "over 0"),
-            ("", "Give at least one limit"),
+            ("", "must have at least one limit"),
         ],
     )
     def test_what_is_no_limit_is_refused(self, text, fragment):

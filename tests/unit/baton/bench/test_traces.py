@@ -71,7 +71,7 @@ def test_a_part_is_cut_out_by_the_traces_own_clock(mooncake):
         ('{"timestamp": 1, "input_length": -2, "output_length": 1}', "a negative number"),
         ("a,b\n1,2\n", "missing: ContextTokens, GeneratedTokens, TIMESTAMP"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n", "line 2 of"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "holds no requests"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "contains no requests"),
         ("", "neither Mooncake JSONL nor a CSV"),
     ],
 )
@@ -161,7 +161,7 @@ class TestLimits:
         limits = scale_to_longest(make_limits("auto", 1.0, None, 100, 1100), [10, 4000])
         assert limits.fit(4000, 100) == (1000, 100, False)
         assert limits.fit(40, 100)[0] == 10
-        with pytest.raises(ConfigError, match="must know what fits"):
+        with pytest.raises(ConfigError, match="needs a limit"):
             scale_to_longest(LengthLimits(), [1])
 
 

@@ -14,9 +14,9 @@ def test_a_duration_is_the_same_in_options_and_in_the_configuration(text):
 
 @pytest.mark.parametrize("text", ["", "s", "2 weeks", "-1s", "1e3s", "1.2.3s"])
 def test_what_is_no_duration_is_none_in_either(text):
-    with pytest.raises(ConfigError, match="is not a duration over 0"):
+    with pytest.raises(ConfigError, match="is not a duration above 0"):
         duration_s("--slo", text)
-    with pytest.raises(ValueError, match="is no duration"):
+    with pytest.raises(ValueError, match="is not a duration of at most a day"):
         parse_duration_s(text)
 
 
@@ -29,11 +29,11 @@ def test_lists_are_read_without_repetitions():
 
 @pytest.mark.parametrize("text", ["nan", "0,inf", "-inf", "1e400", "NaN,1", "0.8,warm"])
 def test_what_is_no_number_is_refused(text):
-    with pytest.raises(ConfigError, match=r"--temperatures takes numbers .* got '"):
+    with pytest.raises(ConfigError, match=r"--temperatures must be numbers .* got '"):
         numbers("--temperatures", text)
 
 
 @pytest.mark.parametrize("text", ["1.5", "inf", "two"])
 def test_what_is_no_whole_number_is_refused(text):
-    with pytest.raises(ConfigError, match="--batches takes whole numbers"):
+    with pytest.raises(ConfigError, match="--batches must be whole numbers"):
         integers("--batches", text)

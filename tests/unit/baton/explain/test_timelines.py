@@ -82,7 +82,7 @@ def finished(request_id: str, total_s: float) -> Timeline:
 def test_an_unknown_id_says_how_many_are_kept():
     store = TimelineStore(7)
     store.add(timeline("r"))
-    with pytest.raises(NotFoundError, match=r"'other'.*last 7 sequences.*1 are there"):
+    with pytest.raises(NotFoundError, match=r"'other'.*last 7 sequences.*1 exist"):
         store.find("other")
 
 

@@ -119,7 +119,7 @@ def _decode_or_refuse(data: bytes) -> None:
         (b"\x08\x01", "wire type 0"),
         (b"\x7a\x05abc", "2 bytes too early"),
         (b"\x7a\x01a\x12\x00", "after its payload"),
-        (b"\x80", "cut off"),
+        (b"\x80", "truncated"),
         (b"\xff" * 11, "too large"),
         (b"\x12\x02\xff\xff", "cannot be parsed"),
     ],

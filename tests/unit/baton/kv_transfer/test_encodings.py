@@ -114,7 +114,7 @@ async def test_the_length_goes_by_the_encoding(way: Link, lossy: Receiver, sourc
     else:
         payload = source.payload(replace(header, encoding=KVEncoding.NATIVE))
     stream = await way.transport.open(source.offer(encodings=(INT8,)), way.peer)
-    with pytest.raises(TransferError, match=f"{len(payload)} bytes where {size} were announced"):
+    with pytest.raises(TransferError, match=f"{len(payload)} bytes, but its header announced {size}"):
         await send_parts(stream, [(header, payload)])
     await lossy.all_given_back()
 
@@ -164,7 +164,7 @@ class InsistingSink(RecordingSink):
 async def test_a_receiver_that_wants_what_was_not_offered_gets_nothing(source: SourceKV) -> None:
     sink = InsistingSink()
     async with link("grpc", sink) as way:
-        with pytest.raises(TransferError, match="wants KV as int8, which was not offered"):
+        with pytest.raises(TransferError, match="requests KV as int8, which was not offered"):
             await way.transport.open(source.offer(), way.peer)
         stream = await way.transport.open(source.offer(encodings=(INT8,)), way.peer)
         await stream.abort()

@@ -165,7 +165,7 @@ async def test_a_sender_that_dies_is_noticed_at_once() -> None:
         async with asyncio.timeout(20.0):
             while not sink.aborts:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
-    assert sink.aborts == ["the sender went away"]
+    assert sink.aborts == ["the sender disconnected"]
 
 
 @pytest.mark.parametrize("kind", TRANSPORTS)

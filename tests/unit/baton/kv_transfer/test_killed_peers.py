@@ -130,7 +130,7 @@ async def test_a_sender_that_is_killed_in_full_flight() -> None:
         async with asyncio.timeout(30.0):
             while not sink.aborts:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        assert sink.aborts == ["the sender went away"]
+        assert sink.aborts == ["the sender disconnected"]
         await unmapped(before)
         assert (len(mappings), named_segments()) == (0, [])
 

@@ -164,7 +164,7 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> SlowAgent:
 
 @pytest.mark.parametrize(
     ("state", "reason", "is_used_again"),
-    [(ReadState.UNDER_WAY, "nothing came for 0.05 s", False), (ReadState.FAILED, "the read failed", True)],
+    [(ReadState.UNDER_WAY, "no data arrived for 0.05 s", False), (ReadState.FAILED, "the read failed", True)],
 )
 async def test_a_read_that_fails_is_an_error_and_the_sender_is_avoided(
     segment: SharedSegment, agent: SlowAgent, state: ReadState, reason: str, is_used_again: bool
@@ -308,7 +308,7 @@ async def test_a_reader_that_closes_ends_what_it_reads(segment: SharedSegment, a
         running = asyncio.ensure_future(found.fetch(filled(segment)))
         await asyncio.sleep(0.01)
         await reader.close()
-        with pytest.raises(TransferError, match="the worker stops"):
+        with pytest.raises(TransferError, match="the worker is stopping"):
             await running
 
 

@@ -353,7 +353,7 @@ def test_without_such_memory_there_is_one_warning_and_no_segment(
     memory = SharedMemorySendPath(PAGE)
     assert memory.segment() is memory.segment() is None
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
-        "no memory can be shared with others on this host, KV goes in messages: [Errno 28] No space left on device"
+        "memory cannot be shared on this host, so KV is sent in messages: [Errno 28] No space left on device"
     ]
     monkeypatch.delattr(os, "memfd_create")
     assert SharedMemorySendPath(PAGE).segment() is None

@@ -215,7 +215,7 @@ async def test_a_second_transfer_with_the_same_id_is_refused_and_harms_nothing(
     way: Link, receiver: Receiver, source: SourceKV
 ) -> None:
     stream = await way.transport.open(source.offer(), way.peer)
-    with pytest.raises(TransferError, match="begun already"):
+    with pytest.raises(TransferError, match="already begun"):
         await way.transport.open(source.offer(), way.peer)
     assert await send_all(stream, source) == len(PROMPT) * source.spec.bytes_per_token
     imported = await receiver.importer.claim("transfer-1")
@@ -240,7 +240,7 @@ async def test_giving_up_at_any_stage_gives_the_blocks_back(
     await stream.abort()
     await stream.abort()
     await receiver.all_given_back()
-    with pytest.raises(TransferError, match="broke off"):
+    with pytest.raises(TransferError, match="The KV transfer failed"):
         await receiver.importer.claim("transfer-1")
     with pytest.raises(TransferError):
         await stream.commit()

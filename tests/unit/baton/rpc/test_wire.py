@@ -35,7 +35,7 @@ def test_a_schema_that_does_not_compile_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "proto").mkdir()
     for schema in SCHEMAS:
         (tmp_path / "proto" / schema).write_text("syntax = 'proto3'; message {")
-    with pytest.raises(RuntimeError, match="protoc refused"):
+    with pytest.raises(RuntimeError, match="protoc failed"):
         generate(tmp_path, tmp_path)
 
 

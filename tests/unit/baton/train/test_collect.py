@@ -123,12 +123,12 @@ def test_turns_of_the_target_are_answered(
 
 
 def test_nothing_to_answer(collect_answers: Collect, tokenizer: Tokenizer) -> None:
-    with pytest.raises(ConfigError, match="has no chat template and writes no prompts"):
+    with pytest.raises(ConfigError, match="has no chat template, so it cannot write prompts"):
         collect_answers(PlainFormat(tokenizer), ())
 
 
 def test_prompts_that_are_all_too_long(collect_answers: Collect, chat: ChatFormat) -> None:
-    with pytest.raises(ConfigError, match=r"attempts in a row gave no answer.*prompts of more than 3 tokens"):
+    with pytest.raises(ConfigError, match=r"attempts in a row gave no usable answer.*prompts had more than 3 tokens"):
         collect_answers(chat, max_prompt_tokens=3)
 
 

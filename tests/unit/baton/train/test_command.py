@@ -138,9 +138,7 @@ def test_ctrl_c_and_the_same_command_again(baton: Baton, monkeypatch: pytest.Mon
     status, shown, progress = baton("medusa", *options)
     assert status == 130
     assert shown == ""
-    assert "stopped. Everything that was done is on disk; the same command goes on from there: baton train medusa" in (
-        progress
-    )
+    assert "stopped. The progress is on disk; the same command resumes the training: baton train medusa" in (progress)
     meta = json.loads(Path("work/answers/dataset.json").read_text(encoding="utf-8"))
     before = AnswerDataset(Path("work/answers"), meta["settings"]).num_answer_tokens
     assert 300 < before < 1500 if stage == "collecting" else before >= 1500
@@ -198,8 +196,8 @@ def test_plain_texts(baton: Baton, home: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--max-answer-tokens", "128"], "has only 128 tokens. Leave room for prompts."),
-        (["--temperatures", "0,hot"], "--temperatures takes numbers with commas between"),
+        (["--max-answer-tokens", "128"], "has only 128 tokens. Lower it to leave tokens for prompts."),
+        (["--temperatures", "0,hot"], "--temperatures must be numbers separated by commas"),
         (["--temperatures", ""], "--temperatures is (), expected at least one number, all from 0 to 2."),
         (["--minutes", "0"], "--minutes must be greater than 0, got 0.0."),
         (["--kv-heads", "3"], "num_kv_heads is 3, which does not divide the 4 attention heads"),
@@ -236,7 +234,7 @@ def test_files_of_others_are_not_overwritten(baton: Baton, home: Path) -> None:
     before = (home / "tiny" / "model.safetensors").read_bytes()
     status, _, progress = baton("draft", "--out", str(home / "tiny"))
     assert status == 1
-    assert "has files that no training wrote" in progress
+    assert "has files that were not written by a training run" in progress
     assert (home / "tiny" / "model.safetensors").read_bytes() == before
 
 
@@ -268,8 +266,9 @@ def test_a_head_of_others_is_not_replaced(baton: Baton, log: str | None) -> None
     for kind in KINDS:
         status, _, progress = baton(kind, "--out", "there", "--model", "nobody/has-such-a-model")
         assert status == 1
-        assert "there has files that no training wrote (it lacks the training_log.json of one), an EAGLE-3 head" in (
-            progress
+        assert (
+            "there has files that were not written by a training run (it has no training_log.json), "
+            "including an EAGLE-3 head" in (progress)
         )
     assert _stored(folder) == before
 
@@ -287,7 +286,7 @@ def test_answers_to_other_prompts_are_not_mixed(baton: Baton, tmp_path: Path) ->
     assert baton("medusa", "--work", "work", "--draft-vocab", "64")[0] == 0
     status, _, progress = baton("medusa", "--work", "work", "--prompts", "others.jsonl")
     assert status == 1
-    assert "was collected with other options: --prompts is not what it was. Give the same as before" in progress
+    assert "was collected with other options: --prompts has changed. Give the same options" in progress
     status, _, progress = baton("medusa", "--work", "work", "--seed", "5", "--max-answer-tokens", "12")
     assert status == 1
     assert "with other options: --max-answer-tokens is 12 and was 16; --seed is 5 and was 0. Give" in progress
@@ -301,12 +300,12 @@ def test_a_run_is_not_resumed_with_other_options(baton: Baton) -> None:
     assert status == 1
     assert (
         "work/medusa/training_state.pt belongs to a run with other options: --epochs is 3 and was 1; --heads is 2 and "
-        "was 4; --train-lm-head is off and was on. Give the same as before to go on with it, name another folder with "
+        "was 4; --train-lm-head is off and was on. Give the same options to resume it, name another folder with "
         "--work, or delete the file to start from the beginning."
     ) in progress
     status, _, progress = baton("medusa", *options, "--tokens", "1900")
     assert status == 1
-    assert "with other options: the answers have changed, as they do with a higher --tokens. Give" in progress
+    assert "with other options: the answers have changed, for example through a higher --tokens. Give" in progress
 
 
 def test_a_head_that_is_trained_further_keeps_its_shape(baton: Baton) -> None:

@@ -134,4 +134,4 @@ def test_the_checkpoint_drafts_and_changes_no_token(
     assert run(engine_over(runner, recording), requests_for(texts)) == plain
     assert sum(recording.accepted) > 10
     card = (folder / "README.md").read_text(encoding="utf-8")
-    assert "| layers | 2, 32 wide; it began with layers 0, 7 of the target |" in card
+    assert "| layers | 2, 32 wide; initialized with layers 0, 7 of the target |" in card

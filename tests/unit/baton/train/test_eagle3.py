@@ -148,7 +148,7 @@ def test_card_and_log(train: Callable[..., TrainingResult], settings: MakeSettin
 
 
 def test_no_answers(train: Callable[..., TrainingResult], settings: MakeSettings, make_dataset: MakeDataset) -> None:
-    with pytest.raises(ConfigError, match=r"no answers\. Collect some with the target first"):
+    with pytest.raises(ConfigError, match=r"there are no answers\. Collect answers of the target first"):
         train(settings(), dataset=make_dataset(0))
 
 
@@ -171,7 +171,7 @@ def test_a_broken_state_says_what_to_do(
 ) -> None:
     (tmp_path / "a-work").mkdir()
     (tmp_path / "a-work" / "training_state.pt").write_bytes(b"no state")
-    with pytest.raises(ConfigError, match=r"training_state\.pt is no state of a training run\. Delete it"):
+    with pytest.raises(ConfigError, match=r"training_state\.pt is not the state of a training run\. Delete it"):
         train(settings())
 
 

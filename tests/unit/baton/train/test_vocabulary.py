@@ -38,7 +38,7 @@ def test_a_small_vocabulary_is_taken_whole() -> None:
 
 
 def test_no_room_for_the_tokens_that_end_a_turn() -> None:
-    with pytest.raises(ConfigError, match=r"draft vocabulary of 1 tokens has no room for the 2.*draft_vocab_size"):
+    with pytest.raises(ConfigError, match=r"draft vocabulary of 1 tokens is too small for the 2.*draft_vocab_size"):
         choose_vocabulary(Counter(), 1, 20, always=(1, 2))
 
 

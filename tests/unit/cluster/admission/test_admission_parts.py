@@ -143,8 +143,20 @@ def test_who_is_lost_has_no_room_while_others_find_none() -> None:
 @pytest.mark.parametrize(
     ("ttft_ms", "idle_ttft_ms", "factor", "is_crowded", "told"),
     [
-        (1200, 500, 1.0, False, "predicted TTFT is 1200 ms, and the target of the SLO class 'interactive' is 1000 ms. Capacity"),
-        (960, 500, 1.25, False, "the target of the SLO class 'interactive' is 1000 ms (800 ms with the prediction margin"),
+        (
+            1200,
+            500,
+            1.0,
+            False,
+            "predicted TTFT is 1200 ms, and the target of the SLO class 'interactive' is 1000 ms. Capacity",
+        ),
+        (
+            960,
+            500,
+            1.25,
+            False,
+            "the target of the SLO class 'interactive' is 1000 ms (800 ms with the prediction margin",
+        ),
         (1900, 1200, 1.0, False, "No route would meet the target of the SLO class 'interactive', and"),
         (1300, 1200, 1.0, True, "and requests that can meet their targets leave no capacity"),
     ],

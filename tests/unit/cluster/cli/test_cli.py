@@ -162,7 +162,7 @@ def test_what_cannot_work_is_an_error_before_anything_starts(baton, router):
     port = router.server_address[1]
     status, _, err = baton("up", "-c", "config.yaml", "--set", f"router.port={port}")
     assert (status, err.count("\n")) == (1, 1)
-    assert f"router.host 127.0.0.1 port {port} cannot be listened on: Address already in use" in err
+    assert f"Cannot listen on router.host 127.0.0.1 port {port}: Address already in use" in err
     assert baton("up", "--set", "router.port=0", "--set", "model=nonsense")[0] == 1
     status, _, err = baton("up", "--set", "router.port=0", "--set", "simulation.profile=h100-8")
     assert (status, err.count("\n")) == (1, 1)

@@ -67,7 +67,7 @@ def test_advice_is_shown_with_what_each_option_carries(baton, router):
     }  # fmt: skip
     status, out, _ = baton("advise", router=router)
     assert status == 0
-    assert "seen: 4 requests/s, 80 in the last five minutes" in out
+    assert "observed: 4 requests/s, 80 in the last five minutes" in out
     assert "12.5" in out
     assert "• Ratio: keep it." in out
 

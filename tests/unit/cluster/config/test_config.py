@@ -57,9 +57,9 @@ def test_a_configuration_cannot_be_changed():
     ("text", "expected"),
     [
         ("router: {prot: 1}", "unknown key router.prot. Did you mean router.port? Known keys in router: api_keys,"),
-        ("prefil: {workers: 1}", "unknown key prefil. Did you mean prefill? Known keys at the top: admission,"),
+        ("prefil: {workers: 1}", "unknown key prefil. Did you mean prefill? Known keys at the top level: admission,"),
         ("workers: 2", "unknown key workers. Did you mean prefill.workers or decode.workers?"),
-        ("zzz: 2", "unknown key zzz. Known keys at the top:"),
+        ("zzz: 2", "unknown key zzz. Known keys at the top level:"),
         ("decode: {resources: {gpu: 1}}", "unknown key decode.resources.gpu. Did you mean decode.resources.gpus?"),
         ("log: {json_lines: true}", "unknown key log.json_lines. Did you mean log.json?"),
         ("router: {port: '8000'}", "router.port must be a valid integer, got '8000'."),
@@ -86,7 +86,7 @@ def test_a_configuration_cannot_be_changed():
         *(
             (
                 f"speculation: {{draft: {text}}}",
-                f"speculation.draft: {shown} names no draft; write none to go without one",
+                f"speculation.draft: {shown} is not a draft; expected none to disable drafts",
             )
             for text, shown in (
                 ("null", "null"),
@@ -124,7 +124,7 @@ def test_a_configuration_cannot_be_changed():
             "autoscaler: {enabled: true, prefill: {min: 2}}",
             "prefill.workers is 1, but autoscaler.prefill allows 2 to 8",
         ),
-        ("kv_transfer: {connections: off}", "kv_transfer.connections: must be a number from 0, for none, to 16."),
+        ("kv_transfer: {connections: off}", "kv_transfer.connections: must be a number from 0 (none) to 16."),
         ("kv_transfer: {connections: 17}", "kv_transfer.connections must be less than or equal to 16, got 17."),
         ("kv_transfer: {max_bytes_per_second: .inf}", "kv_transfer.max_bytes_per_second must be a finite number"),
         ("router: {port: 1}\nrouter: {port: 2}", "duplicate key 'router'"),

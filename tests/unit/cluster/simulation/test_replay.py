@@ -144,7 +144,7 @@ def test_which_profile_is_used_is_told_when_nobody_named_one(tmp_path, options, 
             r"--warmup 60 leaves out every request: the last one arrives after 7\.8 s of virtual time",
         ),
         ({"stage": "1"}, "--stage names a stage of the report of --compare-with"),
-        ({"with_samples": True}, "--samples writes every request into the file of --json"),
+        ({"with_samples": True}, "--samples writes every request to the file of --json"),
     ],
 )
 def test_wrong_options_are_refused(tmp_path, options, said):

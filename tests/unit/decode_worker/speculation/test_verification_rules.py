@@ -88,7 +88,7 @@ def test_the_second_sibling_is_judged_by_what_is_left(monkeypatch: pytest.Monkey
 
 
 def test_a_draft_that_was_not_drawn_is_refused() -> None:
-    with pytest.raises(ValueError, match="not drawn"):
+    with pytest.raises(ValueError, match="needs the probabilities"):
         judged(ResidualRule(), Draft((0,)), [[1, 0], [1, 0]])
 
 

@@ -44,7 +44,7 @@ def test_a_hub_id_out_of_reach_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (None, r"has no config\.json\. Name a folder"),
+        (None, r"has no config\.json\. Name a folder that contains it"),
         (
             "{",
             r"could not be read, because it is not JSON: .*\. Correct it if it was edited; otherwise, copy or download",

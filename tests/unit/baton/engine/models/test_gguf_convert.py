@@ -90,7 +90,7 @@ def test_one_part_of_several_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("architecture", "message"),
-    [("nonsense", "architecture nonsense is not supported yet. It reads .*llama"), ("t5", "holds a t5 model")],
+    [("nonsense", "architecture nonsense is not supported yet. It reads .*llama"), ("t5", "contains a t5 model")],
 )
 def test_what_transformers_cannot_read_is_refused(tmp_path, architecture, message):
     write_gguf(tmp_path / "tiny.gguf", architecture=architecture)
