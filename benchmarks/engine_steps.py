@@ -209,28 +209,36 @@ def show(results: Sequence[Result], decoders: Sequence[str], console: Console) -
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
-    parser.add_argument("--model", default="default", help="as in the configuration")
-    parser.add_argument("--dtype", default="auto", help="as in the configuration")
-    parser.add_argument("--device", default="auto", help="as in the configuration")
+    parser.add_argument("--model", default="default", help="model, as in the configuration")
+    parser.add_argument("--dtype", default="auto", help="data type, as in the configuration")
+    parser.add_argument("--device", default="auto", help="device, as in the configuration")
     parser.add_argument(
-        "--decoders", nargs="+", default=["auto", "transformers"], choices=DECODERS, help="measured in turn"
-    )
-    parser.add_argument("--weights", nargs="+", default=["native"], choices=FUSED_WEIGHTS, help="of the fused decoder")
-    parser.add_argument("--kv-caches", nargs="+", default=["native"], choices=KV_CACHES, help="what the cache holds")
-    parser.add_argument(
-        "--contexts", type=at_least(1), nargs="+", default=[128, 512, 2048], help="tokens before the step"
-    )
-    parser.add_argument("--batches", type=at_least(1), nargs="+", default=[1, 8, 32], help="sequences that decode")
-    parser.add_argument(
-        "--verify", type=at_least(2), nargs="*", default=[9], help="tokens of a chain to verify at batch 1"
+        "--decoders", nargs="+", default=["auto", "transformers"], choices=DECODERS, help="decoders, measured in turn"
     )
     parser.add_argument(
-        "--trees", type=at_least(2), nargs="*", default=[17], help="tokens of a tree to verify at batch 1"
+        "--weights", nargs="+", default=["native"], choices=FUSED_WEIGHTS, help="weights of the fused decoder"
     )
-    parser.add_argument("--prefill", type=at_least(1), nargs="*", default=[1024], help="tokens of a prompt in one step")
-    parser.add_argument("--repeats", type=at_least(1), default=7, help="of which the median is told")
-    parser.add_argument("--threads", type=at_least(1), default=usable_cores(), help="that compute")
-    parser.add_argument("--json", type=Path, help="also write all times here")
+    parser.add_argument(
+        "--kv-caches", nargs="+", default=["native"], choices=KV_CACHES, help="encodings of the KV cache"
+    )
+    parser.add_argument(
+        "--contexts", type=at_least(1), nargs="+", default=[128, 512, 2048], help="numbers of tokens before the step"
+    )
+    parser.add_argument(
+        "--batches", type=at_least(1), nargs="+", default=[1, 8, 32], help="numbers of decoding sequences"
+    )
+    parser.add_argument(
+        "--verify", type=at_least(2), nargs="*", default=[9], help="numbers of tokens of a chain to verify at batch 1"
+    )
+    parser.add_argument(
+        "--trees", type=at_least(2), nargs="*", default=[17], help="numbers of tokens of a tree to verify at batch 1"
+    )
+    parser.add_argument(
+        "--prefill", type=at_least(1), nargs="*", default=[1024], help="numbers of prompt tokens in one step"
+    )
+    parser.add_argument("--repeats", type=at_least(1), default=7, help="runs of each step; the median is shown")
+    parser.add_argument("--threads", type=at_least(1), default=usable_cores(), help="number of computing threads")
+    parser.add_argument("--json", type=Path, help="also write all times to this file")
     return parser
 
 
@@ -243,10 +251,12 @@ def main() -> None:
     cases = cases_of(arguments)
     longest = max(case.context + case.tokens for case in cases)
     if longest > loaded.max_model_len:
-        parser.error(f"a step over {longest} tokens was asked for, but the model takes {loaded.max_model_len} at most.")
+        parser.error(
+            f"a step needs {longest} tokens, but the model supports at most {loaded.max_model_len}; lower --contexts."
+        )
     most = max(case.batch * -(-(case.context + case.tokens) // _BLOCK_SIZE) for case in cases)
     if set(arguments.decoders) == {"transformers"} and "native" not in arguments.weights:
-        parser.error("--decoders transformers computes native --weights only")
+        parser.error("--decoders transformers supports --weights native only")
     runners = make_runners(loaded, most, arguments.decoders, arguments.weights, arguments.kv_caches)
     ceilings = measure_ceilings(loaded.model.dtype, loaded.model.device)
     first = next(iter(runners.values()))

@@ -159,7 +159,7 @@ async def _check_first(sender: Child, receiver: Child, peer: str, way: str) -> N
         await _ask(sender, {"kind": "round"})
     sent = await _ask(sender, {"kind": "digest"})
     if taken["digest"] != sent["digest"]:
-        raise TransferError("the KV that arrived is not the KV that was sent.")
+        raise TransferError("the received KV differs from the sent KV.")
 
 
 @asynccontextmanager
@@ -202,26 +202,30 @@ def show(result: Result) -> Table:
         names = ("gb_per_s", "of_tcp", "sender_cpu_s_per_gb", "receiver_cpu_s_per_gb")
         table.add_row(_LABELS[way], *(f"{figures[f'{way}_{name}']:.2f}" for name in names))
     table.caption = (
-        f"{figures['shared_shared_share']:.0%} of the bytes did go through shared memory, "
-        f"{figures['shared_of_grpc']:.2f} × as fast as in messages, {figures['connected_of_grpc']:.2f} × through a "
-        f"connection, and {figures['striped_of_connected']:.2f} × as fast as that through {result.limits.connections}; "
-        f"medians of {len(result.runs)} runs in turn"
+        f"{figures['shared_shared_share']:.0%} of the bytes used shared memory, at "
+        f"{figures['shared_of_grpc']:.2f} × the speed of messages; a connection had "
+        f"{figures['connected_of_grpc']:.2f} × that speed, and {result.limits.connections} connections had "
+        f"{figures['striped_of_connected']:.2f} × the speed of one. Medians of {len(result.runs)} alternating runs"
     )
     return table
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
-    parser.add_argument("--layers", type=at_least(1), default=32, help="of the KV; by default those of Llama-3.1-8B")
-    parser.add_argument("--kv-heads", type=at_least(1), default=8, help="of a layer")
-    parser.add_argument("--head-dim", type=at_least(1), default=128, help="numbers of a key")
-    parser.add_argument("--tokens", type=at_least(BLOCK_SIZE), default=8192, help="of the prompt, a multiple of 16")
-    parser.add_argument("--part-bytes", type=at_least(4096), default=2**21, help="as kv_transfer.part_bytes")
-    parser.add_argument("--max-bytes-per-second", type=over_zero, help="as kv_transfer.max_bytes_per_second")
+    parser.add_argument(
+        "--layers", type=at_least(1), default=32, help="number of layers of KV; the default is Llama-3.1-8B"
+    )
+    parser.add_argument("--kv-heads", type=at_least(1), default=8, help="number of KV heads per layer")
+    parser.add_argument("--head-dim", type=at_least(1), default=128, help="size of a head")
+    parser.add_argument(
+        "--tokens", type=at_least(BLOCK_SIZE), default=8192, help="number of prompt tokens, a multiple of 16"
+    )
+    parser.add_argument("--part-bytes", type=at_least(4096), default=2**21, help="kv_transfer.part_bytes")
+    parser.add_argument("--max-bytes-per-second", type=over_zero, help="kv_transfer.max_bytes_per_second")
     parser.add_argument(
         "--max-bytes-per-second-each",
         type=over_zero,
-        help="what a network gives a single connection of the hand-off's own",
+        help="bandwidth limit of a single KV connection",
     )
     parser.add_argument(
         "--connections",
@@ -229,12 +233,14 @@ def _parser() -> argparse.ArgumentParser:
         choices=range(2, MOST_CONNECTIONS + 1),
         metavar="N",
         default=NO_LIMITS.connections,
-        help=f"that several are, however little travels: 2 to {MOST_CONNECTIONS}",
+        help=f"number of connections in the run with several: 2 to {MOST_CONNECTIONS}",
     )
-    parser.add_argument("--nixl", action="store_true", help="also as kv_transfer.transport: nixl, to another host")
-    parser.add_argument("--int8", action="store_true", help="also as kv_transfer.encoding: int8")
-    parser.add_argument("--repeats", type=at_least(1), default=7, help="of all ways in turn")
-    parser.add_argument("--json", type=Path, help="also write every run here")
+    parser.add_argument(
+        "--nixl", action="store_true", help="also measure kv_transfer.transport: nixl, as to another host"
+    )
+    parser.add_argument("--int8", action="store_true", help="also measure kv_transfer.encoding: int8")
+    parser.add_argument("--repeats", type=at_least(1), default=7, help="number of runs of each way, alternating")
+    parser.add_argument("--json", type=Path, help="also write every run to this file")
     return parser
 
 

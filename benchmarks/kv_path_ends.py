@@ -184,7 +184,7 @@ class Sender:
         await self._engine.call(self._pretend_to_compute)
         summary = await transfer
         if summary.num_bytes + summary.num_spared_bytes != self._layout.num_bytes:
-            raise RuntimeError(f"{summary.num_bytes} of {self._layout.num_bytes} bytes travelled")
+            raise RuntimeError(f"{summary.num_bytes} of {self._layout.num_bytes} bytes were sent")
         return summary
 
     @property
@@ -284,7 +284,7 @@ def send_plainly(port: int, num_bytes: int) -> float:
             connection.sendall(data[:size])
             left -= size
         if connection.recv(1) != _DONE:
-            raise ConnectionError("the receiver closed the connection before it had everything")
+            raise ConnectionError("the receiver closed the connection before everything had arrived")
     return time.perf_counter() - started_s
 
 

@@ -124,7 +124,7 @@ def run(config: BatonConfig, report: Callable[[str], None], draws: int, seeds: i
         BatonError: there are more seeds than draws, or the model or the draft cannot be loaded.
     """
     if not 1 <= seeds <= draws:
-        raise ConfigError(f"--seeds must be from 1 to as many as --draws, which is {draws}; got {seeds}.")
+        raise ConfigError(f"--seeds must be from 1 to --draws ({draws}), got {seeds}.")
     settings = LosslessnessSettings(draws, seeds)
     exact = config.model_copy(update={"dtype": "float32"}) if config.dtype == "auto" else config
     report(f"loading {exact.model}")
@@ -332,12 +332,16 @@ def _behind_whole_blocks(prompt: tuple[int, ...], block_size: int) -> tuple[int,
 
 
 def command(
-    config: Annotated[Path | None, typer.Option("-c", "--config", help="YAML file, as for `baton up`.")] = None,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one of its values.")
+    config: Annotated[
+        Path | None, typer.Option("-c", "--config", help="YAML configuration file, as for `baton up`.")
     ] = None,
-    draws: Annotated[int, typer.Option(min=100, help="Answers per method.")] = 21_000,
-    seeds: Annotated[int, typer.Option(min=1, help="Groups of answers, each tested by itself too.")] = 3,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one value of the configuration.")
+    ] = None,
+    draws: Annotated[int, typer.Option(min=100, help="Number of answers per method.")] = 21_000,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Number of groups of answers, which are also tested separately.")
+    ] = 3,
 ) -> None:
     """Test that sampling keeps the model's distribution under speculation: chi-square over triples of tokens."""
     become_like_a_worker()

@@ -60,7 +60,7 @@ def at_least(least: int) -> Callable[[str], int]:
         except ValueError:
             number = least - 1
         if number < least:
-            raise argparse.ArgumentTypeError(f"must be a whole number of {least} or more, got {text!r}")
+            raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, got {text!r}")
         return number
 
     return parse
@@ -73,5 +73,5 @@ def over_zero(text: str) -> float:
     except ValueError:
         number = math.nan
     if not (math.isfinite(number) and number > 0):
-        raise argparse.ArgumentTypeError(f"must be a number over 0, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
     return number

@@ -97,7 +97,7 @@ class Server:
         url, _, command = rest.partition("=")
         if not (name and command and url.startswith("http")):
             raise argparse.ArgumentTypeError(
-                f"{text!r} is not NAME=URL=COMMAND, such as 'baton=http://127.0.0.1:8000/v1=baton up'"
+                f"{text!r} is not NAME=URL=COMMAND; expected for example 'baton=http://127.0.0.1:8000/v1=baton up'"
             )
         return cls(name, command, url)
 
@@ -181,8 +181,8 @@ def measure(server: Server, load: Load, seed: int, folder: Path) -> dict[str, fl
     command = [sys.executable, "-m", "cluster.cli.cli", "bench", "serve", *words]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
-        said = f"{result.stdout[-2000:]}{result.stderr[-2000:]}"
-        raise ConfigError(f"Load {load.name!r} on {server.name} failed:\n{said}")
+        output = f"{result.stdout[-2000:]}{result.stderr[-2000:]}"
+        raise ConfigError(f"Load {load.name!r} on {server.name} failed:\n{output}")
     [stage] = read_serve_document(report)["stages"]
     latencies = stage["latencies"]
     values = (
@@ -233,7 +233,7 @@ def render(results: Results) -> Table:
     """A table of each server's medians, and of the ratio of the first server to the last: the median over the rounds,
     and its 95 % confidence interval from six rounds on."""
     names = list(next(iter(results.values())))
-    shown = Table(title="medians over the rounds; ratio: first to last, within a round")
+    shown = Table(title="medians over the rounds; ratio: first to last server within a round")
     shown.add_column("load")
     shown.add_column("figure")
     for name in (*names, "ratio"):
@@ -260,14 +260,20 @@ def main() -> None:
         metavar="NAME=URL=COMMAND",
         help="for example: 'baton=http://127.0.0.1:8210/v1=baton up --set router.port=8210'",
     )
-    parser.add_argument("--rounds", type=at_least(1), default=2, help="turns of each")
+    parser.add_argument(
+        "--rounds", type=at_least(1), default=2, help="number of rounds; each server gets one turn per round"
+    )
     names = [load.name for load in LOADS]
     parser.add_argument(
-        "--loads", nargs="*", choices=names, metavar="LOAD", help=f"{', '.join(map(repr, names))}; default: all"
+        "--loads", nargs="*", choices=names, metavar="LOAD", help=f"loads: {', '.join(map(repr, names))}; default: all"
     )
-    parser.add_argument("--together", action="store_true", help="both run all the time: for servers that idle quietly")
-    parser.add_argument("--log", type=Path, default=Path("out/side_by_side.log"), help="what the servers print")
-    parser.add_argument("--json", type=Path, help="figures of every turn")
+    parser.add_argument(
+        "--together", action="store_true", help="keep both servers running; only for servers that use no CPU while idle"
+    )
+    parser.add_argument(
+        "--log", type=Path, default=Path("out/side_by_side.log"), help="log file for the servers' output"
+    )
+    parser.add_argument("--json", type=Path, help="write the figures of every turn to this file")
     arguments = parser.parse_args()
     arguments.log.parent.mkdir(parents=True, exist_ok=True)
     console = Console()

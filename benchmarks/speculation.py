@@ -115,7 +115,7 @@ def run(config: BatonConfig, report: Report, **settings: Any) -> RenderableType:
     largest, most = max(wanted.batches), config.decode.max_num_seqs
     if largest > most:
         raise ConfigError(
-            f"--batches has {largest}, but an engine computes at most {most} sequences at once (decode.max_num_seqs). "
+            f"--batches has {largest}, but an engine runs at most {most} sequences at once (decode.max_num_seqs). "
             f"Give smaller ones, or add --set decode.max_num_seqs={largest}."
         )
     check_writable("--out", wanted.out / JSON_NAME)
@@ -144,7 +144,7 @@ def run_on(
         try:
             result = _measure(cell, plain, engine, workload, settings, target.loaded.eos_token_ids)
         except KeyboardInterrupt:
-            kept = f"; {settings.out / JSON_NAME} has those before" if found.results else ""
+            kept = f"; {settings.out / JSON_NAME} has the earlier cells" if found.results else ""
             report(f"stopped in cell {number} of {len(cells)}{kept}")
             raise
         found.results.append(result)
@@ -189,32 +189,38 @@ def _environment(target: Target) -> dict[str, Any]:
 
 
 def command(
-    config: Annotated[Path | None, typer.Option("-c", "--config", help="YAML file, as for `baton up`.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("-c", "--config", help="YAML configuration file, as for `baton up`.")
+    ] = None,
     assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one of its values.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one value of the configuration.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="The same as --set model=...")] = None,
     draft: Annotated[
-        str | None, typer.Option(help="As --set speculation.draft=...: auto, none, a folder, a hub id.")
+        str | None, typer.Option(help="The same as --set speculation.draft=...: auto, none, a folder or a hub id.")
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="As --set dtype=... With float32, tokens must be equal.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="The same as --set dtype=... With float32, tokens must be equal.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="The same as --set engine.threads=...")] = None,
     methods: Annotated[
-        str | None, typer.Option(help="Such as auto,ngram. Default: all that can run with this draft.")
+        str | None, typer.Option(help="Methods, such as auto,ngram. Default: all that can run with this draft.")
     ] = None,
     workloads: Annotated[
-        str | None, typer.Option(help="Of chat,code,summarise,story and those of --prompts. Default: all of them.")
+        str | None, typer.Option(help="Workloads among chat,code,summarise,story and those of --prompts. Default: all.")
     ] = None,
     prompts: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=FILE", help='One more workload, or another NAME: JSONL of {"prompt": ...}.'),
+        typer.Option(metavar="NAME=FILE", help='Adds or replaces a workload: JSONL file of {"prompt": ...}.'),
     ] = None,
-    temperatures: Annotated[str, typer.Option(help="0 is greedy.")] = "0,0.8",
-    batches: Annotated[str, typer.Option(help="Sequences at once.")] = "1,4,16",
-    max_tokens: Annotated[int, typer.Option(help="Of each answer, if the model does not end it before.")] = 256,
-    rounds: Annotated[int, typer.Option(help="Runs with and without speculation, behind one to warm up.")] = 3,
-    requests: Annotated[int, typer.Option(help="Of each cell, at least: small batches get more rounds.")] = 8,
-    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for speculation.json.")] = Path("out"),
+    temperatures: Annotated[str, typer.Option(help="Sampling temperatures; 0 is greedy.")] = "0,0.8",
+    batches: Annotated[str, typer.Option(help="Numbers of concurrent sequences.")] = "1,4,16",
+    max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens per answer.")] = 256,
+    rounds: Annotated[int, typer.Option(help="Runs with and without speculation, after one warm-up run.")] = 3,
+    requests: Annotated[
+        int, typer.Option(help="Minimum number of requests per cell; small batches get more rounds.")
+    ] = 8,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Output folder of speculation.json.")] = Path("out"),
 ) -> None:
     """Measure every speculation method against plain decoding: accepted lengths, milliseconds, TPOT.
 

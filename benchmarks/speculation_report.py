@@ -32,7 +32,7 @@ _HEADINGS = (
     "% at position",
     "drafted",
     "verified",
-    "right",
+    "accepted",
     "draft\nms",
     "verify\nms",
     "TPOT\noff",
@@ -41,10 +41,10 @@ _HEADINGS = (
     "differ",
 )
 _LEGEND = """\
-tau: tokens per sequence and step, 1 without speculation. % at position: of the drafts that are so long, those accepted
-up to the first, second, ... token. drafted, verified, right: tokens. draft and verify: median milliseconds of a step.
-TPOT: median milliseconds per token, prefill excluded. speed-up: geometric mean over the requests of a pair of runs, and
-of these the median and lowest-highest. differ: requests that got other tokens than without speculation."""
+tau: tokens per sequence and step, 1 without speculation. % at position: share of the drafts of at least that length that
+were accepted up to the first, second, ... token. drafted, verified, accepted: tokens. draft and verify: median
+milliseconds of a step. TPOT: median milliseconds per token, without prefill. speed-up: geometric mean over the requests
+of a pair of runs; median and range over the pairs. differ: requests whose tokens differ from those without speculation."""
 
 
 @dataclass(slots=True)
@@ -127,21 +127,21 @@ class SpeculationReport:
             return Text(f"{dtype}: all {total} requests got the same tokens as without speculation.", style="green")
         if self._expects_equal:
             return Text(
-                f"{dtype}: {different} of {total} requests got OTHER tokens than without speculation, which they "
-                "must not, unless two tokens were within rounding of each other.",
+                f"{dtype}: {different} of {total} requests got DIFFERENT tokens than without speculation, "
+                "which is an error unless two tokens were within rounding of each other.",
                 style="bold red",
             )
         acceptance = self.environment["acceptance"]
         reason = (
-            f"in {dtype} a forward of several tokens rounds otherwise than one of a single token"
+            f"in {dtype}, a forward of several tokens rounds differently than a forward of one token"
             if acceptance == MATCH
-            else f"with speculation.acceptance {acceptance} sampled tokens are not those of plain decoding"
+            else f"with speculation.acceptance {acceptance}, sampled tokens differ from those of plain decoding"
         )
-        return Text(f"{different} of {total} requests got other tokens than without speculation: {reason}.")
+        return Text(f"{different} of {total} requests got different tokens than without speculation: {reason}.")
 
     def _failure_notes(self) -> list[Text]:
         return [
-            Text(f"{result.cell}: a method broke, see the log; these figures mean little.", style="bold red")
+            Text(f"{result.cell}: a method failed (see the log), so these figures are unreliable.", style="bold red")
             for result in self.results
             if result.num_failures
         ]

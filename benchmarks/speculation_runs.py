@@ -170,7 +170,7 @@ def measure(
             result.speculative.append(with_drafts)
             tallies.append(tally)
     if not tallies:
-        raise ConfigError(f"{cell}: every answer was over with its first token. Give other --prompts.")
+        raise ConfigError(f"{cell}: every answer ended with its first token. Give other --prompts.")
     result.tally = merged(tallies)
     return result
 

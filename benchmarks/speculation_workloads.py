@@ -43,7 +43,7 @@ def parse_prompt_files(assignments: Iterable[str]) -> dict[str, Path]:
     for text in assignments:
         name, found, file = text.partition("=")
         if not (name.strip() and found and file.strip()):
-            raise ConfigError(f"--prompts takes NAME=FILE, for example chat=prompts.jsonl, got {text!r}.")
+            raise ConfigError(f"--prompts must be NAME=FILE, for example chat=prompts.jsonl, got {text!r}.")
         files[name.strip()] = Path(file.strip()).expanduser()
     return files
 
@@ -67,7 +67,7 @@ def check_names(kind: str, names: Iterable[str], known: Sequence[str]) -> None:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
-            raise ConfigError(f"There is no {kind} {name!r}; known are: {', '.join(known)}.{hint}")
+            raise ConfigError(f"There is no {kind} {name!r}; expected one of: {', '.join(known)}.{hint}")
 
 
 def _texts(name: str, files: Mapping[str, Path]) -> list[str]:
@@ -95,7 +95,7 @@ def _parse(content: str, source: str) -> list[str]:
             raise ConfigError(f'prompts: {source}, line {number} must be an object with text in "prompt".')
         prompts.append(prompt)
     if not prompts:
-        raise ConfigError(f"prompts: {source} has no prompts; expected one JSON object a line.")
+        raise ConfigError(f"prompts: {source} has no prompts; expected one JSON object per line.")
     return prompts
 
 

@@ -71,18 +71,18 @@ class Startup:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class OutputLine:
     """A line of the command's progress, and when it was read."""
 
     at: datetime
     text: str
 
 
-def phases_of(started: datetime, said: Sequence[Said], logged: Sequence[dict[str, Any]]) -> Startup:
+def phases_of(started: datetime, output: Sequence[OutputLine], logged: Sequence[dict[str, Any]]) -> Startup:
     """Computes the phases of a start.
 
     Args:
-        said: lines of the command's progress.
+        output: lines of the command's progress.
         logged: lines of the workers' logs, in any order.
 
     Raises:
@@ -91,7 +91,7 @@ def phases_of(started: datetime, said: Sequence[Said], logged: Sequence[dict[str
     phases: dict[str, float] = {}
     last = started
     for name, beginning in _SAID.items():
-        last = _take(phases, name, last, [line.at for line in said if line.text.startswith(beginning)])
+        last = _take(phases, name, last, [line.at for line in output if line.text.startswith(beginning)])
     worker = _last_worker(logged)
     for name, message in _LOGGED.items():
         moments = [
@@ -101,7 +101,7 @@ def phases_of(started: datetime, said: Sequence[Said], logged: Sequence[dict[str
         ]
         if moments or name not in ("worker: self-check",):  # the self-check may be off
             last = _take(phases, name, last, moments)
-    ready = _take(phases, _LAST, last, [line.at for line in said if line.text.startswith(_READY)])
+    ready = _take(phases, _LAST, last, [line.at for line in output if line.text.startswith(_READY)])
     return Startup((ready - started).total_seconds(), phases)
 
 
@@ -139,9 +139,9 @@ def start_once(config: Path | None, overrides: Sequence[str], timeout_s: float) 
             env={**os.environ, CACHE_VARIABLE: str(cache)},
         )
         try:
-            said = _listen(process, timeout_s)
-            folder = next(line.text.removeprefix(_LOGS) for line in said if line.text.startswith(_LOGS))
-            return phases_of(started, said, list(_log_lines(Path(folder))))
+            output = _listen(process, timeout_s)
+            folder = next(line.text.removeprefix(_LOGS) for line in output if line.text.startswith(_LOGS))
+            return phases_of(started, output, list(_log_lines(Path(folder))))
         finally:
             _end(process)
 
@@ -156,19 +156,19 @@ def _own_cache() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _listen(process: subprocess.Popen[bytes], timeout_s: float) -> list[Said]:
+def _listen(process: subprocess.Popen[bytes], timeout_s: float) -> list[OutputLine]:
     """The lines of the command's progress up to the report that it is ready."""
     if process.stderr is None:
         raise RuntimeError("the process was started without a pipe")
-    said: list[Said] = []
+    output: list[OutputLine] = []
     for text in _lines_within(process.stderr, timeout_s):
-        said.append(Said(datetime.now(UTC), text))
+        output.append(OutputLine(datetime.now(UTC), text))
         if text.startswith(_READY):
-            return said
-    tail = "\n".join(f"  {line.text}" for line in said[-_TAIL:]) or "  (nothing)"
+            return output
+    tail = "\n".join(f"  {line.text}" for line in output[-_TAIL:]) or "  (nothing)"
     if process.poll() is None:
-        raise DeadlineError(f"`baton up` was not ready after {timeout_s:g} s. It said:\n{tail}")
-    raise WorkerLostError(f"`baton up` ended before it was ready. It said:\n{tail}")
+        raise DeadlineError(f"`baton up` was not ready after {timeout_s:g} s. Its output:\n{tail}")
+    raise WorkerLostError(f"`baton up` ended before it was ready. Its output:\n{tail}")
 
 
 def _lines_within(stream: IO[bytes], timeout_s: float) -> Iterator[str]:

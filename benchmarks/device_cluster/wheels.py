@@ -56,7 +56,7 @@ def join(folder: Path, target: Path) -> list[Path]:
         wheels.append(target / name)
         _join_one(folder / name, wheels[-1])
     if not wheels:
-        raise WheelsError(f"{folder} holds no wheels. {_AGAIN}")
+        raise WheelsError(f"{folder} contains no wheels. {_AGAIN}")
     return wheels
 
 

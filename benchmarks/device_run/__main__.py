@@ -65,7 +65,7 @@ def main(
 
     def tell(part: Part, status: str) -> None:
         if report.problem is not None:
-            screen.warn(f"{report.path} cannot be written: {report.problem}. Its last results are in the tables only.")
+            screen.warn(f"{report.path} cannot be written: {report.problem}. The tables alone have its last results.")
         if part is MACHINE and status == PASSED:
             screen.show(lambda console: show_machine(console, report.rows(part.name)))
         else:
@@ -102,13 +102,15 @@ def make_parser(parts: Sequence[Part], description: str | None) -> argparse.Argu
     parser = argparse.ArgumentParser(description=description, formatter_class=HelpFormatter)
     names = [part.name for part in parts]
     budget_s = max(_BUDGET_S, sum(part.limit_s for part in parts))
-    parser.add_argument("--out", type=_folder, required=True, help="folder of the report; made if need be")
-    parser.add_argument("--budget", type=over_zero, default=budget_s, help="seconds for all parts together")
-    parser.add_argument("--patience", type=over_zero, default=1.0, help="factor on each part's time limit")
-    only_help = "a part to run, and those that it needs; may be given several times"
+    parser.add_argument("--out", type=_folder, required=True, help="folder of the report; created if necessary")
+    parser.add_argument(
+        "--budget", type=over_zero, default=budget_s, help="time limit of all parts together, in seconds"
+    )
+    parser.add_argument("--patience", type=over_zero, default=1.0, help="factor of each part's time limit")
+    only_help = "run this part and the parts that it needs; may be repeated"
     parser.add_argument("--only", choices=names, action="append", help=only_help)
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="what to measure")
-    parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b", help="of the models that are measured")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="device to measure")
+    parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b", help="shape of the measured models")
     return parser
 
 

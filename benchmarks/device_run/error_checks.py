@@ -99,7 +99,7 @@ def check_lost_device(device: torch.device) -> Iterator[Row]:
     row: dict[str, object] = {"name": "a lost device", "ok": closed.wait(_LIMIT_S)}
     if not row["ok"]:
         loop.stop()
-        yield row | {"error": f"the engine went on; it gave {[output.finish_reason for output in outputs]}"}
+        yield row | {"error": f"the engine continued; it gave {[output.finish_reason for output in outputs]}"}
         return
     answer = loop.submit(lambda: None).exception(_LIMIT_S)
     if outputs or not isinstance(answer, WorkerLostError):

@@ -164,7 +164,7 @@ class Launcher:
         if code < 0:
             return f"killed by {_signal_name(-code)}"
         if not is_done:
-            return f"ended by itself with exit status {code}"
+            return f"exited with status {code}"
         results = self._report.rows(part.name)[num_before:]
         if not all(row.get("ok", True) for row in results):
             return "failed"

@@ -39,12 +39,14 @@ def run(setting: Setting) -> Iterator[Row]:
         RuntimeError: CUDA was requested and is not available.
     """
     if setting.device.type == "cuda" and not torch.cuda.is_available():
-        raise RuntimeError("torch finds no GPU here. --device cpu --shape tiny tries the parts on the CPU.")
+        raise RuntimeError(
+            "torch finds no GPU on this machine. Add --device cpu --shape tiny to try the parts on the CPU."
+        )
     compiler = shutil.which("gcc") or shutil.which("cc")
     row: dict[str, object] = {"name": setting.device_name, "python": platform.python_version()}
     row |= {name: _version(name) for name in _PACKAGES}
-    row |= {"commit": _said("git", "-C", str(_ROOT), "describe", "--always", "--dirty"), "os": platform.release()}
-    row["compiler"] = _first_line(_said(compiler, "--version")) if compiler else "none"
+    row |= {"commit": _output_of("git", "-C", str(_ROOT), "describe", "--always", "--dirty"), "os": platform.release()}
+    row["compiler"] = _first_line(_output_of(compiler, "--version")) if compiler else "none"
     row |= {"tools": " ".join(name for name in _TOOLS if shutil.which(name)) or "none"}
     row |= {"cpus": len(os.sched_getaffinity(0)), "cpu": _cpu_name()}
     row["memory_gib"] = round(psutil.virtual_memory().total / 2**30, 1)
@@ -53,7 +55,7 @@ def run(setting: Setting) -> Iterator[Row]:
         row |= {"cuda": torch.version.cuda, "capability": f"{card.major}.{card.minor}"}
         row |= {"processors": card.multi_processor_count, "card_gib": round(card.total_memory / 2**30, 1)}
         fields = "driver_version,clocks.sm,clocks.mem,temperature.gpu,power.limit"
-        row["nvidia_smi"] = _said("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader") or "none"
+        row["nvidia_smi"] = _output_of("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader") or "none"
     yield row
 
 
@@ -64,7 +66,7 @@ def _version(package: str) -> str:
         return "none"
 
 
-def _said(*command: str) -> str:
+def _output_of(*command: str) -> str:
     """The standard output of a command; empty if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)

@@ -65,7 +65,7 @@ def summary(logs: list[str], num_cases: int) -> Row:
     row = {"name": _NAME, "cases": num_cases, "errors_found": sum(counts)}
     if not counts:
         # The tool does not work on every device: a virtual machine may forbid it.
-        return {**row, "not_run": "it did not run to its end: " + " | ".join(line for line in lines[-6:] if line)}
+        return {**row, "not_run": "it did not finish: " + " | ".join(line for line in lines[-6:] if line)}
     if sum(counts):
-        return {**row, "ok": False, "error": f"{sum(counts)} errors of memory", "traceback": lines[:_MOST_LINES]}
+        return {**row, "ok": False, "error": f"{sum(counts)} memory errors", "traceback": lines[:_MOST_LINES]}
     return {**row, "ok": True}

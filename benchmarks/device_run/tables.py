@@ -29,7 +29,7 @@ def show_part(console: Console, title: str, status: str, rows: Sequence[Mapping[
     results = [row for row in rows if "status" not in row and not row.get("hidden")]
     right = [row for row in results if row.get("ok") is True]
     if len(right) > _MOST_RIGHT:
-        console.print(f"{len(right)} of {sum('ok' in row for row in results)} checks are right", highlight=False)
+        console.print(f"{len(right)} of {sum('ok' in row for row in results)} checks passed", highlight=False)
         results = [row for row in results if row.get("ok") is not True]
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for row in results:

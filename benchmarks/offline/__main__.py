@@ -100,17 +100,23 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--engines", nargs="+", default=["baton", "transformers"], choices=ENGINES)
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"], help="of every engine")
-    parser.add_argument("--vllm-python", type=Path, help="the interpreter of an environment that has vLLM")
-    parser.add_argument("--llama-python", type=Path, help="the interpreter of an environment that has llama-cpp-python")
-    parser.add_argument("--llama-gguf", type=Path, help="the same model as a GGUF file, whose precision llama-cpp has")
-    parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 32], help="sequences that decode")
-    parser.add_argument("--context", type=int, default=128, help="tokens of their prompts")
-    parser.add_argument("--output", type=int, default=64, help="tokens that each of them decodes")
-    parser.add_argument("--prefill", type=int, nargs="*", default=[1024], help="tokens of a prompt")
+    parser.add_argument(
+        "--dtype", default="bfloat16", choices=["bfloat16", "float32"], help="data type of every engine"
+    )
+    parser.add_argument("--vllm-python", type=Path, help="Python interpreter of an environment with vLLM")
+    parser.add_argument("--llama-python", type=Path, help="Python interpreter of an environment with llama-cpp-python")
+    parser.add_argument(
+        "--llama-gguf", type=Path, help="the same model as a GGUF file, which determines the precision of llama-cpp"
+    )
+    parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 32], help="numbers of decoding sequences")
+    parser.add_argument("--context", type=int, default=128, help="number of prompt tokens of each sequence")
+    parser.add_argument("--output", type=int, default=64, help="number of tokens that each sequence decodes")
+    parser.add_argument(
+        "--prefill", type=int, nargs="*", default=[1024], help="numbers of tokens of a prefilled prompt"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="also write all times here")
+    parser.add_argument("--json", type=Path, help="also write all times to this file")
     return parser
 
 
@@ -141,18 +147,19 @@ def main() -> None:
         or min((arguments.context, arguments.output, *arguments.batches, *arguments.prefill)) < 1
     ):
         parser.error(
-            "--rounds, --context, --output, every batch and every --prefill must be at least 1, and some work is needed"
+            "--rounds, --context, --output, every batch and every --prefill must be at least 1; give "
+            "--batches or --prefill"
         )
     if "vllm" in arguments.engines and arguments.vllm_python is None:
-        parser.error("vllm needs --vllm-python: the interpreter of an environment that has vLLM's CPU build")
+        parser.error("vllm requires --vllm-python, the Python interpreter of an environment with vLLM's CPU build")
     if "llama-cpp" in arguments.engines:
         if arguments.llama_python is None or arguments.llama_gguf is None:
             parser.error(
-                "llama-cpp needs --llama-python, the interpreter of an environment that has llama-cpp-python, and "
+                "llama-cpp requires --llama-python, the interpreter of an environment with llama-cpp-python, and "
                 "--llama-gguf, the model as a GGUF file"
             )
         if any(batch > 1 for batch in arguments.batches):
-            parser.error("llama-cpp computes one sequence at a time here: use --batches 1")
+            parser.error("llama-cpp runs one sequence at a time in this benchmark; use --batches 1")
     console = Console()
     try:
         folder = resolve_model(arguments.model).path

@@ -45,7 +45,7 @@ class EngineProcess:
             self.commands.write(json.dumps({"prompts": prompts, "max_tokens": max_tokens}) + "\n")
             self.commands.flush()
         except BrokenPipeError:
-            raise self._failure("has ended") from None
+            raise self._failure("ended") from None
         reply = self.reply(_JOB_TIMEOUT_S)
         if reply["num_tokens"] != [max_tokens] * len(prompts):
             raise self._failure(f"answered with {reply['num_tokens']} tokens instead of {max_tokens} for each prompt")
@@ -55,13 +55,13 @@ class EngineProcess:
         """The process's next reply."""
         line = _read_line(self.replies, timeout_s)
         if not line:
-            raise self._failure(f"has ended or said nothing for {timeout_s:g} s")
+            raise self._failure(f"ended or sent no reply within {timeout_s:g} s")
         reply: dict[str, Any] = json.loads(line)
         return reply
 
     def _failure(self, what: str) -> ConfigError:
-        said = self.log_file.read_text(encoding="utf-8", errors="replace")[-_TAIL:]
-        return ConfigError(f"The engine {self.name} {what}. It said last:\n{said}")
+        output = self.log_file.read_text(encoding="utf-8", errors="replace")[-_TAIL:]
+        return ConfigError(f"The engine {self.name} {what}. Its last output:\n{output}")
 
 
 @contextmanager

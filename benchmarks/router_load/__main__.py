@@ -19,23 +19,32 @@ _SIZE = re.compile(r"([1-9][0-9]{0,2})\+([1-9][0-9]{0,2})")
 
 
 def command(
-    rate: Annotated[float, typer.Option(min=1, max=2000, help="One-token requests per second, open loop.")] = 200.0,
-    requests: Annotated[int, typer.Option(min=10, help="That are measured, for each size of the cluster.")] = 3000,
-    sizes: Annotated[str, typer.Option(metavar="P+D,…", help="Prefill and decode workers, simulated.")] = "1+1,16+48",
-    streams: Annotated[int, typer.Option(min=1, max=4000, help="Streams whose tokens are relayed.")] = 64,
-    tokens: Annotated[int, typer.Option(min=1, max=4000, help="Of each stream, at one per message.")] = 400,
+    rate: Annotated[
+        float, typer.Option(min=1, max=2000, help="Rate of one-token requests per second (open loop).")
+    ] = 200.0,
+    requests: Annotated[int, typer.Option(min=10, help="Number of measured requests for each cluster size.")] = 3000,
+    sizes: Annotated[
+        str, typer.Option(metavar="P+D,…", help="Cluster sizes: numbers of simulated prefill and decode workers.")
+    ] = "1+1,16+48",
+    streams: Annotated[int, typer.Option(min=1, max=4000, help="Number of streams whose tokens are relayed.")] = 64,
+    tokens: Annotated[int, typer.Option(min=1, max=4000, help="Tokens per stream, one per message.")] = 400,
     open_streams: Annotated[
-        int, typer.Option(min=1, max=4000, help="Streams that are open at once, with a token a second each.")
+        int, typer.Option(min=1, max=4000, help="Number of concurrent streams with one token per second each.")
     ] = 2000,
-    runs: Annotated[int, typer.Option(min=1, help="Of every measurement; medians are shown.")] = 1,
+    runs: Annotated[int, typer.Option(min=1, help="Runs of every measurement; medians are shown.")] = 1,
     profile: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write what cProfile sees in the router, which slows it down.")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Write a cProfile profile of the router to this folder. Profiling slows it down."
+        ),
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Every figure.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file.")
+    ] = None,
 ) -> None:
     """Measure the router alone: added latency, relayed tokens, open streams, memory. Workers are simulated.
 
-    Starts processes of its own on this machine, without Ray, and wants the machine for itself for about two minutes.
+    Starts its own processes on this machine, without Ray. Nothing else should run on it for about two minutes.
     """
     settings = RouterLoadSettings(
         latency=LatencySettings(rate, requests, parse_sizes("--sizes", sizes)),
@@ -58,7 +67,7 @@ def parse_sizes(option: str, text: str) -> tuple[tuple[int, int], ...]:
     matches = [_SIZE.fullmatch(part.strip()) for part in text.split(",")]
     if None in matches:
         raise ConfigError(
-            f"{option} takes prefill+decode workers with commas between, such as 1+1,16+48; got {text!r}."
+            f"{option} must be prefill+decode workers separated by commas, such as 1+1,16+48; got {text!r}."
         )
     return tuple((int(match[1]), int(match[2])) for match in matches if match is not None)
 

@@ -147,4 +147,4 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--profile {folder} cannot be made: {error.strerror}. Name a folder to write to.") from error
+        raise ConfigError(f"--profile {folder} cannot be created: {error.strerror}. Name a writable folder.") from error

@@ -80,9 +80,9 @@ class Child:
         try:
             line = await asyncio.wait_for(self._process.stdout.readline(), _READY_TIMEOUT_S)
         except TimeoutError as error:
-            raise InternalError(f"{self._name} said nothing for {_READY_TIMEOUT_S:g} s.") from error
+            raise InternalError(f"{self._name} sent no message within {_READY_TIMEOUT_S:g} s.") from error
         if not line:
-            raise InternalError(f"{self._name} ended before it was ready; what it wrote above says why.")
+            raise InternalError(f"{self._name} ended before it was ready; see its output above.")
         return json.loads(line)
 
     async def stop(self) -> None:

@@ -86,7 +86,7 @@ def _tell(value: dict[str, Any]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.router_load.router_process", description=__doc__)
     parser.add_argument("-c", "--config", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--profile", type=Path, metavar="FILE", help="write what cProfile saw")
+    parser.add_argument("--profile", type=Path, metavar="FILE", help="file for the cProfile profile")
     options = parser.parse_args(arguments)
     profile = cProfile.Profile() if options.profile else None
     if profile is not None:

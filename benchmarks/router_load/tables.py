@@ -11,15 +11,17 @@ from rich.table import Table
 from rich.text import Text
 
 _LEGEND = """\
-Added: percentiles of whole HTTP requests less the median of the same work asked of a worker directly over gRPC, in the
-same run and by the same client. Clients, router and workers share this machine's cores, so that all of them wait for
-each other; "per core" is what the router alone would do with a core of its own."""
+Added: percentiles of whole HTTP requests minus the median of the same work sent directly to a worker over gRPC, in the
+same run and by the same client. Clients, router and workers share this machine's cores, so they wait for each other;
+"per core" is the rate of a router that has a core to itself."""
 
 
 def render(document: Mapping[str, Any]) -> RenderableType:
     """Renders what :func:`benchmarks.router_load.command.run` measured."""
     parts: list[RenderableType] = [_latency(document), _stages(document), _relay(document), _open(document)]
-    neighbours = f"Other processes used {document['neighbour_cores']:.2f} cores meanwhile; it should be none."
+    neighbours = (
+        f"Other processes used {document['neighbour_cores']:.2f} cores during the run; this should be close to 0."
+    )
     return Group(*parts, Text(f"{_LEGEND}\n{neighbours}", style="dim"))
 
 

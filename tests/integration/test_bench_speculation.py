@@ -126,10 +126,10 @@ def test_other_tokens_are_called_by_their_name(found):
     changed = [type(run)(((0,),) * len(run.token_ids), *_timing(run)) for run in first.speculative]
     spoiled.results = [type(first)(first.cell, first.plain, changed, first.tally, num_failures=1)]
     shown = text(spoiled.render())
-    assert "2 of 2 requests got OTHER tokens" in shown
-    assert "a method broke" in shown
+    assert "2 of 2 requests got DIFFERENT tokens" in shown
+    assert "a method failed" in shown
     spoiled.environment = {**found.environment, "dtype": "bfloat16"}
-    assert "2 of 2 requests got other tokens than without speculation: in bfloat16" in text(spoiled.render())
+    assert "2 of 2 requests got different tokens than without speculation: in bfloat16" in text(spoiled.render())
     assert not spoiled.equality()["expected_equal"]
 
 
@@ -225,15 +225,15 @@ def test_a_folder_that_cannot_be_written_is_refused_before_a_model_is_loaded(ben
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--methods", "auto,ngrm"], "no speculation method 'ngrm'; known are: auto, none, draft_model,"),
+        (["--methods", "auto,ngrm"], "no speculation method 'ngrm'; expected one of: auto, none, draft_model,"),
         (["--methods", "ngrm"], "Did you mean ngram?"),
-        (["--workloads", "poems"], "no workload 'poems'; known are: chat, code, summarise, story."),
-        (["--workloads", "mine", "--prompts", "my=x.jsonl"], "known are: chat, code, summarise, story, my."),
+        (["--workloads", "poems"], "no workload 'poems'; expected one of: chat, code, summarise, story."),
+        (["--workloads", "mine", "--prompts", "my=x.jsonl"], "expected one of: chat, code, summarise, story, my."),
         (["--batches", "1,two"], "--batches must be whole numbers"),
         (["--batches", "0"], "--batches, --rounds and --requests must be at least 1"),
         (["--batches", ""], "--batches needs at least one number"),
-        (["--batches", "1,1000"], "--batches has 1000, but an engine computes at most 64 sequences at once"),
-        (["--set", "decode.max_num_seqs=3"], "has 16, but an engine computes at most 3 sequences"),
+        (["--batches", "1,1000"], "--batches has 1000, but an engine runs at most 64 sequences at once"),
+        (["--set", "decode.max_num_seqs=3"], "has 16, but an engine runs at most 3 sequences"),
         (["--methods", "none"], "--methods none would measure plain decoding against itself. Name a method"),
         (
             ["--methods", ""],

@@ -16,12 +16,12 @@ def test_whole_numbers_from_the_least_on(text: str, number: int) -> None:
 
 @pytest.mark.parametrize("text", ["1", "-5", "2.5", "many", ""])
 def test_others_are_refused_with_what_was_expected(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match=f"whole number of 2 or more, got {text!r}"):
+    with pytest.raises(argparse.ArgumentTypeError, match=f"whole number of at least 2, got {text!r}"):
         at_least(2)(text)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "fast"])
 def test_rates_are_over_zero(text: str) -> None:
     assert over_zero("5e6") == 5e6
-    with pytest.raises(argparse.ArgumentTypeError, match="over 0"):
+    with pytest.raises(argparse.ArgumentTypeError, match="above 0"):
         over_zero(text)

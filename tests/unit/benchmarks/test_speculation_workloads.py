@@ -81,6 +81,6 @@ def test_a_file_that_is_not_there_is_refused():
 
 def test_unknown_names_are_refused_with_the_known_ones():
     with pytest.raises(
-        ConfigError, match=r"no workload 'sumarise'; known are: chat, summarise. Did you mean summarise"
+        ConfigError, match=r"no workload 'sumarise'; expected one of: chat, summarise. Did you mean summarise"
     ):
         check_names("workload", ["chat", "sumarise"], ["chat", "summarise"])

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from baton.core.errors import WorkerLostError
-from benchmarks.startup import Said, Startup, figures_of, phases_of
+from benchmarks.startup import OutputLine, Startup, figures_of, phases_of
 
 STARTED = datetime(2026, 1, 1, tzinfo=UTC)
-SAID = [
+OUTPUT = [
     (1.0, "starting a local Ray cluster"),
     (3.0, "router and workers log to /somewhere"),
     (4.0, "starting the router and the workers; each worker loads the model"),
@@ -30,28 +30,28 @@ def logged(process: str, *moments_s: float) -> list[dict[str, Any]]:
 
 def test_phases_are_those_of_the_slowest_worker_and_add_up() -> None:
     lines = logged("prefill-1", 5.0, 6.0, 7.0, 8.0) + logged("decode-1", 5.5, 8.5, 9.0, 10.0)
-    start = phases_of(STARTED, [Said(STARTED + timedelta(seconds=at_s), text) for at_s, text in SAID], lines)
+    start = phases_of(STARTED, [OutputLine(STARTED + timedelta(seconds=at_s), text) for at_s, text in OUTPUT], lines)
     assert list(start.phases_s.values()) == pytest.approx([1.0, 2.0, 1.0, 1.5, 3.0, 0.5, 1.0, 2.0])
     assert start.total_s == pytest.approx(12.0) == sum(start.phases_s.values())
 
 
 def test_a_self_check_that_is_switched_off_is_no_phase() -> None:
     lines = [line for line in logged("decode-1", 5.0, 6.0, 7.0, 8.0) if "self-check" not in line["message"]]
-    start = phases_of(STARTED, [Said(STARTED + timedelta(seconds=at_s), text) for at_s, text in SAID], lines)
+    start = phases_of(STARTED, [OutputLine(STARTED + timedelta(seconds=at_s), text) for at_s, text in OUTPUT], lines)
     assert "worker: self-check" not in start.phases_s
     assert sum(start.phases_s.values()) == pytest.approx(12.0)
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2, 4])
 def test_a_start_that_does_not_tell_its_phases_is_none(missing: int) -> None:
-    said = [Said(STARTED, text) for index, (_, text) in enumerate(SAID) if index != missing]
+    output = [OutputLine(STARTED, text) for index, (_, text) in enumerate(OUTPUT) if index != missing]
     with pytest.raises(WorkerLostError, match="nothing was logged"):
-        phases_of(STARTED, said, logged("decode-1", 5.0, 6.0, 7.0, 8.0))
+        phases_of(STARTED, output, logged("decode-1", 5.0, 6.0, 7.0, 8.0))
 
 
 def test_without_logs_of_workers_there_are_no_phases() -> None:
     with pytest.raises(WorkerLostError, match="no worker"):
-        phases_of(STARTED, [Said(STARTED, text) for _, text in SAID], [])
+        phases_of(STARTED, [OutputLine(STARTED, text) for _, text in OUTPUT], [])
 
 
 def test_figures_are_medians() -> None:

@@ -36,7 +36,7 @@ def test_what_is_no_process_is_refused():
     rng = np.random.default_rng(0)
     with pytest.raises(ConfigError, match="Did you mean poisson"):
         intended_times("poison", 1.0, 1, rng)
-    with pytest.raises(ConfigError, match="over 0"):
+    with pytest.raises(ConfigError, match="above 0"):
         intended_times("poisson", 0.0, 1, rng)
     with pytest.raises(ConfigError, match="speed-up"):
         replayed_times([0.0], 0.0)

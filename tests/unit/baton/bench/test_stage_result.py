@@ -151,7 +151,7 @@ class TestSlo:
             ("tfft=1s", "Did you mean ttft"),
             ("ttft", "KEY=VALUE"),
             ("ttft=soon", "duration"),
-            ("ttft=0s", "over 0"),
+            ("ttft=0s", "above 0"),
             ("", "must have at least one limit"),
         ],
     )

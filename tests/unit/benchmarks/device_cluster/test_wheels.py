@@ -86,7 +86,7 @@ def test_a_damaged_piece_is_noticed(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_wheels_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(WheelsError, match="holds no wheels"):
+    with pytest.raises(WheelsError, match="contains no wheels"):
         install(tmp_path, tmp_path / "target")
     with pytest.raises(WheelsError, match="no such is not a folder"):
         install(tmp_path / "no such", tmp_path / "target")

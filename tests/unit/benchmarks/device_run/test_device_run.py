@@ -221,7 +221,7 @@ def test_a_part_that_ends_early_has_not_passed(launch: Launch, tmp_path: Path) -
         "machine": "passed",
         "ended_by_a_real_time_signal": f"killed by signal {signal.SIGRTMIN + 6}",
         "exiting": "failed",
-        "gone": "ended by itself with exit status 0",
+        "gone": "exited with status 0",
         "good": "passed",
     }
 

@@ -94,8 +94,8 @@ def test_the_table_has_rates_and_ratios() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["vllm"], "vllm needs --vllm-python"),
-        (["llama-cpp"], "llama-cpp needs --llama-python"),
+        (["vllm"], "vllm requires --vllm-python"),
+        (["llama-cpp"], "llama-cpp requires --llama-python"),
         (["llama-cpp", "--llama-python", "python3"], "and --llama-gguf"),
         (["llama-cpp", "--llama-python", "python3", "--llama-gguf", "a.gguf"], "use --batches 1"),
     ],

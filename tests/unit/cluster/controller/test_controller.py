@@ -201,7 +201,9 @@ async def test_a_port_in_use_is_said(model):
         taken.listen()
         port = taken.getsockname()[1]
         async with controller(model, router={"port": port}, **NO_WORKERS) as running:
-            with pytest.raises(BatonError, match=rf"Cannot listen on router\.host .* port {port}.*router\.port") as raised:
+            with pytest.raises(
+                BatonError, match=rf"Cannot listen on router\.host .* port {port}.*router\.port"
+            ) as raised:
                 await running.start()
             assert raised.value.code == "invalid_config"
 

@@ -148,7 +148,7 @@ def test_verifiers_by_name() -> None:
     typical = create_verifier("typical", epsilon=0.3, alpha=0.5)
     assert isinstance(typical, RuleVerifier)
     assert typical.rule == TypicalRule(0.3, 0.5)
-    with pytest.raises(ConfigError, match=r"known are: match, residual, typical\. Did you mean 'residual'\?"):
+    with pytest.raises(ConfigError, match=r"expected one of: match, residual, typical\. Did you mean 'residual'\?"):
         create_verifier("residul")
     with pytest.raises(ConfigError, match="epsilon"):
         create_verifier("typical", epsilon=0.0)

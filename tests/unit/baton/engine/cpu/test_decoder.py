@@ -359,7 +359,7 @@ def test_a_model_that_only_looks_alike_is_left_to_transformers(build: Any) -> No
 
 def test_a_part_that_is_not_known_is_named() -> None:
     loaded = prepare_model(tiny_model("mixtral"), "float32")
-    with pytest.raises(UnsupportedModelError, match="a part experts"):
+    with pytest.raises(UnsupportedModelError, match="an unknown part experts"):
         ModelRunner(loaded, 16, BLOCK_SIZE, RunnerOptions(decoder="fused"))
 
 

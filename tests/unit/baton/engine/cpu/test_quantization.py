@@ -146,7 +146,7 @@ def test_the_model_keeps_its_own_weights(weights: str) -> None:
 @pytest.mark.parametrize("weights", QUANTIZED)
 def test_a_model_that_the_program_does_not_know_is_refused(weights: str) -> None:
     with pytest.raises(
-        UnsupportedModelError, match=r"only the fused decoder computes.*a part experts.*weights: native"
+        UnsupportedModelError, match=r"only the fused decoder supports.*an unknown part experts.*weights: native"
     ):
         ModelRunner(tiny("mixtral"), 16, BLOCK_SIZE, RunnerOptions(weights=weights))
 
