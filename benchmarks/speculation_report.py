@@ -41,10 +41,11 @@ _HEADINGS = (
     "differ",
 )
 _LEGEND = """\
-tau: tokens per sequence and step, 1 without speculation. % at position: share of the drafts of at least that length that
-were accepted up to the first, second, ... token. drafted, verified, accepted: tokens. draft and verify: median
-milliseconds of a step. TPOT: median milliseconds per token, without prefill. speed-up: geometric mean over the requests
-of a pair of runs; median and range over the pairs. differ: requests whose tokens differ from those without speculation."""
+tau: tokens per sequence and step, 1 without speculation. % at position: share of the drafts of at least that length
+that were accepted up to the first, second, ... token. drafted, verified, accepted: tokens. draft and verify: median
+milliseconds of a step. TPOT: median milliseconds per token, without prefill. speed-up: geometric mean over the
+requests of a pair of runs; median and range over the pairs. differ: requests whose tokens differ from those without
+speculation."""
 
 
 @dataclass(slots=True)

@@ -96,5 +96,5 @@ def test_every_draw_is_in_a_group_and_no_group_is_empty() -> None:
 
 @pytest.mark.parametrize("seeds", [0, 101])
 def test_groups_without_draws_are_refused_before_anything_is_loaded(seeds: int) -> None:
-    with pytest.raises(ConfigError, match="--seeds must be from 1 to --draws (100)"):
+    with pytest.raises(ConfigError, match=r"--seeds must be from 1 to --draws \(100\)"):
         run(BatonConfig(model="/nowhere"), lambda line: None, draws=100, seeds=seeds)
