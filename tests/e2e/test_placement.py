@@ -341,7 +341,7 @@ def test_a_cluster_does_not_start_and_says_why_when_nothing_fits(nodes, tmp_path
     with pytest.raises(DeadlineError) as raised:
         Cluster.start(config, reports.append)
     message = raised.value.message
-    assert "After 12 s 0 of 1 " in message
+    assert "After 12 s, 0 of 1 " in message
     assert "1 GPUs, the node label ray.io/accelerator-type=TPU-V9, and Ray has not started it yet" in message
     assert "4 GPUs (H100), 256.0 GiB: label ray.io/accelerator-type is H100" in message
     # While it waits it says so, for both pools.

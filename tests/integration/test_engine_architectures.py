@@ -143,7 +143,7 @@ def test_half_precision_passes_the_self_check(name: str, dtype: str, decoder: st
 
 def test_checkpoint_without_a_head_is_refused(tmp_path: Path) -> None:
     tiny_model("llama").base_model.save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match=r"lacks 1 of the weights of LlamaForCausalLM, lm_head\.weight"):
+    with pytest.raises(ConfigError, match=r"lacks 1 of the weights of LlamaForCausalLM, such as lm_head\.weight"):
         load_model(ModelSource(str(tmp_path), "headless"), "auto", CPU)
 
 

@@ -149,8 +149,8 @@ class _Probe:
                 expected &= keys > position - window
             if not torch.equal(self._visible(mask_function, position), expected):
                 raise UnsupportedModelError(
-                    f"{self._kind} has an attention mask that is not causal with an optional sliding window "
-                    "(but bidirectional or chunked, for example), which the paged cache does not support."
+                    f"{self._kind} needs another mask than a causal one with an optional sliding window (attention in "
+                    "both directions or in chunks, for example), which the paged cache does not support."
                 )
         return window
 

@@ -248,7 +248,7 @@ def test_sweep_finds_what_one_slot_can_do(reference, tmp_path, capsys):
     [
         (("serve", "--input", "lognorml:median=1,p95=2"), "Did you mean lognormal"),
         (("serve", "--model", "referense"), "Did you mean reference"),
-        (("serve", "--concurrency", "1", "--rate", "2"), "Give one of them"),
+        (("serve", "--concurrency", "1", "--rate", "2"), "Give only one kind"),
         (("serve", "--concurrency", "many"), "whole numbers"),
         (("serve", "--json", "/dev/null/a.json"), "--json cannot be written"),
         (("serve", "--json", "/"), "--json cannot be written"),

@@ -201,7 +201,7 @@ class TestPlan:
     @pytest.mark.parametrize(
         ("options", "fragment"),
         [
-            ({"concurrency": (1,), "rate": (1.0,)}, "Give one of them"),
+            ({"concurrency": (1,), "rate": (1.0,)}, "Give only one kind"),
             ({"concurrency": (0,)}, "at least 1"),
             ({"concurrency": (2, 50), "requests": 3}, "--concurrency 50 is more than the 3 requests of a stage"),
             ({"arrival": "trace", "trace_length": 4, "requests": 10}, "ask for 10, but the trace has 4 requests"),

@@ -183,7 +183,7 @@ def test_waiting_for_kv_tells_room_from_bandwidth() -> None:
     timeline.parts = [TransferPart(2**20, 1, 31.0, 31.5, 32.0), TransferPart(2**20, 1, 40.0, 40.5, 41.0)]
     assert "2.0 MiB" in reason_for(Stage.KV_WAIT, timeline).clause
     timeline.replace(Event.TRANSFER_RESERVED, 59.0)
-    assert "no room" in reason_for(Stage.KV_WAIT, timeline).clause
+    assert "no free KV blocks" in reason_for(Stage.KV_WAIT, timeline).clause
 
 
 @pytest.mark.parametrize("stage", list(Stage))

@@ -137,7 +137,7 @@ async def test_damage_is_found(sender: ByHand) -> None:
         ({"num_bytes": 1 << 40}, "must have 1 to"),
         ({"num_bytes": 8}, "8 bytes, but its header announced"),
         ({"layer_start": 1}, "layers"),
-        ({"token_start": 3}, "was due"),
+        ({"token_start": 3}, "was expected"),
         ({"encoding": "morse"}, "'morse'"),
         ({"encoding": "int8"}, "was not agreed on"),
     ],

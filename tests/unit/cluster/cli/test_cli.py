@@ -173,7 +173,7 @@ def test_what_cannot_work_is_an_error_before_anything_starts(baton, router):
 def test_a_draft_that_does_not_fit_is_an_error_before_anything_starts(tmp_path):
     (tmp_path / "head").mkdir()
     (tmp_path / "head" / "config.json").write_text('{"draft_vocab_size": 5}')
-    for draft, reason in (("head", "contains no weights"), ("nothing", "is not a folder")):
+    for draft, reason in (("head", "contains no weights"), ("nothing", "does not exist")):
         _, err = start_up("--set", f"speculation.draft={draft}").communicate(timeout=20)
         assert "error: draft checkpoint:" in err
         assert reason in err
@@ -184,7 +184,7 @@ def test_a_draft_that_does_not_fit_is_an_error_before_anything_starts(tmp_path):
 @pytest.mark.parametrize(
     ("assignment", "reason"),
     [
-        ("speculation.draft=nothing", "'nothing' is not a folder"),
+        ("speculation.draft=nothing", "'nothing' does not exist"),
         ("speculation.draft=head", "head contains no weights"),
         ("speculation.method=medusa", "speculation.method is medusa, but no draft is loaded"),
         ("model=nonsense", "'nonsense' is not the bundled model"),

@@ -197,7 +197,7 @@ def test_a_local_model_is_found_from_the_configurations_folder(tmp_path, monkeyp
 
 @pytest.mark.parametrize("model", ["./none", "/none/such", "~/none-such", "none.gguf"])
 def test_a_local_model_that_does_not_exist_is_an_error(model):
-    with pytest.raises(ConfigError, match=r"names a local folder or file, .* Correct the path\."):
+    with pytest.raises(ConfigError, match=r"is a local path, but there is no .* Correct the path\."):
         load_config(overrides={"model": model})
 
 

@@ -86,7 +86,7 @@ def test_it_survives_the_way_to_an_actor() -> None:
         ({"classes": ["batch"]}, "slo.classes must be a section with keys of its own"),
         ({"classes": {"Gold": {}}}, "'Gold' is not a valid class name; expected"),
         ({"classes": {"auto": {}}}, "'auto' is not a valid class name; expected"),
-        ({"classes": {f"c{n}": {"ttft": 1, "tpot": 1} for n in range(20)}}, "at most 16 may be"),
+        ({"classes": {f"c{n}": {"ttft": 1, "tpot": 1} for n in range(20)}}, "at most 16 classes are allowed, got 23"),
         (
             {"default": "gold"},
             "slo: default is 'gold', which is not a class; choose one of interactive, standard, batch",

@@ -107,7 +107,7 @@ async def test_it_serves_scales_and_replaces_what_dies(model):
         for targets, code, message in (
             ({"decode": 2, "verify": 1}, "not_found", r"no pool 'verify'\. Known pools: prefill, decode"),
             ({"decode": 2, "prefill": 0}, "invalid_request", "at least one worker, got prefill=0"),
-            ({"decode": 999}, "invalid_request", r"would take 1000 CPUs, but Ray has \d+ on this machine"),
+            ({"decode": 999}, "invalid_request", r"would need 1000 CPUs, but Ray has \d+ on this machine"),
         ):
             with pytest.raises(BatonError, match=message) as raised:
                 await running.call("scale", targets)
@@ -184,7 +184,7 @@ async def test_a_router_killed_while_workers_start_does_not_take_them_along(mode
     [
         (MisconfiguredHost, "invalid_config", "context length is 9"),
         (OtherLayoutHost, "worker_lost", "has a different KV layout"),
-        (HangingHost, "deadline_exceeded", "After 1 s 0 of 1 prefill workers are ready"),
+        (HangingHost, "deadline_exceeded", "After 1 s, 0 of 1 prefill workers are ready"),
     ],
 )
 async def test_what_the_user_reads_when_the_cluster_does_not_come_up(model, worker_class, code, message):

@@ -22,7 +22,7 @@ def test_a_local_ray_that_does_not_start_is_one_message(raised: Exception, monke
 
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    with pytest.raises(ConfigError, match=r"local Ray cluster could not be started: .*try again when it is not"):
+    with pytest.raises(ConfigError, match=r"local Ray cluster could not be started: .*try again later"):
         Cluster.start(BatonConfig.from_dict({"router": {"port": 0}}), lambda line: None)
 
 

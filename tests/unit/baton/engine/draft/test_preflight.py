@@ -125,7 +125,7 @@ def test_what_does_not_fit_is_refused_in_the_words_of_the_loader(name: str, mode
 def test_what_is_not_there_is_refused(model_folder: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    for reference, reason in ((tmp_path / "none", "is not a folder"), (empty, "no config.json")):
+    for reference, reason in ((tmp_path / "none", "does not exist"), (empty, "no config.json")):
         with pytest.raises(ConfigError, match=reason):
             check(reference, model_folder)
     (empty / "config.json").write_text("{}")
