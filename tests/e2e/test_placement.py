@@ -260,7 +260,7 @@ async def test_what_the_user_reads_when_everything_is_taken(nodes):
     async with placing(nodes, wishing("decode", 5, gpus=1, accelerator_type="H200")) as pools:
         message = (await pools.error_of_waiting("decode", 4)).message
         assert "4 of 5 decode workers are ready" in message
-        assert "4 GPUs (H200), 256.0 GiB: would do, if others left it free" in message
+        assert "4 GPUs (H200), 256.0 GiB: large enough, but in use" in message
         assert "free resources, add nodes, or lower decode.workers." in message
 
 

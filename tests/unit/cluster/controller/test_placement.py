@@ -97,7 +97,7 @@ def test_on_a_local_cluster_the_number_of_cpus_is_a_setting():
 
 def test_a_node_that_would_fit_were_it_free_is_told_from_one_that_never_will():
     text = explain_pending("prefill", ResourcesConfig(gpus=1.0), [H100, CPU_ONLY])
-    assert "10.0.0.1: 16 CPUs, 8 GPUs (H100), 64.0 GiB: would do, if others left it free" in text
+    assert "10.0.0.1: 16 CPUs, 8 GPUs (H100), 64.0 GiB: large enough, but in use" in text
     assert "10.0.0.2: 4 CPUs, 0 GPUs, 8.0 GiB: too few GPUs" in text
     assert "lower prefill.workers" in text
 

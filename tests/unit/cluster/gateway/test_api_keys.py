@@ -85,8 +85,8 @@ def test_a_key_that_cannot_be_had_is_explained(
 @pytest.mark.parametrize(
     ("key", "expected"),
     [
-        ({"name": "web"}, "give exactly one of key, key_env, key_file, key_sha256, not none"),
-        ({"name": "web", "key": KEY, "key_env": "A"}, "not key and key_env"),
+        ({"name": "web"}, "give exactly one of key, key_env, key_file, key_sha256, got none"),
+        ({"name": "web", "key": KEY, "key_env": "A"}, "got key and key_env"),
         ({"name": "web", "key": "short-secret"}, "key is not valid; expected 16 to 512 visible ASCII"),
         ({"name": "web", "key": 12345678901234567}, "key is not valid"),
         ({"name": "web", "key": f"{KEY} {KEY}"}, "key is not valid"),
