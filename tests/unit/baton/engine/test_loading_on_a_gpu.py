@@ -68,9 +68,9 @@ def test_a_model_elsewhere_than_on_the_cpu_asks_for_no_fused_decoder(
         sys.modules, "baton.engine.cpu.decoder", None
     )  # an import of it would fail, with another message
     assert not ModelRunner(on_meta, 4, 16, RunnerOptions(decoder="auto")).is_fused
-    with pytest.raises(UnsupportedModelError, match=r"^the fused decoder computes on the CPU$"):
+    with pytest.raises(UnsupportedModelError, match=r"^the fused decoder runs on the CPU only$"):
         ModelRunner(on_meta, 4, 16, RunnerOptions(decoder="fused"))
-    with pytest.raises(UnsupportedModelError, match=r"int8, which only .* the fused decoder computes on the CPU"):
+    with pytest.raises(UnsupportedModelError, match=r"int8, which only .* the fused decoder runs on the CPU only"):
         ModelRunner(on_meta, 4, 16, RunnerOptions(weights="int8"))
 
 

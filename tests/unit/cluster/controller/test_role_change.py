@@ -76,7 +76,7 @@ class TestPools:
         await asyncio.sleep(0.1)
         assert listener.gone == []  # it serves until it is drained
         [waiting] = [worker for worker in decode.status()["workers"] if worker["id"] == "decode-2"]
-        assert waiting["reason"] == "takes over from prefill-2 when that is drained"
+        assert waiting["reason"] == "replaces prefill-2 once it is drained"
         listener.may_drain.set()
         await decode.wait_until_ready(READY_S)
         assert listener.gone == ["prefill-2"]

@@ -97,7 +97,7 @@ def test_a_model_that_loses_too_much_is_refused_by_its_self_check() -> None:
         with torch.no_grad():
             layer.self_attn.k_proj.bias[::2] = 1e4
     runner = ModelRunner(prepare_model(model, "float32"), 16, BLOCK_SIZE, RunnerOptions(kv_cache="int8"))
-    with pytest.raises(UnsupportedModelError, match=r"with a KV cache of int8.*Set engine\.kv_cache to native"):
+    with pytest.raises(UnsupportedModelError, match=r"with an int8 KV cache.*Set engine\.kv_cache to native"):
         check_model(runner)
     check_model(
         ModelRunner(prepare_model(tiny_model("qwen2"), "float32"), 16, BLOCK_SIZE, RunnerOptions(kv_cache="int8"))

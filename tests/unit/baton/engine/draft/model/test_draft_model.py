@@ -52,7 +52,7 @@ def test_the_same_vocabulary_is_taken_whatever_its_padding(
     ("words", "special", "reason"),
     [
         ((*WORDS[:-1], "f", "<|eos|>"), "<|eos|>", "vocabulary of 7 tokens, the target one of 6"),
-        (("a", "c", "b", "d", "e", "<|eos|>"), "<|eos|>", "token 1 is b'c' there and b'b'"),
+        (("a", "c", "b", "d", "e", "<|eos|>"), "<|eos|>", "token 1 is b'c' in the draft and b'b'"),
         (("a", "b", "c", "d", "e", "<|end|>"), "<|end|>", "token 5"),
     ],
     ids=["size", "order", "special"],
