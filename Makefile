@@ -27,9 +27,12 @@ TEST_JOBS ?= 3
 # Versions of Triton beside the installed one, each in a folder that comes before the environment's.
 OTHER_TRITONS := $(shell sed -n 's|^triton==|build/triton-|p' tests/triton_versions.txt)
 
+# Tests of the control plane run first, while the decoder that those of the engine wait for is compiled.
 define ALL_TESTS
 status=0; \
-	$(PYTEST) tests/unit tests/integration tests/device -n $(TEST_JOBS) --dist loadfile || status=$$?; \
+	$(BIN)/python -m tests.compile_decoder & \
+	$(PYTEST) tests/unit/cluster tests/unit/benchmarks tests/unit tests/integration tests/device \
+		-n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder || status=$$?; \
 	$(PYTEST) tests/unit tests/integration -m nixl || status=$$?; \
 	$(PYTEST) tests/e2e || status=$$?; \
 	exit $$status

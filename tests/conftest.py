@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from baton.core.logs import PACKAGES
 from baton.process.worker_environment import worker_variables
 from tests.cpu_kinds.process import take_on_kind
+from tests.thorough_cases import split, wrong_records
 
 os.environ.update(worker_variables())
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -32,14 +33,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects cases marked ``thorough`` unless ``--thorough`` is given."""
+    """Deselects cases marked ``thorough`` unless ``--thorough`` is given, and checks what they are covered by."""
+    chooses_cases = any("::" in argument for argument in config.args)
+    wrong = [] if chooses_cases else wrong_records(items, config.rootpath)
+    if wrong:
+        raise pytest.UsageError("\n".join(wrong))
     if config.getoption("--thorough"):
         return
-    left_out = [item for item in items if item.get_closest_marker("thorough")]
+    items[:], left_out = split(items)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

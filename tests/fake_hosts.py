@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from unittest import mock
 
 import ray
@@ -15,14 +17,56 @@ import ray
 from baton.core.errors import ConfigError
 from baton.process.worker_environment import LOCAL_RAY_VARIABLES
 from cluster.config.config import BatonConfig
-from cluster.worker.worker_host import hide_ungranted_gpus
 from tests.worker_infos import make_info
 
 _OBJECT_STORE_BYTES = 80 * 2**20
 
 
+class ProcessExit(BaseException):
+    """Ends the process of an actor that runs within the test's own; see :mod:`tests.fake_ray`."""
+
+
+class StartsForever(BaseException):
+    """Keeps such an actor from ever being there."""
+
+
+class Process(Protocol):
+    """The process of an actor."""
+
+    pid: int
+
+    def device(self) -> str:
+        """Where the actor runs, and what Ray granted; see :func:`placement_of`."""
+        ...
+
+    def exit(self) -> None: ...
+
+    def start_for_ever(self) -> None: ...
+
+
+class OwnProcess:
+    """The process that Ray started for an actor."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+
+    def device(self) -> str:
+        context = ray.get_runtime_context()
+        granted = ",".join(sorted(context.get_accelerator_ids().get("GPU", [])))
+        return "|".join((context.get_node_id(), granted, os.environ.get("CUDA_VISIBLE_DEVICES", "unset")))
+
+    def exit(self) -> None:
+        os._exit(1)
+
+    def start_for_ever(self) -> None:
+        threading.Event().wait()
+
+
+PROCESS: ContextVar[Process] = ContextVar("process", default=OwnProcess())  # noqa: B039 - this process has only one
+
+
 class FakeHost:
-    """Is ready at once. Its ``device`` tells where it runs and what Ray granted; see :func:`placement_of`."""
+    """Is ready at once. Imports little, because each one's process imports it anew."""
 
     def __init__(
         self, worker_id: str, pool: str, role_path: str, config: dict[str, Any], bind_host: str | None
@@ -31,10 +75,10 @@ class FakeHost:
         self.worker_id = worker_id
         self.pool = pool
         self._stopped = asyncio.Event()
-        hide_ungranted_gpus()
 
     async def start(self) -> dict[str, Any]:
-        return make_info(self.worker_id, self.pool, pid=os.getpid(), device=self._place()).to_dict()
+        process = PROCESS.get()
+        return make_info(self.worker_id, self.pool, pid=process.pid, device=process.device()).to_dict()
 
     async def wait(self) -> None:
         await self._stopped.wait()
@@ -48,10 +92,15 @@ class FakeHost:
         self.worker_id, self.pool = worker_id, pool
         return await self.start()
 
-    def _place(self) -> str:
-        context = ray.get_runtime_context()
-        granted = ",".join(sorted(context.get_accelerator_ids().get("GPU", [])))
-        return "|".join((context.get_node_id(), granted, os.environ.get("CUDA_VISIBLE_DEVICES", "unset")))
+
+class PlacedHost(FakeHost):
+    """Sees the GPUs that a worker of the same resources would see."""
+
+    def __init__(self, *arguments: Any) -> None:
+        from cluster.worker.worker_host import hide_ungranted_gpus  # imports torch
+
+        super().__init__(*arguments)
+        hide_ungranted_gpus()
 
 
 class ServingHost(FakeHost):
@@ -62,7 +111,7 @@ class ServingHost(FakeHost):
 
         self._worker = FakeWorker(self.worker_id, self.pool)
         address = (await self._worker.start()).address
-        return make_info(self.worker_id, self.pool, address, pid=os.getpid()).to_dict()
+        return make_info(self.worker_id, self.pool, address, pid=PROCESS.get().pid).to_dict()
 
 
 class UnchangingHost(FakeHost):
@@ -96,7 +145,8 @@ class DyingHost(FakeHost):
     """Exits during its start."""
 
     async def start(self) -> dict[str, Any]:
-        os._exit(1)
+        PROCESS.get().exit()
+        return {}
 
 
 class FlakyHost(FakeHost):

@@ -347,9 +347,3 @@ class FakeCluster:
 def fresh(**router: object) -> FakeCluster:
     """A cluster with another configuration of the router."""
     return FakeCluster(RouterConfig.model_validate({"worker_wait_s": 5.0, **router}))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():  # noqa: ASYNC110 - the conditions are other tasks' state, without events
-            await asyncio.sleep(0.005)

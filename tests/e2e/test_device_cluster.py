@@ -16,7 +16,10 @@ TIMEOUT_S = 300
     "paths",
     [
         ("connections",),
-        pytest.param(("shared_memory", "connections", "messages", "nixl", "speed"), marks=pytest.mark.thorough),
+        pytest.param(
+            ("shared_memory", "connections", "messages", "nixl", "speed"),
+            marks=pytest.mark.thorough(covered_by="[paths0]"),
+        ),
     ],
 )
 def test_a_cluster_gives_the_tokens_of_the_engine_alone(paths: tuple[str, ...], tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ OTHER_TRANSPORTS = {16: "grpc", 2048: "nixl"}
     params=[
         (16, False),  # the burst has long chunks, caches and shared memory
         *(
-            pytest.param(each, marks=pytest.mark.thorough)
+            pytest.param(each, marks=pytest.mark.thorough(covered_by="[chunk16-cacheFalse]"))
             for each in ((16, True), (64, True), (2048, True), (2048, False))
         ),
     ],
@@ -90,7 +90,7 @@ def generate_all(cluster: RunningCluster, prompts: list[list[int]], concurrency:
 
 @pytest.mark.parametrize(
     "chunk_tokens",
-    [pytest.param(16, marks=pytest.mark.thorough), 64, pytest.param(2048, marks=pytest.mark.thorough)],
+    [64, *(pytest.param(n, marks=pytest.mark.thorough(covered_by="[64]")) for n in (16, 2048))],
 )
 async def test_the_same_engine_aggregated_gives_the_same_tokens(
     chunk_tokens: int, prompts: list[list[int]], expected: list[list[int]]

@@ -9,8 +9,9 @@ from tests.e2e.varied_prompts import varied_prompts
 
 NUM_TOKENS = 8
 PROMPTS = varied_prompts()[:16]
-# tests/integration/test_handoff_int8.py shows the same with a small model.
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.thorough(
+    covered_by="tests/integration/test_handoff_int8.py::test_tokens_are_those_of_a_prompt_that_was_rounded_once"
+)
 # Behind a hand-off a first token is the prefill worker's own; the others follow from KV that has travelled.
 LEAST_EQUAL = 0.8
 

@@ -24,7 +24,7 @@ from cluster.controller.launch import Cluster
 from cluster.controller.placement import ACCELERATOR_LABEL
 from cluster.controller.worker_pool import WorkerPool
 from cluster.registry.workers import WorkerInfo
-from tests.fake_hosts import FakeHost, like_baton_s_own, placement_of
+from tests.fake_hosts import PlacedHost, like_baton_s_own, placement_of
 from tests.tiny_tokenizers import write_model_folder
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -110,7 +110,7 @@ class Placing:
     def __init__(self, nodes: Nodes, config: BatonConfig) -> None:
         self.listener = Listener()
         self.config = config
-        self.pools = {name: WorkerPool(name, config, self.listener, FakeHost, None) for name in POOLS}
+        self.pools = {name: WorkerPool(name, config, self.listener, PlacedHost, None) for name in POOLS}
         self._nodes = nodes
 
     def scale(self) -> None:
@@ -171,16 +171,37 @@ def nodes_of(placed: list[Placed]) -> set[str]:
     ("resources", "expected"),
     [
         ({"accelerator_type": "H100"}, {"prefill"}),
-        pytest.param({"accelerator_type": "H200"}, {"decode"}, marks=pytest.mark.thorough),
-        pytest.param({"accelerator_type": "H100", "gpus": 1}, {"prefill"}, marks=pytest.mark.thorough),
-        pytest.param({"labels": {"tier": "memory"}}, {"decode"}, marks=pytest.mark.thorough),
+        pytest.param(
+            {"accelerator_type": "H200"},
+            {"decode"},
+            marks=pytest.mark.thorough(covered_by="test_pools_land_on_their_own_kinds_of_nodes"),
+        ),
+        pytest.param(
+            {"accelerator_type": "H100", "gpus": 1},
+            {"prefill"},
+            marks=pytest.mark.thorough(covered_by="test_pools_land_on_their_own_kinds_of_nodes"),
+        ),
+        pytest.param(
+            {"labels": {"tier": "memory"}}, {"decode"}, marks=pytest.mark.thorough(covered_by="['rack': '7']")
+        ),
         ({"labels": {"rack": "7"}, "accelerator_type": "H200"}, {"decode"}),
         ({"labels": {ACCELERATOR_LABEL: "!H100"}, "gpus": 1}, {"decode"}),
-        pytest.param({"labels": {ACCELERATOR_LABEL: "in(H100, A100)"}}, {"prefill"}, marks=pytest.mark.thorough),
+        pytest.param(
+            {"labels": {ACCELERATOR_LABEL: "in(H100, A100)"}},
+            {"prefill"},
+            marks=pytest.mark.thorough(covered_by="[!H100]"),
+        ),
         ({"cpus": 5}, {"prefill", "decode"}),
-        # Those that share a GPU, and that find no memory left, show the same.
-        pytest.param({"memory_gib": 100}, {"prefill", "decode"}, marks=pytest.mark.thorough),
-        pytest.param({"gpus": 0.5}, {"prefill", "decode"}, marks=pytest.mark.thorough),
+        pytest.param(
+            {"memory_gib": 100},
+            {"prefill", "decode"},
+            marks=pytest.mark.thorough(covered_by="test_memory_is_reserved_and_not_only_compared"),
+        ),
+        pytest.param(
+            {"gpus": 0.5},
+            {"prefill", "decode"},
+            marks=pytest.mark.thorough(covered_by="test_two_workers_may_share_a_gpu"),
+        ),
     ],
     ids=lambda value: str(sorted(value)) if isinstance(value, set) else str(value),
 )
@@ -297,7 +318,9 @@ async def test_workers_of_a_lost_node_wait_for_another(nodes):
             nodes.ray_cluster.remove_node(spare)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough(
+    covered_by="tests/unit/test_packaging.py::test_the_machines_satisfy_what_the_gpu_example_asks_for"
+)
 async def test_the_example_for_gpus_fits_the_machines_it_is_for(nodes):
     """deploy/gpu-cluster.yaml on the node types of deploy/ray-cluster.yaml."""
     config = load_config(DEPLOY / "gpu-cluster.yaml")

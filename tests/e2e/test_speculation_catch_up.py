@@ -15,7 +15,9 @@ SETTINGS = {
 }
 
 
-@pytest.mark.thorough  # tests/integration/test_handoff_drafts.py shows the same with a small model
+@pytest.mark.thorough(
+    covered_by="tests/integration/test_handoff_drafts.py::test_a_draft_on_one_side_only_changes_no_token[decode-eagle3]"
+)
 def test_the_head_catches_up_and_no_token_changes(cluster: RunningCluster) -> None:
     plain, answer = ask(cluster, "none"), ask(cluster, "eagle3")
     assert answer["choices"][0]["token_ids"] == plain["choices"][0]["token_ids"]

@@ -11,7 +11,9 @@ SETTINGS = {"kv_transfer": {"max_bytes_per_second": BYTES_PER_SECOND}}
 KV_BYTES_PER_TOKEN = 23_040
 
 
-@pytest.mark.thorough  # tests/integration/test_handoff.py shows the same of two workers without Ray and router
+@pytest.mark.thorough(
+    covered_by="tests/integration/test_handoff.py::test_the_first_token_does_not_wait_for_the_hand_off"
+)
 def test_first_token_does_not_wait_for_the_hand_off(cluster: RunningCluster) -> None:
     body = cluster.complete("One more sentence for a long prompt. " * 110, max_tokens=6, ignore_eos=True)
     num_prompt_tokens = body["usage"]["prompt_tokens"]

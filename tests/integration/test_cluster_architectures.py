@@ -17,11 +17,12 @@ from cluster.routing.request_predictions import RequestPredictions
 from cluster.routing.routing_config import RoutingConfig
 from cluster.routing.routing_profile import build_profile
 from cluster.telemetry.metrics import RouterMetrics
+from tests.architectures import architecture_param
 from tests.engine_runs import greedy
-from tests.fake_workers import until
 from tests.integration.worker_pair import HostedWorker, Runners, worker_pair
 from tests.routers import admission_off, make_router
 from tests.tiny_models import model_with_reference, random_prompts
+from tests.waiting import until
 
 NUM_TOKENS = 16
 PROMPTS = random_prompts((1, 5, 16, 17, 33, 48, 60, 64))
@@ -71,7 +72,7 @@ def router_that_hands_over(model: ModelCard, registry: WorkerRegistry, metrics: 
     return make_router(model, registry, metrics, predictions, admission)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [architecture_param(name) for name in ARCHITECTURES])
 async def test_greedy_tokens_equal_transformers(architecture: str) -> None:
     model, expected = model_with_reference(architecture, PROMPTS, NUM_TOKENS)
     async with worker_pair(Runners.of(model)) as pair:

@@ -22,15 +22,18 @@ from baton.engine.models.model_source import ModelSource
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import RunnerOptions
 from baton.engine.runner.self_check import check_model
+from tests.architectures import KIND_OF
 from tests.engine_runs import BLOCK_SIZE, build_engine, build_runner, greedy, run, run_tokens
 from tests.tiny_models import CONFIGS, WINDOW, build_model, model_with_reference, random_prompts, tiny_model
 
 NUM_TOKENS = 14  # from any prompt past a window, and over four blocks
 PROMPTS = random_prompts((1, 2, 3, 5, 8, 9, 16, 17, 23, 31, 32, 33, 40, 47, 55, 60))
 ALONE = (0, 15)
-# Prompts in parts, of all architectures: alone, and under preemption.
+HALVES = (("bfloat16", "transformers"), ("float16", "auto"), ("bfloat16", "auto"))
+HALVED = ("gemma2", "gpt_oss", "deepseek_v3", "mixtral", "gpt2")
+"""Not fused, so that transformers computes them whatever the decoder."""
 CHUNKS = pytest.mark.parametrize(
-    "chunk_tokens", [*(pytest.param(n, marks=pytest.mark.thorough) for n in (16, 64)), 2048]
+    "chunk_tokens", [*(pytest.param(n, marks=pytest.mark.thorough(covered_by="[2048]")) for n in (16, 64)), 2048]
 )
 CPU = torch.device("cpu")
 
@@ -50,11 +53,17 @@ class Case:
     expected: list[list[int]]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[(name, "auto") for name in sorted(CONFIGS)] + [(name, "transformers") for name in ("llama", "qwen3")],
-    ids="-".join,
-)
+DECODERS = [*((name, "auto") for name in sorted(CONFIGS)), ("llama", "transformers"), ("qwen3", "transformers")]
+
+
+def _decoder_param(name: str, decoder: str) -> pytest.ParameterSet:
+    """``make test`` generates tokens with one architecture of each kind; the self-check runs with all."""
+    kind = KIND_OF[name]
+    marks = () if name == kind else pytest.mark.thorough(covered_by=f"[{kind}-{decoder}]")
+    return pytest.param((name, decoder), id=f"{name}-{decoder}", marks=marks)
+
+
+@pytest.fixture(scope="module", params=[_decoder_param(*each) for each in DECODERS])
 def case(request: pytest.FixtureRequest) -> Case:
     name, decoder = request.param
     model, expected = model_with_reference(name, PROMPTS, NUM_TOKENS)
@@ -66,8 +75,10 @@ def test_llamas_and_their_like_are_fused() -> None:
     assert fused == {"llama", "llama_yarn", "ministral3", "qwen2", "qwen3"}
 
 
-def test_self_check_passes(case: Case) -> None:
-    check_model(case.runner)
+@pytest.mark.parametrize(("name", "decoder"), DECODERS, ids="-".join)
+def test_self_check_passes(name: str, decoder: str) -> None:
+    """Of all architectures: it compares logits over the paged cache with those of the model alone."""
+    check_model(build_runner(tiny_model(name), decoder=decoder))
 
 
 @CHUNKS
@@ -83,14 +94,16 @@ def test_sixteen_at_once_with_and_without_prefix_hits(case: Case, chunk_tokens: 
     assert engine.scheduler.blocks.check([]) == []
 
 
-@pytest.mark.parametrize("chunk_tokens", [16, *(pytest.param(n, marks=pytest.mark.thorough) for n in (64, 2048))])
+@pytest.mark.parametrize(
+    "chunk_tokens", [16, *(pytest.param(n, marks=pytest.mark.thorough(covered_by="[16]")) for n in (64, 2048))]
+)
 def test_alone(case: Case, chunk_tokens: int) -> None:
     for index in ALONE:
         engine = build_engine(case.runner, chunk_tokens=chunk_tokens, prefix_caching=False)
         assert run_tokens(engine, [PROMPTS[index]], NUM_TOKENS) == [case.expected[index]]
 
 
-@pytest.mark.parametrize("prefix_caching", [True, pytest.param(False, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("prefix_caching", [True, pytest.param(False, marks=pytest.mark.thorough(covered_by="[True]"))])
 def test_under_preemption(case: Case, prefix_caching: bool) -> None:
     longest = max(map(len, PROMPTS)) + NUM_TOKENS
     engine = build_engine(
@@ -132,10 +145,17 @@ def test_saved_folder_loads_and_runs_the_same(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("dtype", "decoder"),
-    [("bfloat16", "transformers"), ("float16", "auto"), ("bfloat16", "auto")],
+    ("name", "dtype", "decoder"),
+    [
+        *(("llama", dtype, decoder) for dtype, decoder in HALVES),
+        *((name, "bfloat16", "transformers") for name in HALVED),
+        *(
+            pytest.param(name, dtype, "auto", marks=pytest.mark.thorough(covered_by=f"[{name}-bfloat16-transformers]"))
+            for name in HALVED
+            for dtype in ("float16", "bfloat16")
+        ),
+    ],
 )
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "deepseek_v3", "mixtral", "gpt2"])
 def test_half_precision_passes_the_self_check(name: str, dtype: str, decoder: str) -> None:
     model = tiny_model(name).to(getattr(torch, dtype))
     check_model(ModelRunner(prepare_model(model, dtype), 16, BLOCK_SIZE, RunnerOptions(decoder=decoder)))

@@ -76,7 +76,9 @@ def make(name: str, folder: Path) -> MakeDraft:
 
 DRAFTS = ("eagle", "eagle3", "two layers", "medusa", "draft_model")
 KINDS = [
-    name if name in ("eagle3", "medusa", "draft_model") else pytest.param(name, marks=pytest.mark.thorough)
+    name
+    if name in ("eagle3", "medusa", "draft_model")
+    else pytest.param(name, marks=pytest.mark.thorough(covered_by="[eagle3]"))
     for name in DRAFTS
 ]
 """Those whose state on a worker differs in kind."""
@@ -185,7 +187,11 @@ async def test_other_drafts_on_the_two_sides_do_not_mix(tmp_path: Path) -> None:
      ("decode", "computed"), ("decode", "release"), ("decode", "adopt"), ("decode", "keep"), ("decode", "propose")],
 )  # fmt: skip
 @pytest.mark.parametrize(
-    "name", ["eagle3", *(pytest.param(n, marks=pytest.mark.thorough) for n in ("medusa", "draft_model"))]
+    "name",
+    [
+        "eagle3",
+        *(pytest.param(n, marks=pytest.mark.thorough(covered_by="[eagle3]")) for n in ("medusa", "draft_model")),
+    ],
 )
 async def test_a_draft_that_breaks_while_serving_costs_no_request(
     name: str, side: str, what: str, tmp_path: Path

@@ -16,7 +16,7 @@ from decode_worker import role
 from tests.engine_runs import BLOCK_SIZE
 from tests.integration.worker_pair import HostedWorker, Runners, WorkerPair, pair_config, worker_pair
 from tests.tiny_models import VOCAB_SIZE, tiny_model
-from tests.unit.cluster.fakes import eventually
+from tests.waiting import until
 from tests.worker_infos import make_info
 
 NUM_BLOCKS = 48  # few, so that blocks are evicted
@@ -47,7 +47,7 @@ async def listening(pair: WorkerPair) -> AsyncIterator[PrefixIndex]:
     for worker_id, worker in zip(IDS, (pair.prefill, pair.decode), strict=True):
         feed.add(registry.add(info_of(worker, worker_id)))
     try:
-        await eventually(lambda: len(index.sizes()) == 2)
+        await until(lambda: len(index.sizes()) == 2)
         yield index
     finally:
         await feed.close()
@@ -65,7 +65,7 @@ async def caught_up(pair: WorkerPair, index: PrefixIndex) -> None:
     await pair.settle()
     for worker_id, worker in zip(IDS, (pair.prefill, pair.decode), strict=True):
         truth = await content(worker)
-        await eventually(lambda truth=truth, worker_id=worker_id: index._caches[worker_id].hashes == truth)
+        await until(lambda truth=truth, worker_id=worker_id: index._caches[worker_id].hashes == truth)
 
 
 def prompts(count: int) -> list[tuple[int, ...]]:
@@ -109,7 +109,7 @@ async def test_a_router_that_starts_later_knows_as_much(runners: Runners) -> Non
                 await caught_up(pair, second)
                 assert second.sizes() == first.sizes()
                 assert min(first.sizes().values()) > 0
-        await eventually(lambda: not pair.prefill.engine.blocks.prefix_cache.events._readers)
+        await until(lambda: not pair.prefill.engine.blocks.prefix_cache.events._readers)
 
 
 async def test_without_prefix_caching_there_is_nothing_to_say(runners: Runners) -> None:
@@ -128,5 +128,5 @@ async def test_a_worker_stops_while_its_cache_is_watched(runners: Runners) -> No
     async with worker_pair(runners) as pair, listening(pair) as index:
         await pair.generate(prompts(1)[0], PARAMS)
         await pair.prefill.server.stop(grace=0)
-        await eventually(lambda: "prefill-1" not in index.sizes())
+        await until(lambda: "prefill-1" not in index.sizes())
         assert "decode-1" in index.sizes()

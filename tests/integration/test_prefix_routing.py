@@ -26,7 +26,7 @@ from tests.engine_runs import BLOCK_SIZE
 from tests.integration.worker_pair import TIMEOUT_S, HostedWorker, Runners, worker_pair
 from tests.routers import admission_off, make_router
 from tests.tiny_models import MAX_POSITIONS, VOCAB_SIZE, random_prompts, tiny_model
-from tests.unit.cluster.fakes import eventually
+from tests.waiting import until
 from tests.worker_infos import make_info
 
 NUM_BLOCKS = 128
@@ -69,7 +69,7 @@ class AffinityRouter:
             pool = worker_id.split("-")[0]
             info = make_info(worker_id, pool, worker.address, block_size=BLOCK_SIZE, kv_blocks=NUM_BLOCKS)
             self.feed.add(self.registry.add(info))
-        await eventually(lambda: len(self.index.sizes()) == len(self.workers))
+        await until(lambda: len(self.index.sizes()) == len(self.workers))
 
     async def stop(self) -> None:
         await self.feed.close()
@@ -93,7 +93,7 @@ class AffinityRouter:
         for worker_id, worker in self.workers.items():
             engine = worker.engine
             truth = await engine.call(lambda engine=engine: set(engine.blocks.prefix_cache._entries))
-            await eventually(lambda truth=truth, worker_id=worker_id: self.index._caches[worker_id].hashes == truth)
+            await until(lambda truth=truth, worker_id=worker_id: self.index._caches[worker_id].hashes == truth)
 
 
 @asynccontextmanager

@@ -8,15 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from baton.core.errors import BatonError, InternalError, TransferError, WorkerLostError
-from tests.fake_workers import (
-    FakeCluster,
-    FakeWorker,
-    decode_some,
-    expected_tokens,
-    failing,
-    handoff_failed,
-    until,
-)
+from tests.fake_workers import FakeCluster, FakeWorker, decode_some, expected_tokens, failing, handoff_failed
+from tests.waiting import until
 
 NUM_REQUESTS = 300
 REQUESTS_PER_S = 100

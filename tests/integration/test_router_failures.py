@@ -38,8 +38,8 @@ from tests.fake_workers import (
     hang,
     hang_telling,
     prefill_then,
-    until,
 )
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from baton.core.timeline import Event
 from baton.rpc.conversions import pack_events
 from baton.rpc.wire import worker_pb2
 from cluster.routing.routing_config import RoutingConfig
-from tests.fake_workers import FakeCluster, FakeWorker, batch, decode_some, expected_tokens, failing, hang, until
+from tests.fake_workers import FakeCluster, FakeWorker, batch, decode_some, expected_tokens, failing, hang
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -30,8 +30,8 @@ from tests.fake_workers import (
     fresh,
     hang,
     prefill_then,
-    until,
 )
+from tests.waiting import until
 
 
 @pytest.fixture

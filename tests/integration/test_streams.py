@@ -168,7 +168,7 @@ def test_tokens_do_not_depend_on_when_a_device_runs(model: Model, case: Case) ->
     model.check(case)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough(covered_by="test_tokens_do_not_depend_on_when_a_device_runs")
 @settings(max_examples=100)
 @given(case=cases())
 def test_tokens_do_not_depend_on_when_a_device_runs_in_many_cases(model: Model, case: Case) -> None:
@@ -195,7 +195,9 @@ def test_trees_of_drafts_change_no_token(model: Model) -> None:
     assert oracle.num_accepted > 0
 
 
-@pytest.mark.parametrize("make", [pytest.param(tiny_eagle, marks=pytest.mark.thorough), tiny_eagle3])
+@pytest.mark.parametrize(
+    "make", [pytest.param(tiny_eagle, marks=pytest.mark.thorough(covered_by="[tiny_eagle3]")), tiny_eagle3]
+)
 def test_draft_passes_change_no_token(make: Callable[[], TinyDraft], tmp_path: Path) -> None:
     device, found = Device(Schedule(random.Random(1))), []
     prompts = [[token % VOCAB for token in prompt] for prompt in PROMPTS[:2]]

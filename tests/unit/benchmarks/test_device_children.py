@@ -31,7 +31,7 @@ def test_a_check_that_breaks_its_process_costs_only_itself() -> None:
     assert processes["exits"] != processes["breaks the context"]
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough(covered_by="test_the_limit_holds_under_a_wrapper")
 def test_a_check_that_hangs_costs_only_itself() -> None:
     rows = list(Children(breaking_checks.__name__, 1, limit_s=0.5).run(["hangs", "fine"], SETTING))
     assert [(row["name"], row["ok"]) for row in rows] == [("hangs", True), ("hangs", False), ("fine", True)]

@@ -15,6 +15,7 @@ from baton.core.errors import BatonError, NotFoundError, NoWorkerError
 from baton.core.request import FinishReason, TokenLogprobs
 from baton.engine.models.tokenizer import Tokenizer
 from cluster.requests.generation import GenerationRequest, ModelCard, TokenChunk
+from tests.waiting import until
 
 MODEL = "tiny/model"
 TEXT = "hello world, the quick brown fox"
@@ -160,16 +161,9 @@ async def serve(app: FastAPI) -> AsyncIterator[str]:
     server = _Server(uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="off", log_level="error"))
     task = asyncio.create_task(server.serve())
     try:
-        await eventually(lambda: server.started)
+        await until(lambda: server.started)
         port = server.servers[0].sockets[0].getsockname()[1]
         yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = True
         await task
-
-
-async def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Waits until ``condition`` holds; fails after ``timeout_s``."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 (the conditions are other code's state, without events)
-            await asyncio.sleep(0.005)

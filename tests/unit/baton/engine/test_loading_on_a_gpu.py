@@ -74,7 +74,7 @@ def test_a_model_elsewhere_than_on_the_cpu_asks_for_no_fused_decoder(
         ModelRunner(on_meta, 4, 16, RunnerOptions(weights="int8"))
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough(covered_by="test_a_model_elsewhere_than_on_the_cpu_asks_for_no_fused_decoder")
 def test_a_model_elsewhere_than_on_the_cpu_imports_no_compiler() -> None:
     """Runs in a process of its own, so that every import counts."""
     command = [sys.executable, "-c", _RUNNER_ON_META]

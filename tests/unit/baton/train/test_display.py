@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -10,22 +11,13 @@ from rich.console import Console
 from baton.train import display
 from baton.train.display import Display
 from baton.train.trainer import Progress
-
-
-class Clock:
-    """Stands still unless it is moved."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def monotonic(self) -> float:
-        return self.now_s
+from tests.fake_clock import FakeClock
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(display, "time", made)
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    made = FakeClock()
+    monkeypatch.setattr(display, "time", SimpleNamespace(monotonic=made))
     return made
 
 
@@ -33,7 +25,7 @@ def training(progress: float, loss: float) -> Progress:
     return Progress("training", progress, 40, 1, loss, (0.61, 0.42), 1e-3, 0.5, 812.0, 3725.0)
 
 
-def test_lines_come_now_and_then(clock: Clock) -> None:
+def test_lines_come_now_and_then(clock: FakeClock) -> None:
     screen = io.StringIO()
     with Display(Console(file=screen, width=200)) as shown:
         shown.collected(1000, 10_000)

@@ -53,7 +53,7 @@ def test_same_seed_gives_the_same_head(train: Callable[..., TrainingResult], set
     assert first != other
 
 
-@pytest.mark.parametrize("last_step", [7, pytest.param(10, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("last_step", [7, pytest.param(10, marks=pytest.mark.thorough(covered_by="[7]"))])
 def test_a_killed_run_goes_on_to_the_same_head(
     resumed_as_whole: Callable[[Eagle3Settings, int], Sequence[int]], settings: MakeSettings, last_step: int
 ) -> None:

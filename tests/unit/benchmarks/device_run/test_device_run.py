@@ -313,7 +313,7 @@ class CudaMachine(Part):
         return starts_cuda_afresh_only
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough(covered_by="test_without_the_device_nothing_else_is_tried")
 def test_parts_start_afresh_where_forked_processes_cannot_use_the_gpu(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

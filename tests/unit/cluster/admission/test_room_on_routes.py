@@ -28,6 +28,7 @@ from cluster.routing.request_predictions import RequestPredictions
 from cluster.routing.routing_contracts import RouteDecision, RoutingRequest, WorkerSnapshot
 from cluster.routing.routing_profile import build_profile
 from cluster.telemetry.metrics import RouterMetrics
+from tests.fake_clock import FakeClock
 from tests.unit.cluster.routing.worlds import decode_pools, make_candidates, prefill_pools, requests
 from tests.worker_infos import make_info
 
@@ -80,13 +81,6 @@ def test_a_route_has_room_exactly_when_the_check_of_it_finds_no_shortage(
         assert bool(has_room) == (check.shortage is None)
 
 
-class Clock:
-    now_s = 50.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 class Index:
     """A prefix index after which the first prefill worker holds all prompts."""
 
@@ -111,7 +105,7 @@ class Cluster:
     """
 
     def __init__(self, routing: dict[str, str], index: Index | None = None, **info: Any) -> None:
-        self.clock = Clock()
+        self.clock = FakeClock()
         self.registry, metrics = WorkerRegistry(clock=self.clock), RouterMetrics(clock=self.clock)
         self.predictions = RequestPredictions(LatencyModel(self.clock), metrics.prediction_errors, self.clock)
         for name in ("prefill-1", "prefill-2", "decode-1", "decode-2"):

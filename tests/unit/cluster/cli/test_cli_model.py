@@ -71,7 +71,7 @@ def test_what_the_hub_says_becomes_one_message(hub, error, expected, message):
         pull("org/model")
 
 
-@pytest.mark.thorough  # what it calls is shown by tests/unit/baton/engine/models/test_gguf_cache.py
+@pytest.mark.thorough(covered_by="tests/unit/baton/engine/models/test_gguf_cache.py::test_a_file_is_converted_once")
 def test_a_gguf_file_is_converted(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
     write_gguf(tmp_path / "tiny.gguf")

@@ -7,32 +7,39 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
-import ray
 from ray.exceptions import RayTaskError
 
 from baton.core.errors import BatonError
 from cluster.config.config import BatonConfig
 from cluster.controller.controller import Controller
-from tests.fake_hosts import HangingHost, MisconfiguredHost, OtherLayoutHost, ServingHost, small_ray
+from tests.fake_hosts import HangingHost, MisconfiguredHost, OtherLayoutHost, ServingHost
+from tests.fake_ray import FakeRay, RealRay
 from tests.fake_workers import expected_tokens
+from tests.pool_listener import ON_BOTH_RAYS
 from tests.tiny_tokenizers import write_model_folder
+from tests.waiting import until
 
 TIMEOUT_S = 180.0
 NO_WORKERS = {pool: {"resources": {"cpus": 99}} for pool in ("prefill", "decode")}
 """For clusters of which only the router is looked at: no node has a place for theirs."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _ray():
-    with small_ray(num_cpus=8):
-        yield
+ON_REAL_RAY = pytest.mark.parametrize("a_ray", ["real"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def _a_router_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a simulated Ray run the router here, without changing this process's imports and garbage collection."""
+    monkeypatch.setattr("cluster.actors.do_without_torch", lambda: None)
+    monkeypatch.setattr("cluster.actors.imports_that_stay", contextlib.nullcontext)
+    monkeypatch.setattr("cluster.router_process.spare_pauses", lambda: None)
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +50,10 @@ def model(tmp_path_factory) -> Path:
 class RunningController:
     """A controller actor, with calls that fail as they would have failed there."""
 
-    def __init__(self, config: dict[str, Any], worker_class: type) -> None:
+    def __init__(self, a_ray: FakeRay | RealRay, config: dict[str, Any], worker_class: type) -> None:
         checked = BatonConfig.from_dict(config).to_dict()
-        self._actor = ray.remote(Controller).options(num_cpus=0, max_concurrency=100).remote(checked, worker_class)
+        self._ray = a_ray
+        self._actor = a_ray.remote(Controller).options(num_cpus=0, max_concurrency=100).remote(checked, worker_class)
         self.endpoint = ""
 
     async def call(self, method: str, *arguments: Any) -> Any:
@@ -60,7 +68,7 @@ class RunningController:
 
     async def stop(self) -> None:
         await self.call("stop")
-        ray.kill(self._actor)
+        self._ray.kill(self._actor)
 
     async def complete(self, max_tokens: int = 5) -> list[int]:
         body = {"model": "fake", "prompt": [5, 6, 7], "max_tokens": max_tokens, "return_token_ids": True}
@@ -75,13 +83,22 @@ class RunningController:
         return {worker["id"]: worker["state"] for worker in pools[pool]["workers"]}
 
 
-@contextlib.asynccontextmanager
-async def controller(model: Path, worker_class: type = ServingHost, **config: Any) -> AsyncIterator[RunningController]:
-    running = RunningController({"model": str(model), "router": {"port": 0}, **config}, worker_class)
-    try:
-        yield running
-    finally:
-        await running.stop()
+Start = Callable[..., contextlib.AbstractAsyncContextManager[RunningController]]
+
+
+@pytest.fixture
+def controller(a_ray: FakeRay | RealRay, model: Path) -> Start:
+    """A function that runs a controller within a block."""
+
+    @contextlib.asynccontextmanager
+    async def run(worker_class: type = ServingHost, **config: Any) -> AsyncIterator[RunningController]:
+        running = RunningController(a_ray, {"model": str(model), "router": {"port": 0}, **config}, worker_class)
+        try:
+            yield running
+        finally:
+            await running.stop()
+
+    return run
 
 
 def listener_pid(endpoint: str) -> int | None:
@@ -93,14 +110,9 @@ def listener_pid(endpoint: str) -> int | None:
     return None
 
 
-async def until(condition) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while not await condition():  # noqa: ASYNC110 - the conditions are other processes' state
-            await asyncio.sleep(0.05)
-
-
-async def test_it_serves_scales_and_replaces_what_dies(model):
-    async with controller(model) as running:
+@ON_REAL_RAY
+async def test_it_serves_scales_and_replaces_a_dead_router(controller):
+    async with controller() as running:
         await running.start()
         assert await running.complete() == expected_tokens(5)
 
@@ -156,8 +168,9 @@ async def test_it_serves_scales_and_replaces_what_dies(model):
         assert await running.complete() == expected_tokens(5)
 
 
-async def test_a_router_killed_while_workers_start_does_not_take_them_along(model):
-    async with controller(model) as running:
+@ON_REAL_RAY
+async def test_workers_that_start_while_the_router_dies_are_kept(controller):
+    async with controller() as running:
         await running.start()
         pid = listener_pid(running.endpoint)
         assert pid is not None
@@ -187,20 +200,21 @@ async def test_a_router_killed_while_workers_start_does_not_take_them_along(mode
         (HangingHost, "deadline_exceeded", "After 1 s, 0 of 1 prefill workers are ready"),
     ],
 )
-async def test_what_the_user_reads_when_the_cluster_does_not_come_up(model, worker_class, code, message):
+async def test_the_error_when_the_cluster_does_not_start(controller, worker_class, code, message):
     timeout_s = 1.0 if worker_class is HangingHost else TIMEOUT_S
-    async with controller(model, worker_class, ray={"start_timeout_s": timeout_s}) as running:
+    async with controller(worker_class, ray={"start_timeout_s": timeout_s}) as running:
         with pytest.raises(BatonError, match=message) as raised:
             await running.start()
         assert raised.value.code == code
 
 
-async def test_a_port_in_use_is_said(model):
+@ON_BOTH_RAYS
+async def test_a_port_in_use_is_an_error(controller):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        async with controller(model, router={"port": port}, **NO_WORKERS) as running:
+        async with controller(router={"port": port}, **NO_WORKERS) as running:
             with pytest.raises(
                 BatonError, match=rf"Cannot listen on router\.host .* port {port}.*router\.port"
             ) as raised:
@@ -208,16 +222,16 @@ async def test_a_port_in_use_is_said(model):
             assert raised.value.code == "invalid_config"
 
 
-async def test_a_model_without_a_tokenizer_is_said(tmp_path):
+async def test_a_model_without_a_tokenizer_is_an_error(controller, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    async with controller(tmp_path, **NO_WORKERS) as running:
+    async with controller(model=str(tmp_path), **NO_WORKERS) as running:
         with pytest.raises(BatonError, match="no usable tokenizer") as raised:
             await running.start()
         assert raised.value.code == "invalid_config"
 
 
-async def test_stopping_while_it_starts(model):
-    async with controller(model, HangingHost) as running:
+async def test_stopping_while_it_starts(controller):
+    async with controller(HangingHost) as running:
         starting = asyncio.create_task(running.start())
 
         async def has_begun() -> bool:

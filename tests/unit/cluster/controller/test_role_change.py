@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from typing import Any
 
 import pytest
@@ -15,18 +13,13 @@ from cluster.config.config import BatonConfig
 from cluster.controller.controller import Controller
 from cluster.controller.pool_member import AskedBy
 from cluster.controller.worker_pool import WorkerPool
-from tests.fake_hosts import FakeHost, UnchangingHost, small_ray
-from tests.unit.cluster.controller.test_worker_pool import READY_S, Listener, ids_in, until
+from tests.fake_hosts import FakeHost, UnchangingHost
+from tests.pool_listener import READY_S, ids_in
+from tests.waiting import until
 from tests.worker_infos import make_info
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _ray():
-    with small_ray(num_cpus=8):
-        yield
-
-
-async def test_a_draft_that_decode_workers_alone_have_keeps_workers_from_changing():
+async def test_a_draft_on_decode_workers_alone_prevents_role_changes(a_ray):
     controller = Controller(BatonConfig.from_dict({"speculation": {"draft_on_prefill": False}}).to_dict(), FakeHost)
     try:
         await controller.worker_ready(make_info("prefill-1", PREFILL))
@@ -38,14 +31,10 @@ async def test_a_draft_that_decode_workers_alone_have_keeps_workers_from_changin
 
 
 class TestPools:
-    """Both pools on a real Ray, with actors that have no model."""
+    """Both pools, with actors that have no model."""
 
     @pytest.fixture
-    def listener(self):
-        return Listener()
-
-    @pytest.fixture
-    async def start(self, listener):
+    async def start(self, listener, a_ray):
         pools: list[WorkerPool] = []
 
         async def start(prefill: int, decode: int, actor_class: type = FakeHost, cpus: float = 1.0) -> list[WorkerPool]:
@@ -60,11 +49,7 @@ class TestPools:
         for pool in pools:
             await pool.stop()
 
-    def pid_of(self, pool: WorkerPool, worker_id: str) -> int:
-        [worker] = [one for one in pool.status()["workers"] if one["id"] == worker_id]
-        return worker["pid"]
-
-    async def test_a_drained_worker_goes_on_in_the_other_pool_in_the_same_process(self, start, listener):
+    async def test_a_drained_worker_continues_in_the_other_pool_in_the_same_process(self, start, listener):
         prefill, decode = await start(2, 1)
         pid = listener.ready["prefill-2"].pid
         decode.change_role_from(prefill, AskedBy.OPERATOR)
@@ -92,16 +77,16 @@ class TestPools:
         assert decode.figures().role_changes == {"autoscaler": 0, "operator": 1}
         assert prefill.figures().role_changes == {"autoscaler": 1, "operator": 0}
 
-    async def test_one_that_dies_on_the_way_is_replaced(self, start, listener):
+    async def test_a_worker_that_dies_while_changing_is_replaced(self, start, listener, a_ray):
         prefill, decode = await start(2, 0)
         pid = listener.ready["prefill-2"].pid
         decode.change_role_from(prefill, AskedBy.OPERATOR)
-        os.kill(pid, signal.SIGKILL)
+        a_ray.kill_process(pid)
         await decode.wait_until_ready(READY_S)
         assert listener.ready["decode-1"].pid != pid
         assert (prefill.target, decode.target) == (1, 1)
 
-    async def test_one_that_cannot_change_is_replaced(self, start, listener):
+    async def test_a_worker_that_cannot_change_is_replaced(self, start, listener):
         prefill, decode = await start(2, 0, UnchangingHost)
         pid = listener.ready["prefill-2"].pid
         listener.may_drain.set()
@@ -110,7 +95,7 @@ class TestPools:
         assert ids_in(decode, "ready") == ["decode-2"]
         assert listener.ready["decode-2"].pid != pid
 
-    async def test_one_that_is_wanted_no_more_ends_with_its_drain(self, start, listener):
+    async def test_a_change_that_is_no_longer_wanted_ends_with_the_drain(self, start, listener):
         prefill, decode = await start(2, 0)
         decode.change_role_from(prefill, AskedBy.OPERATOR)
         decode.scale(0)
@@ -120,7 +105,7 @@ class TestPools:
         assert (prefill.counts().ready, decode.counts().ready) == (1, 0)
         assert sorted(listener.ready) == ["prefill-1"]
 
-    async def test_it_comes_instead_of_one_that_found_no_place_and_the_last_one_stays(self, start, listener):
+    async def test_a_changed_worker_takes_the_place_of_a_pending_one_and_the_last_one_stays(self, start, listener):
         prefill, decode = await start(2, 0, cpus=3.0)
         pid = listener.ready["prefill-2"].pid
         decode.scale(1)
@@ -140,7 +125,7 @@ class TestPools:
         assert (prefill.target, decode.target) == (1, 1)
 
 
-async def test_the_autoscaler_leaves_a_pool_that_was_set_by_hand_alone():
+async def test_the_autoscaler_does_not_change_a_pinned_pool(a_ray):
     controller = Controller(BatonConfig.from_dict({"autoscaler": {"enabled": True}}).to_dict(), FakeHost)
     try:
         await controller.autoscale({PREFILL: 2, DECODE: 1}, None)
@@ -165,7 +150,7 @@ async def test_the_autoscaler_leaves_a_pool_that_was_set_by_hand_alone():
         await controller.stop()
 
 
-async def test_without_an_autoscaler_nothing_is_pinned_and_nothing_handed_back():
+async def test_without_an_autoscaler_pools_are_never_pinned(a_ray):
     controller = Controller(BatonConfig.from_dict({}).to_dict(), FakeHost)
     try:
         assert "pinned" not in (await controller.scale({DECODE: 1}))[DECODE]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from typing import Any
 
 import pytest
@@ -13,18 +12,12 @@ from cluster.config.config import BatonConfig
 from cluster.controller.pool_member import PoolMember
 from cluster.controller.shared_processes import SharedProcesses
 from cluster.controller.worker_pool import WorkerPool
-from tests.fake_hosts import FakeHost, small_ray
-from tests.unit.cluster.controller.test_worker_pool import Listener, ids_in, until
+from tests.fake_hosts import PROCESS, FakeHost
+from tests.pool_listener import READY_S, ids_in
+from tests.waiting import until
 from tests.worker_infos import make_info
 
-READY_S = 120.0
 CANCELLED_S = 60.0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _ray():
-    with small_ray(num_cpus=8):
-        yield
 
 
 class FirstProcess:
@@ -32,7 +25,7 @@ class FirstProcess:
 
     def __init__(self, config: dict[str, Any], name: str) -> None:
         if name != "workers-1":
-            threading.Event().wait()
+            PROCESS.get().start_for_ever()
         self._stopped: dict[str, asyncio.Event] = {}
 
     async def start(self, worker_id: str, pool: str, bind_host: str | None) -> dict[str, Any]:
@@ -59,8 +52,7 @@ def processes_of(actor_class: type, per_process: int = 2) -> SharedProcesses:
 
 
 @pytest.fixture
-async def pool():
-    listener = Listener()
+async def pool(listener, a_ray):
     listener.may_drain.set()
     made = WorkerPool("decode", BatonConfig(), listener, FakeHost, "127.0.0.1", processes_of(FirstProcess))
     made.scale(2)
@@ -72,20 +64,20 @@ async def pool():
         await made.stop()
 
 
-async def test_workers_whose_process_does_not_run_yet_are_cancelled_without_waiting_for_it(pool):
+async def test_workers_are_cancelled_before_their_process_runs(pool):
     pool.scale(2)
     async with asyncio.timeout(CANCELLED_S):
         await until(lambda: len(pool.status()["workers"]) == 2)
     assert ids_in(pool, "ready") == ["decode-1", "decode-2"]
 
 
-async def test_a_pool_stops_without_waiting_for_processes_that_start(pool):
+async def test_a_pool_stops_while_processes_are_starting(pool):
     async with asyncio.timeout(CANCELLED_S):
         await pool.stop()
     assert pool.status()["workers"] == []
 
 
-async def test_nobody_is_put_into_a_process_that_could_not_be_started():
+async def test_a_process_that_failed_to_start_gets_no_further_workers(a_ray):
     processes = processes_of(BrokenProcess)
     first, second, third = (PoolMember(f"decode-{number}") for number in (1, 2, 3))
     for member in (first, second):

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -14,8 +10,8 @@ import ray
 
 from baton.core.errors import ConfigError, DeadlineError, InternalError, LayoutMismatchError, WorkerLostError
 from cluster.config.config import BatonConfig
+from cluster.controller import worker_pool
 from cluster.controller.worker_pool import WorkerPool, _short_reason
-from cluster.registry.workers import WorkerInfo
 from tests.fake_hosts import (
     CrashingHost,
     DyingHost,
@@ -23,55 +19,13 @@ from tests.fake_hosts import (
     FlakyHost,
     HangingHost,
     MisconfiguredHost,
-    small_ray,
 )
-
-READY_S = 120.0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _ray():
-    with small_ray(num_cpus=8):
-        yield
-
-
-@dataclass
-class Listener:
-    """Records what a pool tells; lets a test hold a drain or refuse a worker."""
-
-    ready: dict[str, WorkerInfo] = field(default_factory=dict)
-    gone: list[str] = field(default_factory=list)
-    drained: list[str] = field(default_factory=list)
-    drain_timeouts_s: list[float] = field(default_factory=list)
-    reports: list[str] = field(default_factory=list)
-    may_drain: asyncio.Event = field(default_factory=asyncio.Event)
-    refuse: Exception | None = None
-
-    async def worker_ready(self, info: WorkerInfo) -> None:
-        if self.refuse is not None:
-            raise self.refuse
-        self.ready[info.worker_id] = info
-
-    async def worker_gone(self, worker_id: str) -> None:
-        self.gone.append(worker_id)
-        self.ready.pop(worker_id, None)
-
-    async def drain(self, worker_id: str, timeout_s: float) -> None:
-        self.drain_timeouts_s.append(timeout_s)
-        await self.may_drain.wait()
-        self.drained.append(worker_id)
-
-    def report(self, text: str) -> None:
-        self.reports.append(text)
+from tests.pool_listener import ON_BOTH_RAYS, READY_S, ids_in
+from tests.waiting import until
 
 
 @pytest.fixture
-def listener():
-    return Listener()
-
-
-@pytest.fixture
-async def make_pool(listener):
+async def make_pool(listener, a_ray):
     pools: list[WorkerPool] = []
 
     def make(
@@ -93,21 +47,8 @@ async def make_pool(listener):
         await pool.stop()
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(READY_S):
-        while not condition():  # noqa: ASYNC110 - the conditions are other processes' state
-            await asyncio.sleep(0.02)
-
-
-def ids_in(pool: WorkerPool, state: str) -> list[str]:
-    return [worker["id"] for worker in pool.status()["workers"] if worker["state"] == state]
-
-
-def kill(info: WorkerInfo) -> None:
-    os.kill(info.pid, signal.SIGKILL)
-
-
-async def test_it_starts_as_many_as_it_shall_have_replaces_who_is_killed_and_ends_them_all(make_pool, listener):
+@ON_BOTH_RAYS
+async def test_a_pool_starts_replaces_and_ends_its_workers(make_pool, listener, a_ray):
     pool = make_pool()
     pool.scale(2)
     assert ids_in(pool, "starting") == ["decode-1", "decode-2"]
@@ -116,7 +57,7 @@ async def test_it_starts_as_many_as_it_shall_have_replaces_who_is_killed_and_end
     assert any("decode-1 is ready" in line for line in listener.reports)
     assert pool.status()["target"] == 2
 
-    kill(listener.ready["decode-1"])
+    a_ray.kill_process(listener.ready["decode-1"].pid)
     await until(lambda: "decode-3" in listener.ready)
     assert listener.gone == ["decode-1"]  # the router is told
     assert ids_in(pool, "ready") == ["decode-2", "decode-3"]
@@ -127,13 +68,13 @@ async def test_it_starts_as_many_as_it_shall_have_replaces_who_is_killed_and_end
 
     pids = [info.pid for info in listener.ready.values()]
     await pool.stop()
-    await until(lambda: not any(_runs(pid) for pid in pids))
+    await until(lambda: not any(a_ray.runs(pid) for pid in pids))
     assert (pool.status()["target"], ids_in(pool, "dead")) == (0, ["decode-1"])
     assert len(pool.status()["workers"]) == 1  # no others were started
-    await until(lambda: _free_cpus() == 8)
+    await until(lambda: a_ray.free_cpus() == 8)
 
 
-async def test_scaling_up_and_down_and_its_history_is_counted(make_pool, listener):
+async def test_scaling_up_and_down_is_counted(make_pool, listener, a_ray):
     pool = make_pool()
     listener.may_drain.set()
     pool.scale(1)
@@ -151,7 +92,7 @@ async def test_scaling_up_and_down_and_its_history_is_counted(make_pool, listene
     assert ids_in(pool, "dead") == []  # leaving is no death
     assert pool.figures().failures == {"starting": 0, "serving": 0}  # who was asked to leave is none
 
-    kill(listener.ready["decode-1"])
+    a_ray.kill_process(listener.ready["decode-1"].pid)
     await until(lambda: "decode-4" in listener.ready and pool.num_ready == 1)
     figures = pool.figures()
     assert (figures.target, figures.num_started) == (1, 4)
@@ -160,19 +101,19 @@ async def test_scaling_up_and_down_and_its_history_is_counted(make_pool, listene
     assert figures.states == {"starting": 0, "ready": 1, "draining": 0}
 
 
-async def test_a_leaving_worker_lives_until_it_is_drained_which_may_take_as_long_as_a_request(make_pool, listener):
+async def test_a_leaving_worker_lives_until_it_is_drained(make_pool, listener, a_ray):
     pool = make_pool(request_timeout_s=7200.0)
     pool.scale(2)
     await pool.wait_until_ready(READY_S)
     leaving = listener.ready["decode-2"]
     pool.scale(1)
     await until(lambda: ids_in(pool, "draining") == ["decode-2"])
-    os.kill(leaving.pid, 0)
+    assert a_ray.runs(leaving.pid)
     assert listener.gone == []
     assert listener.drain_timeouts_s == [7200.0]
     listener.may_drain.set()
     await until(lambda: listener.gone == ["decode-2"])
-    await until(lambda: not _runs(leaving.pid))
+    await until(lambda: not a_ray.runs(leaving.pid))
 
 
 class OnceBrokenHost(FakeHost):
@@ -184,7 +125,7 @@ class OnceBrokenHost(FakeHost):
         await super().wait()
 
 
-async def test_a_worker_whose_engine_broke_is_replaced_by_another_process(make_pool, listener):
+async def test_a_worker_whose_engine_broke_is_replaced_by_another_process(make_pool, listener, a_ray):
     pool = make_pool(OnceBrokenHost)
     pool.scale(1)
     await until(lambda: "decode-2" in listener.ready)
@@ -192,23 +133,23 @@ async def test_a_worker_whose_engine_broke_is_replaced_by_another_process(make_p
     assert any("the engine of decode-1 failed" in line for line in listener.reports)
     [dead] = [worker for worker in pool.status()["workers"] if worker["state"] == "dead"]
     assert dead["pid"] != listener.ready["decode-2"].pid
-    await until(lambda: not _runs(dead["pid"]))
+    await until(lambda: not a_ray.runs(dead["pid"]))
 
 
-async def test_a_draining_worker_that_dies_is_not_replaced(make_pool, listener):
+async def test_a_draining_worker_that_dies_is_not_replaced(make_pool, listener, a_ray):
     pool = make_pool()
     pool.scale(2)
     await pool.wait_until_ready(READY_S)
     pool.scale(1)
     await until(lambda: ids_in(pool, "draining") == ["decode-2"])
-    kill(listener.ready["decode-2"])
+    a_ray.kill_process(listener.ready["decode-2"].pid)
     await until(lambda: listener.gone == ["decode-2"])
     await until(lambda: ids_in(pool, "draining") == [])
     assert list(listener.ready) == ids_in(pool, "ready") == ["decode-1"]
     assert ids_in(pool, "starting") == []
 
 
-async def test_scaling_down_drops_those_that_still_start(make_pool, listener):
+async def test_scaling_down_drops_workers_that_are_still_starting(make_pool, listener):
     pool = make_pool(HangingHost)
     pool.scale(3)
     pool.scale(1)
@@ -217,7 +158,7 @@ async def test_scaling_down_drops_those_that_still_start(make_pool, listener):
     assert listener.drained == []
 
 
-async def test_scaling_down_drops_those_that_found_no_place(make_pool, listener):
+async def test_scaling_down_drops_workers_without_a_place(make_pool, listener):
     pool = make_pool(cpus=6)
     pool.scale(2)
     await until(lambda: len(listener.ready) == 1)
@@ -236,7 +177,7 @@ async def test_scaling_up_while_starting(make_pool, listener):
     assert len(listener.ready) == 2
 
 
-async def test_a_wrong_configuration_is_said_at_once_and_not_tried_again(make_pool, listener):
+async def test_a_wrong_configuration_ends_the_wait_without_a_retry(make_pool, listener):
     pool = make_pool(MisconfiguredHost)
     pool.scale(1)
     with pytest.raises(ConfigError, match="context length is 9"):
@@ -257,16 +198,17 @@ class OnceMisconfiguredHost(FakeHost):
         return await super().start()
 
 
-async def test_what_is_wrong_with_one_later_worker_ends_no_pool(make_pool, listener):
+async def test_a_configuration_error_of_a_later_worker_does_not_end_the_pool(make_pool, listener, a_ray):
     pool = make_pool(OnceMisconfiguredHost)
     pool.scale(1)
     await pool.wait_until_ready(READY_S)
-    kill(listener.ready["decode-1"])
+    a_ray.kill_process(listener.ready["decode-1"].pid)
     await until(lambda: "decode-3" in listener.ready)
     [failed] = [worker for worker in pool.status()["workers"] if worker["id"] == "decode-2"]
     assert failed["reason"] == "not on this node."
 
 
+@pytest.mark.parametrize("a_ray", ["real"], indirect=True)
 async def test_labels_that_ray_refuses_are_a_configuration_error(make_pool):
     pool = make_pool(labels={"pool": "-not a label-"})
     pool.scale(1)
@@ -275,7 +217,7 @@ async def test_labels_that_ray_refuses_are_a_configuration_error(make_pool):
 
 
 @pytest.mark.parametrize(("actor_class", "reason"), [(CrashingHost, "no luck today"), (DyingHost, r"\w")])
-async def test_workers_that_keep_dying_at_start_end_the_wait_with_the_reason(make_pool, listener, actor_class, reason):
+async def test_repeated_deaths_at_start_end_the_wait_with_the_reason(make_pool, listener, actor_class, reason):
     pool = make_pool(actor_class)
     pool.scale(1)
     with pytest.raises(WorkerLostError, match=f"decode workers keep dying at start: .*{reason}"):
@@ -285,6 +227,7 @@ async def test_workers_that_keep_dying_at_start_end_the_wait_with_the_reason(mak
     assert pool.figures().num_started == 0
 
 
+@ON_BOTH_RAYS
 async def test_a_worker_that_fails_once_is_started_again(make_pool, listener):
     pool = make_pool(FlakyHost)
     pool.scale(1)
@@ -303,14 +246,15 @@ class UnluckyHost(FakeHost):
         return await super().start()
 
 
-async def test_starts_that_fail_count_by_worker(make_pool, listener):
+async def test_failed_starts_are_counted_per_worker(make_pool, listener):
     pool = make_pool(UnluckyHost)
     pool.scale(2)
     await pool.wait_until_ready(READY_S)
     assert sorted(listener.ready) == ["decode-4", "decode-5"]
 
 
-async def test_however_often_starts_have_failed_the_next_one_waits(make_pool):
+async def test_the_pause_after_failed_starts_has_no_overflow(make_pool, monkeypatch):
+    monkeypatch.setattr(worker_pool, "_MAX_BACKOFF_S", 30.0)
     pool = make_pool()
     pool._num_start_failures = 5000
     pool.scale(1)
@@ -318,7 +262,7 @@ async def test_however_often_starts_have_failed_the_next_one_waits(make_pool):
     assert (ids_in(pool, "starting"), ids_in(pool, "dead")) == (["decode-1"], [])
 
 
-async def test_a_worker_that_is_refused_is_started_again(make_pool, listener):
+async def test_a_refused_worker_is_started_again(make_pool, listener):
     listener.refuse = LayoutMismatchError("a different KV layout")
     pool = make_pool()
     pool.scale(1)
@@ -328,7 +272,7 @@ async def test_a_worker_that_is_refused_is_started_again(make_pool, listener):
     assert pool.status()["workers"][-1]["reason"] == "a different KV layout"
 
 
-async def test_what_the_user_reads_when_a_worker_loads_too_long(make_pool, tmp_path):
+async def test_the_error_when_a_worker_loads_too_long(make_pool, tmp_path):
     pool = make_pool(HangingHost, tmp_path)
     pool.scale(1)
     await until(lambda: len(list(tmp_path.iterdir())) == 1)
@@ -338,7 +282,7 @@ async def test_what_the_user_reads_when_a_worker_loads_too_long(make_pool, tmp_p
         await pool.wait_until_ready(0.5)
 
 
-async def test_what_the_user_reads_when_a_worker_finds_no_place(make_pool):
+async def test_the_error_when_a_worker_finds_no_place(make_pool):
     pool = make_pool(cpus=99)
     pool.scale(1)
     with pytest.raises(DeadlineError) as raised:
@@ -348,7 +292,8 @@ async def test_what_the_user_reads_when_a_worker_finds_no_place(make_pool):
     assert "change decode.resources" in raised.value.message
 
 
-async def test_what_many_workers_wait_for_is_told_once(make_pool, listener):
+async def test_the_reason_of_many_waiting_workers_is_reported_once(make_pool, listener, monkeypatch):
+    monkeypatch.setattr(worker_pool, "_HOPELESS_NOTICE_S", 0.1)
     pool = make_pool(cpus=99)
     pool.scale(4)
     await until(lambda: all(worker.get("reason") for worker in pool.status()["workers"]))
@@ -356,30 +301,19 @@ async def test_what_many_workers_wait_for_is_told_once(make_pool, listener):
     assert [text for text in listener.reports if "asks for 99 CPUs" in text] == listener.reports[-1:]
 
 
+@ON_BOTH_RAYS
 @pytest.mark.parametrize("resources", [{}, {"cpus": 99}], ids=["loading", "without_place"])
-async def test_stopping_while_starting_is_quick_and_leaves_nothing(make_pool, resources):
+async def test_stopping_while_starting_is_quick_and_leaves_nothing(make_pool, resources, a_ray):
     pool = make_pool(HangingHost, **resources)
     pool.scale(2)
     await asyncio.sleep(0.1)
     async with asyncio.timeout(10):  # far less than the patience with a worker that serves
         await pool.stop()
     assert pool.status()["workers"] == []
-    await until(lambda: _free_cpus() == 8)
+    await until(lambda: a_ray.free_cpus() == 8)
 
 
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _free_cpus() -> float:
-    return ray.available_resources().get("CPU", 0)
-
-
-def test_a_reason_is_a_line_and_names_memory_where_that_was_it() -> None:
+def test_a_reason_is_one_line_and_names_exhausted_memory() -> None:
     advice = "3 worker(s) were killed due to the node running low on memory. \nRefer to the documentation on that."
     ended = "Ray ended it because its node ran out of memory; scale the pools down, or give the node more memory"
     assert _short_reason(RuntimeError(advice)) == ended

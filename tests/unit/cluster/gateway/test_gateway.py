@@ -17,7 +17,8 @@ from cluster.gateway.gateway import create_app
 from cluster.gateway.openai.plan import GatewayLimits
 from cluster.requests.generation import GenerationRequest, TokenChunk
 from tests.tiny_tokenizers import byte_level_tokenizer
-from tests.unit.cluster.fakes import MODEL, TEXT, FakeAdmin, FakeGenerator, Step, eventually, say
+from tests.unit.cluster.fakes import MODEL, TEXT, FakeAdmin, FakeGenerator, Step, say
+from tests.waiting import until
 
 TOKENIZER = byte_level_tokenizer()
 NUM_TOKENS = len(TOKENIZER.encode(TEXT, add_special_tokens=False))
@@ -238,7 +239,7 @@ async def test_failure_of_one_choice_cancels_the_others(http: httpx.AsyncClient,
     generator.script = script
     response = await http.post("/v1/chat/completions", json={**CHAT, "n": 3})
     assert response.status_code == 503
-    await eventually(lambda: len(generator.cancelled) == 2)
+    await until(lambda: len(generator.cancelled) == 2)
 
 
 # --- Clients that go away --------------------------------------------------------------------------------------------
@@ -252,18 +253,18 @@ async def test_disconnect_cancels_every_sequence(
     generator.script = lambda request: [*first, None]
     num_running = body.get("n", 1) if first else 1
     request = asyncio.create_task(http.post("/v1/chat/completions", json={**CHAT, **body}))
-    await eventually(lambda: len(generator.requests) == num_running)
+    await until(lambda: len(generator.requests) == num_running)
     await asyncio.sleep(0.02)
     assert generator.cancelled == []
     request.cancel()
-    await eventually(lambda: len(generator.cancelled) == num_running)
+    await until(lambda: len(generator.cancelled) == num_running)
 
 
 async def test_disconnect_harms_no_other_request(http: httpx.AsyncClient, generator: FakeGenerator) -> None:
     speak = say(TOKENIZER, TEXT)
     generator.script = lambda request: [None] if request.params.max_tokens == 1 else speak(request)
     hanging = asyncio.create_task(http.post("/v1/completions", json={**COMPLETION, "max_tokens": 1}))
-    await eventually(lambda: len(generator.requests) == 1)
+    await until(lambda: len(generator.requests) == 1)
     answers = asyncio.gather(*(http.post("/v1/completions", json=COMPLETION) for _ in range(5)))
     hanging.cancel()
     assert [answer.json()["choices"][0]["text"] for answer in await answers] == [TEXT] * 5
@@ -289,11 +290,11 @@ async def test_request_id_in_use_is_not_given_twice(http: httpx.AsyncClient, gen
     generator.script = lambda request: [None] if len(generator.requests) == 1 else speak(request)
     headers = {"X-Request-Id": "same"}
     hanging = asyncio.create_task(http.post("/v1/completions", json=COMPLETION, headers=headers))
-    await eventually(lambda: len(generator.requests) == 1)
+    await until(lambda: len(generator.requests) == 1)
     second = await http.post("/v1/completions", json=COMPLETION, headers=headers)
     assert second.headers["x-request-id"] == second.json()["id"] != "same"
     hanging.cancel()
-    await eventually(lambda: generator.cancelled == ["same"])
+    await until(lambda: generator.cancelled == ["same"])
     third = await http.post("/v1/completions", json=COMPLETION, headers=headers)
     assert third.json()["id"] == "same"
 

@@ -12,7 +12,8 @@ from baton.core.timeline import Event
 from cluster.gateway.gateway import create_app
 from cluster.gateway.openai.plan import GatewayLimits
 from tests.tiny_tokenizers import byte_level_tokenizer
-from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator, eventually, say, serve
+from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator, say, serve
+from tests.waiting import until
 
 TOKENIZER = byte_level_tokenizer()
 COMPLETION = {"model": MODEL, "prompt": "hello", "max_tokens": 32}
@@ -53,9 +54,9 @@ async def test_choices_wait_for_each_other(http: httpx.AsyncClient, generator: F
 async def test_a_client_that_leaves_gets_no_sent_time(http: httpx.AsyncClient, generator: FakeGenerator) -> None:
     generator.script = lambda _: [None]
     hanging = asyncio.create_task(http.post("/v1/completions", json=COMPLETION))
-    await eventually(lambda: len(generator.requests) == 1)
+    await until(lambda: len(generator.requests) == 1)
     hanging.cancel()
-    await eventually(lambda: len(generator.cancelled) == 1)
+    await until(lambda: len(generator.cancelled) == 1)
     assert Event.SENT not in generator.requests[0].timeline.events
 
 

@@ -22,7 +22,7 @@ from cluster.gateway.http_edge import (
 )
 from cluster.gateway.http_protocol import server_config
 from cluster.telemetry.metrics import HttpMetrics
-from tests.unit.cluster.fakes import eventually
+from tests.waiting import until
 
 _BUSY_S = 0.4
 _TOLERANCE_S = 0.1
@@ -41,7 +41,7 @@ async def serving(app, observe_refusal=lambda status: None):
     server = Server(server_config(RequestTimesMiddleware(app), observe_refusal))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         task = asyncio.create_task(server.serve(sockets=[listener]))
-        await eventually(lambda: server.started)
+        await until(lambda: server.started)
         try:
             yield listener.getsockname()
         finally:
@@ -152,7 +152,7 @@ async def test_time_in_the_kernel_counts(is_connected: bool) -> None:
             raw.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
             sent_s = time.monotonic()
             time.sleep(_BUSY_S)  # noqa: ASYNC251 - the event loop is busy
-            await eventually(lambda: len(seen) == 1)
+            await until(lambda: len(seen) == 1)
         finally:
             raw.close()
     assert before_s - _TOLERANCE_S <= seen[0].received_s <= sent_s + _TOLERANCE_S

@@ -17,21 +17,15 @@ from cluster.gateway.gateway import create_app
 from cluster.gateway.http_edge import error_response
 from cluster.gateway.openai.plan import GatewayLimits
 from cluster.requests.generation import GenerationRequest
+from tests.fake_clock import FakeClock
 from tests.tiny_tokenizers import byte_level_tokenizer
-from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator, Step, eventually, say
+from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator, Step, say
+from tests.waiting import until
 
 TOKENIZER = byte_level_tokenizer()
 COMPLETION = {"model": MODEL, "prompt": [1, 2, 3, 4, 5], "max_tokens": 4}
 COMPLETIONS = "/v1/completions"
 KEY, OTHER = "key-of-the-website", "key-of-the-crawler"
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @given(st.integers(1, 100), st.lists(st.tuples(st.floats(0, 30), st.integers(0, 50)), max_size=40))
@@ -47,7 +41,7 @@ def test_a_bucket_never_gives_more_than_its_rate(per_minute: int, steps: list[tu
 
 
 def test_requests_per_minute_come_back_one_by_one() -> None:
-    clock = Clock()
+    clock = FakeClock()
     limiter, key = KeyLimiter(clock), ApiKey("web", limits=KeyLimits(requests_per_minute=6))
     for _ in range(6):
         assert limiter.ask(key) is not None
@@ -67,7 +61,7 @@ def test_requests_per_minute_come_back_one_by_one() -> None:
 
 
 def test_answers_are_paid_for_when_they_are_there() -> None:
-    clock = Clock()
+    clock = FakeClock()
     limiter, key = KeyLimiter(clock), ApiKey("web", limits=KeyLimits(tokens_per_minute=60))
     first = limiter.ask(key)
     assert first is not None
@@ -87,7 +81,7 @@ def test_answers_are_paid_for_when_they_are_there() -> None:
 
 def test_message_and_header_give_the_same_wait() -> None:
     """A request comes back after 60 / 44 = 1.36 s, and who asks after one second is refused again."""
-    limiter, key = KeyLimiter(Clock()), ApiKey("web", limits=KeyLimits(requests_per_minute=44))
+    limiter, key = KeyLimiter(FakeClock()), ApiKey("web", limits=KeyLimits(requests_per_minute=44))
     for _ in range(44):
         limiter.ask(key)
     with pytest.raises(RateLimitError, match=r"Try again in 2 s") as raised:
@@ -96,7 +90,7 @@ def test_message_and_header_give_the_same_wait() -> None:
 
 
 def test_a_prompt_without_an_answer_costs_nothing() -> None:
-    limiter, key = KeyLimiter(Clock()), ApiKey("web", limits=KeyLimits(tokens_per_minute=60))
+    limiter, key = KeyLimiter(FakeClock()), ApiKey("web", limits=KeyLimits(tokens_per_minute=60))
     allowance = limiter.ask(key)
     assert allowance is not None
     allowance.take_prompt(50)
@@ -105,7 +99,7 @@ def test_a_prompt_without_an_answer_costs_nothing() -> None:
 
 
 def test_a_prompt_larger_than_a_minutes_worth_needs_all_of_it() -> None:
-    clock = Clock()
+    clock = FakeClock()
     limiter, key = KeyLimiter(clock), ApiKey("web", limits=KeyLimits(tokens_per_minute=60))
     allowance = limiter.ask(key)
     assert allowance is not None
@@ -116,7 +110,7 @@ def test_a_prompt_larger_than_a_minutes_worth_needs_all_of_it() -> None:
 
 
 def test_concurrency_counts_what_runs() -> None:
-    limiter, key = KeyLimiter(Clock()), ApiKey("web", limits=KeyLimits(max_concurrent=2))
+    limiter, key = KeyLimiter(FakeClock()), ApiKey("web", limits=KeyLimits(max_concurrent=2))
     first, second = limiter.ask(key), limiter.ask(key)
     assert first is not None
     assert second is not None
@@ -200,7 +194,7 @@ async def test_and_taken_while_it_runs(generator: FakeGenerator) -> None:
     generator.script = hang
     async with client_of(generator, max_concurrent=1) as http:
         running = asyncio.create_task(http.post(COMPLETIONS, json=COMPLETION))
-        await eventually(lambda: len(generator.requests) == 1)
+        await until(lambda: len(generator.requests) == 1)
         refused = await http.post(COMPLETIONS, json=COMPLETION)
         assert refused.status_code == 429
         assert refused.json()["error"]["reason"] == "concurrency"

@@ -16,7 +16,8 @@ from cluster.gateway.gateway import create_app
 from cluster.gateway.openai.plan import GatewayLimits
 from cluster.requests.generation import TokenChunk
 from tests.tiny_tokenizers import byte_level_tokenizer
-from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator, eventually, serve
+from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator, serve
+from tests.waiting import until
 
 TOKENIZER = byte_level_tokenizer()
 BODY = {"model": MODEL, "prompt": "hello", "max_tokens": 32, "stream": True}
@@ -50,7 +51,7 @@ async def test_who_stops_reading_is_cut_off_when_the_time_of_the_request_is_over
     app = create_app(generator, TOKENIZER, FakeAdmin(), GatewayLimits(request_timeout_s=0.1))
     async with serve(app) as url:
         with closing(send_and_do_not_read(url)) as connection:
-            await eventually(lambda: len(generator.cancelled) == 1, timeout_s=20)
+            await until(lambda: len(generator.cancelled) == 1)
             received = await asyncio.to_thread(read_all, connection)  # to the end: nothing more comes
     assert received.startswith(b"HTTP/1.1 200")
     assert b"[DONE]" not in received

@@ -17,8 +17,8 @@ from cluster.latency.store import FitStore
 from cluster.registry.workers import Worker, WorkerRegistry
 from cluster.simulation.virtual_loop import run_virtually
 from cluster.worker.role import pack_step_samples
-from tests.unit.cluster.fakes import eventually
 from tests.unit.cluster.latency.synthetic_workers import SyntheticWorker
+from tests.waiting import until
 from tests.worker_infos import make_info
 
 
@@ -100,7 +100,7 @@ async def test_a_worker_is_not_asked_again_before_it_has_answered() -> None:
     feed = SampleFeed(registry, model)
     client.run(SyntheticWorker().steps(10))
     adding = asyncio.create_task(feed.add(add_worker(registry, client)))
-    await eventually(lambda: client.asked_after == [0])
+    await until(lambda: client.asked_after == [0])
     async with asyncio.timeout(5):
         await feed.poll()
     answers.set()
@@ -197,7 +197,7 @@ async def test_a_round_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("cluster.latency.feed.POLL_S", 0.001)
     monkeypatch.setattr(SampleFeed, "poll", poll)
     running = asyncio.create_task(SampleFeed(WorkerRegistry(), LatencyModel()).run())
-    await eventually(lambda: len(rounds) >= 3)
+    await until(lambda: len(rounds) >= 3)
     running.cancel()
 
 

@@ -14,20 +14,13 @@ from baton.core.step_samples import StepSample
 from cluster.latency.cost_table import attention_pairs
 from cluster.latency.estimates import PromptQueue, WorkerTraits
 from cluster.latency.latency_model import LatencyModel
+from tests.fake_clock import FakeClock
 from tests.unit.cluster.latency.synthetic_workers import COEFFICIENTS, SyntheticWorker, exact_ms
 
 TRAITS = WorkerTraits(("decode", "cpu"), chunk_tokens=512)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def learn(model: LatencyModel, clock: Clock, workers: dict[str, SyntheticWorker], seconds: int = 40) -> None:
+def learn(model: LatencyModel, clock: FakeClock, workers: dict[str, SyntheticWorker], seconds: int = 40) -> None:
     for worker_id in workers:
         model.add_worker(worker_id, TRAITS)
     for _ in range(seconds):
@@ -53,14 +46,14 @@ def median_error(model: LatencyModel, worker_id: str, scale: float = 1.0) -> flo
 
 @pytest.mark.parametrize("outliers", [0.0, 0.02])
 def test_known_costs_are_found_through_noise_and_outliers(outliers: float) -> None:
-    clock = Clock()
+    clock = FakeClock()
     model = LatencyModel(clock)
     learn(model, clock, {"w": SyntheticWorker(outliers=outliers)})
     assert median_error(model, "w") < 0.08
 
 
 def test_the_quadratic_term_is_found() -> None:
-    clock = Clock()
+    clock = FakeClock()
     model = LatencyModel(clock)
     learn(model, clock, {"w": SyntheticWorker(noise=0.02)}, seconds=100)
     with_context, without = model.prefill_ms("w", 512, 16_384).ms, model.prefill_ms("w", 512).ms
@@ -68,14 +61,14 @@ def test_the_quadratic_term_is_found() -> None:
 
 
 def test_few_samples_are_enough_for_a_rough_idea() -> None:
-    clock = Clock()
+    clock = FakeClock()
     model = LatencyModel(clock)
     learn(model, clock, {"w": SyntheticWorker()}, seconds=2)
     assert median_error(model, "w") < 0.25
 
 
 def test_a_new_worker_is_predicted_as_its_kind_at_once_and_a_slower_one_soon() -> None:
-    clock = Clock()
+    clock = FakeClock()
     model = LatencyModel(clock)
     learn(model, clock, {"a": SyntheticWorker(), "b": SyntheticWorker(seed=2)})
     model.add_worker("new", TRAITS)
@@ -87,7 +80,7 @@ def test_a_new_worker_is_predicted_as_its_kind_at_once_and_a_slower_one_soon() -
 
 
 def test_a_change_of_speed_is_followed() -> None:
-    clock = Clock()
+    clock = FakeClock()
     model = LatencyModel(clock)
     learn(model, clock, {"w": SyntheticWorker()})
     slower = SyntheticWorker(scale=1.6, seed=5)
@@ -98,7 +91,7 @@ def test_a_change_of_speed_is_followed() -> None:
 
 
 def test_what_is_rare_is_not_forgotten_for_what_is_common() -> None:
-    clock = Clock()
+    clock = FakeClock()
     model = LatencyModel(clock)
     learn(model, clock, {"w": SyntheticWorker()})
     worker = SyntheticWorker(seed=7)
@@ -166,7 +159,7 @@ def test_drafts_of_those_who_decode_lengthen_the_steps_of_a_prompt() -> None:
 
 
 def test_speculation_divides_the_time_per_token() -> None:
-    clock = Clock()
+    clock = FakeClock()
     model = LatencyModel(clock)
     model.add_worker("w", TRAITS)
     step = StepSample(30.0, 0, 0, 2, 2, 400, 4, 3)
@@ -180,7 +173,7 @@ def test_speculation_divides_the_time_per_token() -> None:
 
 
 def test_links_differ() -> None:
-    clock = Clock()
+    clock = FakeClock()
     model = LatencyModel(clock)
     for worker_id in ("p", "near", "far"):
         model.add_worker(worker_id, TRAITS)
@@ -196,7 +189,7 @@ def test_links_differ() -> None:
 
 def test_links_of_workers_that_left_are_not_kept() -> None:
     """Hand-offs are told of when decoding ends, which may be after their prefill worker has gone."""
-    clock = Clock()
+    clock = FakeClock()
     model = LatencyModel(clock)
     model.add_worker("d", TRAITS)
     for number in range(50):
@@ -213,7 +206,7 @@ def test_an_unknown_worker_is_predicted_too() -> None:
 
 
 def test_uncertainty_shrinks_with_samples() -> None:
-    clock = Clock()
+    clock = FakeClock()
     model = LatencyModel(clock)
     model.add_worker("w", TRAITS)
     before = model.step_ms("w", 4, 1000)
@@ -223,7 +216,7 @@ def test_uncertainty_shrinks_with_samples() -> None:
 
 
 def test_many_candidates_are_predicted_as_one_by_one() -> None:
-    clock = Clock()
+    clock = FakeClock()
     model = LatencyModel(clock)
     learn(model, clock, {"a": SyntheticWorker(), "b": SyntheticWorker(scale=2, seed=2)}, seconds=5)
     ids = ["a", "b", "a", "who", "a"]
@@ -256,7 +249,7 @@ ANY_SAMPLE = st.builds(StepSample, TIMES, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1e4), st.lists(ANY_SAMPLE, max_size=20)), max_size=6))
 def test_no_sample_breaks_it(rounds: list[tuple[float, list[StepSample]]]) -> None:
-    clock = Clock()
+    clock = FakeClock()
     model = LatencyModel(clock)
     model.add_worker("w", TRAITS)
     model.add_worker("v", TRAITS)
@@ -280,7 +273,7 @@ def test_no_sample_breaks_it(rounds: list[tuple[float, list[StepSample]]]) -> No
 @settings(max_examples=15, deadline=None)
 @given(st.lists(ANY_SAMPLE.filter(lambda sample: not 1e-3 < sample.ms < 3.6e6), min_size=1, max_size=30))
 def test_impossible_samples_change_nothing_that_was_learned(samples: list[StepSample]) -> None:
-    clock = Clock()
+    clock = FakeClock()
     model = LatencyModel(clock)
     learn(model, clock, {"w": SyntheticWorker()}, seconds=3)
     before = model.step_ms("w", 4, 1000, 3)
@@ -291,7 +284,7 @@ def test_impossible_samples_change_nothing_that_was_learned(samples: list[StepSa
 @pytest.mark.parametrize("num_before", [10, 300])
 def test_a_step_that_waited_for_a_compiler_changes_no_prediction(num_before: int) -> None:
     samples = SyntheticWorker(scale=0.1).steps(num_before + 20)
-    clock = Clock()
+    clock = FakeClock()
     models = LatencyModel(clock), LatencyModel(clock)
     for model, compiled in zip(models, (samples[num_before]._replace(ms=2000.0), None), strict=True):
         model.add_worker("w", TRAITS)
@@ -303,7 +296,7 @@ def test_a_step_that_waited_for_a_compiler_changes_no_prediction(num_before: int
 
 
 def test_a_worker_that_became_many_times_slower_is_followed() -> None:
-    clock = Clock()
+    clock = FakeClock()
     model = LatencyModel(clock)
     learn(model, clock, {"w": SyntheticWorker()}, seconds=10)
     slower = SyntheticWorker(scale=15.0, seed=5)

@@ -18,7 +18,8 @@ from cluster.cli.cli_view import render_status
 from cluster.latency.calibration import TTFT, Calibration, ErrorWindow, PredictionErrors, SlidingMedian
 from cluster.latency.latency_model import LatencyModel
 from cluster.routing.request_predictions import busy_s
-from tests.fake_workers import FakeCluster, decode_some, failing, handoff_failed, hang, prefill_then, until
+from tests.fake_workers import FakeCluster, decode_some, failing, handoff_failed, hang, prefill_then
+from tests.waiting import until
 
 
 class PredictingCluster(FakeCluster):

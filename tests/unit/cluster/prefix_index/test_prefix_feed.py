@@ -17,7 +17,7 @@ from cluster.prefix_index.prefix_feed import PrefixFeed
 from cluster.prefix_index.prefix_index import PrefixIndex, prompt_hashes
 from cluster.registry.workers import Worker
 from cluster.telemetry.metrics import RouterMetrics
-from tests.unit.cluster.fakes import eventually
+from tests.waiting import until
 from tests.worker_infos import make_info
 
 SIZE = 16
@@ -89,11 +89,11 @@ async def test_what_a_worker_says_is_known(feed: PrefixFeed, index: PrefixIndex)
     client = TalkingClient()
     feed.add(worker_with(client))
     client.say(*HASHES[:1], snapshot=True)
-    await eventually(lambda: cached(index) == SIZE)
+    await until(lambda: cached(index) == SIZE)
     client.say(*HASHES[1:])
-    await eventually(lambda: cached(index) == 3 * SIZE)
+    await until(lambda: cached(index) == 3 * SIZE)
     client.say(evicted=HASHES[2:])
-    await eventually(lambda: cached(index) == 2 * SIZE)
+    await until(lambda: cached(index) == 2 * SIZE)
 
 
 async def test_adding_a_worker_twice_opens_one_stream(feed: PrefixFeed) -> None:
@@ -101,7 +101,7 @@ async def test_adding_a_worker_twice_opens_one_stream(feed: PrefixFeed) -> None:
     worker = worker_with(client)
     feed.add(worker)
     feed.add(worker)
-    await eventually(lambda: client.num_open > 0)
+    await until(lambda: client.num_open > 0)
     assert client.num_streams == 1
 
 
@@ -112,13 +112,13 @@ async def test_a_stream_that_breaks_is_opened_again_and_what_was_known_stays_til
     feed.add(worker_with(client))
     for broken in (WorkerLostError("the connection broke"), None):
         client.say(*HASHES, snapshot=True)
-        await eventually(lambda: cached(index) == 3 * SIZE)
+        await until(lambda: cached(index) == 3 * SIZE)
         before = client.num_streams
         client.say_raw(broken)
-        await eventually(lambda before=before: client.num_streams > before)
+        await until(lambda before=before: client.num_streams > before)
         assert cached(index) == 3 * SIZE
     client.say(*HASHES[:1], snapshot=True)
-    await eventually(lambda: cached(index) == SIZE)
+    await until(lambda: cached(index) == SIZE)
 
 
 async def test_a_worker_that_is_silent_after_a_break_is_not_believed_for_ever(
@@ -127,10 +127,10 @@ async def test_a_worker_that_is_silent_after_a_break_is_not_believed_for_ever(
     client = TalkingClient()
     feed.add(worker_with(client))
     client.say(*HASHES, snapshot=True)
-    await eventually(lambda: cached(index) == 3 * SIZE)
+    await until(lambda: cached(index) == 3 * SIZE)
     client.say_raw(WorkerLostError("the connection broke"))
     client.say_raw(WorkerLostError("nobody there"))
-    await eventually(lambda: cached(index) == 0)
+    await until(lambda: cached(index) == 0)
 
 
 async def test_a_worker_without_a_stream_is_warned_about_once_and_asked_again(
@@ -140,11 +140,11 @@ async def test_a_worker_without_a_stream_is_warned_about_once_and_asked_again(
     feed.add(worker_with(client))
     for _ in range(10):
         client.say_raw(InternalError("Method not found!"))
-    await eventually(lambda: client.num_streams > 10)
+    await until(lambda: client.num_streams > 10)
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert [record.message for record in warnings] == ["a stream of prefix cache events broke: Method not found!"]
     client.say(*HASHES, snapshot=True)
-    await eventually(lambda: cached(index) == 3 * SIZE)
+    await until(lambda: cached(index) == 3 * SIZE)
 
 
 async def test_a_worker_that_fails_for_hours_is_still_asked(
@@ -157,7 +157,7 @@ async def test_a_worker_that_fails_for_hours_is_still_asked(
     for _ in range(1100):
         client.say_raw(InternalError("Method not found!"))
     client.say(*HASHES, snapshot=True)
-    await eventually(lambda: cached(index) == 3 * SIZE)
+    await until(lambda: cached(index) == 3 * SIZE)
 
 
 @pytest.mark.parametrize(
@@ -175,10 +175,10 @@ async def test_a_worker_that_says_what_cannot_be_is_asked_again(
     feed.add(worker_with(client, kv_blocks=5))
     client.say(*HASHES, snapshot=True)
     client.say_raw(nonsense)
-    await eventually(lambda: client.num_streams == 2)
+    await until(lambda: client.num_streams == 2)
     assert index.num_blocks("p1") == 0
     client.say(*HASHES, snapshot=True)
-    await eventually(lambda: cached(index) == 3 * SIZE)
+    await until(lambda: cached(index) == 3 * SIZE)
 
 
 async def test_a_worker_that_left_is_forgotten_and_its_stream_ends(feed: PrefixFeed, index: PrefixIndex) -> None:
@@ -187,15 +187,15 @@ async def test_a_worker_that_left_is_forgotten_and_its_stream_ends(feed: PrefixF
     feed.add(worker_with(other, "p2"))
     for talking in (client, other):
         talking.say(*HASHES, snapshot=True)
-    await eventually(lambda: index.sizes() == {"p1": 3, "p2": 3})
+    await until(lambda: index.sizes() == {"p1": 3, "p2": 3})
     feed.remove("p1")
     assert index.cached_tokens(["p1", "p2"], PROMPT) == {"p1": 0, "p2": 3 * SIZE}
-    await eventually(lambda: client.num_open == 0)
+    await until(lambda: client.num_open == 0)
     assert (client.num_streams, other.num_open) == (1, 1)
     feed.remove("p1")  # nothing happens
     feed.add(worker_with(client))
     client.say(*HASHES[:1], snapshot=True)
-    await eventually(lambda: cached(index) == SIZE)
+    await until(lambda: cached(index) == SIZE)
 
 
 async def test_blocks_of_another_size_are_refused_loudly(
@@ -208,7 +208,7 @@ async def test_blocks_of_another_size_are_refused_loudly(
     assert "KV blocks have 32 tokens on this worker and 16 on others" in caplog.text
     feed.add(worker)
     client.say(*HASHES, snapshot=True)
-    await eventually(lambda: cached(index) == 3 * SIZE)
+    await until(lambda: cached(index) == 3 * SIZE)
     assert client.num_streams == 1
     assert cached(index, "odd") == 0
     feed.remove("odd")
@@ -219,7 +219,7 @@ async def test_closing_ends_every_stream(feed: PrefixFeed, index: PrefixIndex) -
     for number, client in enumerate(clients):
         feed.add(worker_with(client, f"p{number}"))
         client.say(*HASHES, snapshot=True)
-    await eventually(lambda: len(index.sizes()) == 3)
+    await until(lambda: len(index.sizes()) == 3)
     await feed.close()
     assert [client.num_open for client in clients] == [0, 0, 0]
     assert index.sizes() == {}
@@ -231,9 +231,9 @@ async def test_it_is_counted(feed: PrefixFeed, metrics: RouterMetrics, index: Pr
     feed.add(worker_with(client))
     client.say(*HASHES, snapshot=True)
     client.say(evicted=HASHES[:2])
-    await eventually(lambda: index.sizes() == {"p1": 1})
+    await until(lambda: index.sizes() == {"p1": 1})
     client.say_raw(None)
-    await eventually(lambda: client.num_streams == 2)
+    await until(lambda: client.num_streams == 2)
     page = metrics.render().decode().splitlines()
     for line in (
         'baton_prefix_known_blocks{worker="p1"} 1.0',

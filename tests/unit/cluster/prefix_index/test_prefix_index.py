@@ -14,17 +14,11 @@ from baton.rpc.cache_messages import pack_cache_changes, unpack_hashes
 from baton.rpc.wire import worker_pb2
 from cluster.prefix_index import prefix_index
 from cluster.prefix_index.prefix_index import PrefixIndex, prompt_hashes
+from tests.fake_clock import FakeClock
 
 SIZE = 2
 WORKERS = ("p1", "p2", "p3")
 prompts = st.lists(st.integers(0, 1), max_size=11).map(tuple)
-
-
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def hashes(prompt: Sequence[int]) -> tuple[bytes, ...]:
@@ -61,7 +55,7 @@ class Index(RuleBasedStateMachine):
     def begin(self) -> None:
         self.limits = pytest.MonkeyPatch()
         self.limits.setattr(prefix_index, "_SWEEP_BLOCKS", 2)
-        self.clock = Clock()
+        self.clock = FakeClock()
         self.index = PrefixIndex(SIZE, self.clock)
         self.contents: dict[str, set[bytes]] = {}
         self.expected: dict[str, dict[bytes, float]] = {}
@@ -178,7 +172,7 @@ def test_only_those_asked_about_are_answered_for() -> None:
 
 
 def test_a_burst_with_one_beginning_stays_together() -> None:
-    clock = Clock()
+    clock = FakeClock()
     index = PrefixIndex(SIZE, clock)
     for worker in WORKERS:
         tell(index, worker, snapshot=True)
@@ -190,7 +184,7 @@ def test_a_burst_with_one_beginning_stays_together() -> None:
 
 
 def test_a_block_that_came_as_expected_and_left_again_is_not_expected_any_more() -> None:
-    index = PrefixIndex(SIZE, Clock())
+    index = PrefixIndex(SIZE, FakeClock())
     tell(index, "p1", snapshot=True)
     index.expect("p1", PROMPT, 1e9)
     tell(index, "p1", hashes(PROMPT))
@@ -199,7 +193,7 @@ def test_a_block_that_came_as_expected_and_left_again_is_not_expected_any_more()
 
 
 def test_a_worker_that_takes_over_anothers_bit_inherits_nothing() -> None:
-    index = PrefixIndex(SIZE, Clock())
+    index = PrefixIndex(SIZE, FakeClock())
     tell(index, "p1", hashes(PROMPT)[:1], snapshot=True)
     index.expect("p1", PROMPT, 1e9)
     index.remove("p1")

@@ -25,17 +25,10 @@ from cluster.routing.request_predictions import RequestPredictions
 from cluster.routing.routing_config import RoutingConfig
 from cluster.routing.routing_contracts import Preference, RouteDecision, RoutingRequest, WorkerSnapshot
 from cluster.routing.routing_profile import build_profile
+from tests.fake_clock import FakeClock
 from tests.worker_infos import make_info
 
 PROMPT = tuple(range(100))
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 50.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class Chooser:
@@ -76,7 +69,7 @@ ALONE = RouteDecision(None, "d1", 10, 500.0, 20.0)
 
 class World:
     def __init__(self, decision: RouteDecision | None = PAIR, index: Index | None = None) -> None:
-        self.clock = Clock()
+        self.clock = FakeClock(50.0)
         self.registry = WorkerRegistry(clock=self.clock)
         for worker_id, pool in (("p1", PREFILL), ("p2", PREFILL), ("d1", DECODE)):
             self.registry.add(make_info(worker_id, pool, kv_blocks=100, max_num_seqs=8))

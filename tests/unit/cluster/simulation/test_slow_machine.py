@@ -40,7 +40,7 @@ def burst(count: int) -> list[TraceRequest]:
     return [TraceRequest(0.0, 60 + 7 * (index % 30), 16 + index % 64, (index,)) for index in range(count)]
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(200, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("count", [100, pytest.param(200, marks=pytest.mark.thorough(covered_by="[100]"))])
 @pytest.mark.parametrize("slo_class", ["standard", "batch"])
 def test_a_burst_is_served_to_the_last_request(slo_class: str, count: int) -> None:
     figures = run(burst(count), slo_class)

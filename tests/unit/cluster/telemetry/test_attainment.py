@@ -9,27 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.telemetry.attainment import WINDOWS, AttainmentTracker, SlidingWindow
-
-
-class Clock:
-    def __init__(self, now_s: float = 1000.0) -> None:
-        self.now_s = now_s
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.fake_clock import FakeClock
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> FakeClock:
+    return FakeClock(1000.0)
 
 
-def test_an_empty_window_is_neither_good_nor_bad(clock: Clock) -> None:
+def test_an_empty_window_is_neither_good_nor_bad(clock: FakeClock) -> None:
     figures = SlidingWindow(60.0, clock).read()
     assert (figures.num_requests, figures.attainment, figures.goodput) == (0, None, 0.0)
 
 
-def test_attainment_and_goodput_count_what_met_its_targets(clock: Clock) -> None:
+def test_attainment_and_goodput_count_what_met_its_targets(clock: FakeClock) -> None:
     window = SlidingWindow(60.0, clock)
     for second in range(30):
         clock.now_s = 1000.0 + second
@@ -41,7 +34,7 @@ def test_attainment_and_goodput_count_what_met_its_targets(clock: Clock) -> None
     assert figures.goodput == pytest.approx(20 / 30), "per second since the window is there"
 
 
-def test_goodput_is_steady_once_the_window_is_full(clock: Clock) -> None:
+def test_goodput_is_steady_once_the_window_is_full(clock: FakeClock) -> None:
     window = SlidingWindow(60.0, clock)
     for tenth in range(6000):
         clock.now_s = 1000.0 + tenth / 10
@@ -49,14 +42,14 @@ def test_goodput_is_steady_once_the_window_is_full(clock: Clock) -> None:
     assert window.read().goodput == pytest.approx(10.0, rel=0.02)
 
 
-def test_a_request_right_after_the_start_is_no_torrent(clock: Clock) -> None:
+def test_a_request_right_after_the_start_is_no_torrent(clock: FakeClock) -> None:
     window = SlidingWindow(60.0, clock)
     clock.now_s += 0.001
     window.add(met=True)
     assert window.read().goodput == 1.0
 
 
-def test_what_is_old_is_forgotten_after_a_long_silence(clock: Clock) -> None:
+def test_what_is_old_is_forgotten_after_a_long_silence(clock: FakeClock) -> None:
     window = SlidingWindow(60.0, clock)
     window.add(met=True)
     clock.now_s += 59.0
@@ -76,7 +69,7 @@ def test_what_is_old_is_forgotten_after_a_long_silence(clock: Clock) -> None:
 )
 def test_it_holds_the_window_less_at_most_a_bucket(window_s, began_s, events, silence_s):
     """Everything of the last 59/60 of the window is counted, and nothing that is older than the window."""
-    clock = Clock(began_s)
+    clock = FakeClock(began_s)
     window = SlidingWindow(window_s, clock)
     times: list[tuple[float, bool]] = []
     for pause_s, met in events:
@@ -94,7 +87,7 @@ def test_it_holds_the_window_less_at_most_a_bucket(window_s, began_s, events, si
     assert window.read() == figures, "reading changes nothing"
 
 
-def test_memory_does_not_grow_with_requests_or_time(clock: Clock) -> None:
+def test_memory_does_not_grow_with_requests_or_time(clock: FakeClock) -> None:
     tracker = AttainmentTracker(["a", "b"], clock)
 
     def size() -> int:
@@ -108,7 +101,7 @@ def test_memory_does_not_grow_with_requests_or_time(clock: Clock) -> None:
     assert size() == before
 
 
-def test_classes_and_windows_are_counted_apart(clock: Clock) -> None:
+def test_classes_and_windows_are_counted_apart(clock: FakeClock) -> None:
     tracker = AttainmentTracker(["a", "b"], clock)
     tracker.add("a", met=True)
     clock.now_s += 120.0

@@ -140,7 +140,6 @@ def waits_of_a_step(
     return waits.places, len(outputs[0].token_ids)
 
 
-THOROUGH = pytest.mark.thorough
 SAMPLED = SamplingParams(max_tokens=60, temperature=0.7)
 PROCESSED = SamplingParams(max_tokens=60, temperature=0.7, repetition_penalty=1.2, logit_bias=((5, 1.0),), min_tokens=9)
 CHAINS = each(MAX_DRAFT_TOKENS, {CHAIN: 1})
@@ -156,15 +155,29 @@ DRAWN = each(MAX_DRAFT_TOKENS, DRAWN_PASS)
         pytest.param(eagle(tiny_eagle3), None, CHAINS, id="EAGLE-3"),
         pytest.param(eagle(tiny_eagle3), PROCESSED, PROCESSED_CHAINS, id="EAGLE-3, processed"),
         pytest.param(
-            eagle(lambda: tiny_speculators(num_layers=2)), None, CHAINS, id="EAGLE-3 of two layers", marks=THOROUGH
+            eagle(lambda: tiny_speculators(num_layers=2)),
+            None,
+            CHAINS,
+            id="EAGLE-3 of two layers",
+            marks=pytest.mark.thorough(covered_by="[EAGLE-3]"),
         ),
         pytest.param(eagle(tiny_eagle3, trees=True), None, {TREE: 2}, id="EAGLE-2 trees"),
         pytest.param(
-            eagle(tiny_eagle3, trees=True), PROCESSED, {TREE: 2}, id="EAGLE-2 trees, processed", marks=THOROUGH
+            eagle(tiny_eagle3, trees=True),
+            PROCESSED,
+            {TREE: 2},
+            id="EAGLE-2 trees, processed",
+            marks=pytest.mark.thorough(covered_by="[EAGLE-2 trees]"),
         ),
         pytest.param(eagle(tiny_eagle3, draws=True), SAMPLED, DRAWN, id="EAGLE-3, drawn"),
         pytest.param(draft_model(), None, CHAINS, id="draft model"),
-        pytest.param(draft_model(draws=True), SAMPLED, DRAWN, id="draft model, drawn", marks=THOROUGH),
+        pytest.param(
+            draft_model(draws=True),
+            SAMPLED,
+            DRAWN,
+            id="draft model, drawn",
+            marks=pytest.mark.thorough(covered_by="[EAGLE-3, drawn]"),
+        ),
         pytest.param(medusa, None, {MEDUSA: 1}, id="Medusa"),
         pytest.param(lookahead, None, {LOOKAHEAD: 1}, id="lookahead"),
     ],
@@ -190,7 +203,9 @@ def test_typical_acceptance_waits_for_each_draft_and_each_bonus_token(tmp_path: 
     assert places == each(NUM_SEQUENCES, {JUDGE: 1, **BONUS_TOKEN}) + Counter({MEDUSA: 1, TOKENS: 1})
 
 
-@pytest.mark.parametrize("acceptance", ["residual", pytest.param("typical", marks=THOROUGH)])
+@pytest.mark.parametrize(
+    "acceptance", ["residual", pytest.param("typical", marks=pytest.mark.thorough(covered_by="[residual]"))]
+)
 def test_no_rule_decides_on_greedy_requests(acceptance: str, tmp_path: Path) -> None:
     places, _ = waits_of_a_step(eagle(tiny_eagle3), tmp_path, acceptance)
     assert places == CHAINS + Counter({TOKENS: 1})
@@ -198,7 +213,11 @@ def test_no_rule_decides_on_greedy_requests(acceptance: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     "build",
-    [eagle(tiny_eagle3), pytest.param(eagle(lambda: tiny_speculators(num_layers=2)), marks=THOROUGH), medusa],
+    [
+        eagle(tiny_eagle3),
+        pytest.param(eagle(lambda: tiny_speculators(num_layers=2)), marks=pytest.mark.thorough(covered_by="[EAGLE-3]")),
+        medusa,
+    ],
     ids=["EAGLE-3", "EAGLE-3 of two layers", "Medusa"],
 )
 def test_prompts_and_their_hand_off_wait_for_nothing_but_what_is_sent(build: Build, tmp_path: Path) -> None:

@@ -80,7 +80,10 @@ def test_every_query_gets_the_softmax_over_its_own_past(
     torch.testing.assert_close(output.double(), world.expected(variant), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("encoding", [KVEncoding.NATIVE, pytest.param(KVEncoding.INT8, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "encoding",
+    [KVEncoding.NATIVE, pytest.param(KVEncoding.INT8, marks=pytest.mark.thorough(covered_by="test_half_precision"))],
+)
 @pytest.mark.parametrize(
     "variant",
     [

@@ -39,7 +39,14 @@ def _named(case: tuple[int, Variant]) -> str:
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, id=_named(case), marks=() if case in _QUICK else pytest.mark.thorough) for case in cases()],
+    [
+        pytest.param(
+            case,
+            id=_named(case),
+            marks=() if case in _QUICK else pytest.mark.thorough(covered_by=f"[-{case[1].kernel}-]"),
+        )
+        for case in cases()
+    ],
 )
 def test_a_kernel_costs_what_the_table_says(case: tuple[int, Variant]) -> None:
     found = row_of(*case)

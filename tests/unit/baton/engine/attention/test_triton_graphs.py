@@ -53,11 +53,13 @@ def launches_of(tape: Tape) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "kv_cache", "expected"),
     [
-        pytest.param("llama", KVEncoding.NATIVE, SPLIT, marks=pytest.mark.thorough),
-        pytest.param("llama", KVEncoding.INT8, SPLIT, marks=pytest.mark.thorough),
+        pytest.param("llama", KVEncoding.NATIVE, SPLIT, marks=pytest.mark.thorough(covered_by="[window and cap]")),
+        pytest.param("llama", KVEncoding.INT8, SPLIT, marks=pytest.mark.thorough(covered_by="[window and cap]")),
         ("gemma2", KVEncoding.NATIVE, SPLIT),
         ("gpt_oss", KVEncoding.NATIVE, SPLIT),
-        pytest.param("deepseek_v3", KVEncoding.NATIVE, WHOLE, marks=pytest.mark.thorough),
+        pytest.param(
+            "deepseek_v3", KVEncoding.NATIVE, WHOLE, marks=pytest.mark.thorough(covered_by="[window and cap]")
+        ),
     ],
     ids=["llama", "int8", "window and cap", "sinks and experts", "latent"],
 )

@@ -25,7 +25,10 @@ SAPPHIRE_RAPIDS = KINDS["amx"].needs | ZEN3 | {"avx512fp16", "amx-int8", "vaes"}
 @pytest.mark.skipif(VARIABLE in os.environ, reason="this process is one of those that are started here")
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.thorough) if name == "amx-fast-pairs" else name for name in KINDS],
+    [
+        pytest.param(name, marks=pytest.mark.thorough(covered_by="[amx]")) if name == "amx-fast-pairs" else name
+        for name in KINDS
+    ],
 )
 def test_each_kind_of_cpu_computes_correctly(name: str, record_property: pytest.RecordProperty) -> None:
     if how_to_run(KINDS[name], host_features()) == "as it is":
@@ -39,7 +42,8 @@ def test_each_kind_of_cpu_computes_correctly(name: str, record_property: pytest.
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions are those of x86")
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.thorough) for name in INSTRUCTIONS])
+@pytest.mark.thorough(covered_by="test_each_kind_of_cpu_computes_correctly")
+@pytest.mark.parametrize("name", INSTRUCTIONS)
 def test_the_compiler_takes_the_instructions_of_kinds_that_this_cpu_is_not(name: str) -> None:
     command = [sys.executable, "-m", "tests.cpu_kinds.compile_only", name]
     ended = subprocess.run(command, cwd=Path(__file__).parents[5], capture_output=True, text=True, check=False)

@@ -169,7 +169,12 @@ def assert_steps_are_equal(pair: GraphedPair) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in FAST else pytest.mark.thorough) for n in CONFIGS if n not in WAITING]
+    "name",
+    [
+        pytest.param(n, marks=[] if n in FAST else pytest.mark.thorough(covered_by="[llama]"))
+        for n in CONFIGS
+        if n not in WAITING
+    ],
 )
 def test_tapes_of_all_architectures_fit_every_batch_of_their_bucket(name: str) -> None:
     assert_steps_are_equal(GraphedPair(lambda: tiny_model(name), SMALL))

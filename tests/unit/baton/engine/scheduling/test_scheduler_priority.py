@@ -16,18 +16,12 @@ from baton.core.step_costs import Pace, StepCosts
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.scheduling.ordering import EarliestDeadlineFirst
 from baton.engine.scheduling.scheduler import Scheduler
+from tests.fake_clock import FakeClock
 from tests.scheduler_simulation import advance, shape
 
 CPU = StepCosts(10.0, 0.5, 1e-4, 0.3, 5e-4, 0.5)
 BATCH = QueuePriority(0, 300.0, 60.0)
 INTERACTIVE = QueuePriority(2, 1.0, 2.0)
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def build(
@@ -36,14 +30,14 @@ def build(
     chunk_tokens: int = 64,
     max_num_seqs: int = 8,
     pace: Pace | None = None,
-    clock: Clock | None = None,
+    clock: FakeClock | None = None,
 ) -> Scheduler:
     return Scheduler(
         SchedulerLimits(chunk_tokens, max_num_seqs, max_model_len=10_000),
         BlockManager(num_blocks, 16, prefix_caching=False),
         EarliestDeadlineFirst(),
         (lambda: pace) if pace else None,
-        clock or Clock(),
+        clock or FakeClock(0.0),
     )
 
 
@@ -104,7 +98,7 @@ def test_a_less_urgent_prompt_waits_until_the_long_one_is_computed() -> None:
 @pytest.mark.parametrize("patience_s", [5.0, math.inf])
 def test_a_prompt_that_has_begun_ends_in_spite_of_more_urgent_ones(patience_s: float) -> None:
     """A share of every step is its own; lateness only makes it faster."""
-    clock = Clock()
+    clock = FakeClock(0.0)
     scheduler = build(max_num_seqs=64, clock=clock)
     long = request("long", 64 + 20 * 8, QueuePriority(0, 5.0, patience_s))
     scheduler.add(long)
@@ -246,7 +240,7 @@ def test_a_prompt_does_not_start_on_time_that_others_have_spent() -> None:
 def test_whoever_is_in_the_plan_runs_and_the_budget_holds(
     prompts: list[tuple[int, int, int, float]], chunk_tokens: int
 ) -> None:
-    clock = Clock()
+    clock = FakeClock(0.0)
     scheduler = build(num_blocks=60, chunk_tokens=chunk_tokens, pace=Pace(CPU), clock=clock)
     for number, (length, priority, deadline_s, target_s) in enumerate(prompts):
         queue_priority = QueuePriority(priority, float(deadline_s), 3.0)
