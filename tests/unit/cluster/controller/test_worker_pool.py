@@ -298,7 +298,7 @@ async def test_the_reason_of_many_waiting_workers_is_reported_once(make_pool, li
     pool.scale(4)
     await until(lambda: all(worker.get("reason") for worker in pool.status()["workers"]))
     assert len(pool.status()["workers"]) == 4
-    assert [text for text in listener.reports if "asks for 99 CPUs" in text] == listener.reports[-1:]
+    assert [text for text in listener.reports if "needs 99 CPUs" in text] == listener.reports[-1:]
 
 
 @ON_BOTH_RAYS
