@@ -27,12 +27,14 @@ TEST_JOBS ?= 3
 # Versions of Triton beside the installed one, each in a folder that comes before the environment's.
 OTHER_TRITONS := $(shell sed -n 's|^triton==|build/triton-|p' tests/triton_versions.txt)
 
-# Tests of the control plane run first, while the decoder that those of the engine wait for is compiled.
+# These run without the decoder that the other tests wait for, and which is compiled meanwhile.
+FIRST_TESTS := tests/unit/cluster tests/unit/benchmarks
+OTHER_TESTS := $(filter-out $(FIRST_TESTS) %/conftest.py %/__pycache__,$(wildcard tests/unit/*)) tests/integration tests/device
+
 define ALL_TESTS
 status=0; \
 	$(BIN)/python -m tests.compile_decoder & \
-	$(PYTEST) tests/unit/cluster tests/unit/benchmarks tests/unit tests/integration tests/device \
-		-n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder || status=$$?; \
+	$(PYTEST) $(FIRST_TESTS) $(OTHER_TESTS) -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder || status=$$?; \
 	$(PYTEST) tests/unit tests/integration -m nixl || status=$$?; \
 	$(PYTEST) tests/e2e || status=$$?; \
 	exit $$status
