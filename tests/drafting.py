@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel
 
 from baton.core.chunk_budget import SchedulerLimits
 from baton.core.drafts import ROOT, Draft, ScheduledSequence
 from baton.core.request import Request, SamplingParams
 from baton.engine.batch.batch import ForwardBatch
 from baton.engine.contracts import Proposer, VerifyResult
+from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
+from baton.engine.draft.eagle.head import EagleHead
+from baton.engine.draft.loading import LoadedDraft
 from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
+from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.scheduling.scheduler import Scheduler
+from benchmarks.device_run.attention_world import poison
 from decode_worker.speculation.controller import RegisteredMethod, SpeculationController
 from decode_worker.speculation.method import DraftMethod, ReadsForwards
 from decode_worker.speculation.verification import create_verifier
-from tests.tiny_drafts import VOCAB
+from tests.tiny_drafts import VOCAB, TinyDraft, tiny_target
 
+BLOCK_SIZE = 4
 MAX_DRAFT_TOKENS = 5
 
 
@@ -100,6 +108,65 @@ def engine_over(
     blocks = BlockManager(num_blocks or runner.cache.num_blocks, runner.spec.block_size)
     scheduler = Scheduler(SchedulerLimits(chunk_tokens, 8, 120), blocks)
     return Engine(runner, scheduler, create_verifier(acceptance), proposer, max_draft_tokens=MAX_DRAFT_TOKENS)
+
+
+class DraftSetup:
+    """A tiny target and a draft over one cache, which holds no numbers at first.
+
+    Attributes:
+        recording: the draft's method, with a record of its drafts.
+    """
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        draft: LoadedDraft,
+        *,
+        num_blocks: int = 96,
+        change: Callable[[Draft], Draft] = lambda draft: draft,
+    ) -> None:
+        self.runner = ModelRunner(prepare_model(target, "float32"), num_blocks, BLOCK_SIZE, draft=draft)
+        poison(self.runner.cache)
+        self.recording = Recording(self.make_method(), change)
+        self.drafts = self.recording.drafts
+
+    def make_method(self) -> DraftMethod:
+        """The draft's method over ``self.runner``."""
+        raise NotImplementedError
+
+    def plain(self) -> Engine:
+        return engine_over(self.runner)
+
+    def speculating(
+        self, *, chunk_tokens: int = 32, num_blocks: int | None = None, acceptance: str = "match"
+    ) -> Engine:
+        return engine_over(
+            self.runner, self.recording, chunk_tokens=chunk_tokens, num_blocks=num_blocks, acceptance=acceptance
+        )
+
+
+class EagleSetup(DraftSetup):
+    """With an EAGLE head of random weights.
+
+    Attributes:
+        untouched: the target as transformers computes it.
+    """
+
+    def __init__(self, make: Callable[[], TinyDraft], folder: Path) -> None:
+        self.untouched = tiny_target()
+        target = tiny_target()
+        self.head: EagleHead = load_eagle(make().write(folder), target, torch.float32, torch.device("cpu"))
+        super().__init__(target, self.head)
+
+    @torch.inference_mode()
+    def fused_states(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """What the head reads of the target behind some tokens, over the whole sequence and without a cache.
+
+        Returns:
+            ``[len(token_ids), hidden_size]``
+        """
+        states = self.untouched(torch.tensor([list(token_ids)]), output_hidden_states=True).hidden_states
+        return self.head.fuse(torch.cat([states[layer][0] for layer in self.head.feature_layers], dim=-1))
 
 
 def run(engine: Engine, requests: Sequence[Request]) -> list[list[int]]:

@@ -16,8 +16,7 @@ from baton.engine.runner.model_runner import ModelRunner
 from baton.kv_transfer.base import PartHeader, TransferOffer, plan_parts
 from decode_worker.kv_import import Import, KVImporter
 from decode_worker.speculation.verification import SampleAndMatch
-from tests.engine_runs import build_runner
-from tests.tiny_models import random_prompts, tiny_model
+from tests.tiny_models import random_prompts
 
 NUM_BLOCKS = 32
 PROMPT = random_prompts((22,))[0]
@@ -92,11 +91,6 @@ async def running_receiver(
         yield Receiver(engine, importer)
     finally:
         await engine.stop()
-
-
-def receiver_runner() -> ModelRunner:
-    """A runner of a tiny Llama with few blocks."""
-    return build_runner(tiny_model("llama"), NUM_BLOCKS)
 
 
 class SourceKV:

@@ -68,11 +68,6 @@ def test_merging_is_counting_together():
     assert merged([]) == RoundTally()
 
 
-@pytest.fixture(scope="module")
-def runner() -> ModelRunner:
-    return build_runner(tiny_model("llama"))
-
-
 def speculative(runner: ModelRunner, meter: RoundMeter) -> Engine:
     blocks = BlockManager(runner.cache.num_blocks, runner.spec.block_size, prefix_caching=False)
     scheduler = Scheduler(SchedulerLimits(64, 8, runner.loaded.max_model_len), blocks)

@@ -292,9 +292,9 @@ async def test_the_request_takes_over_the_blocks(receiver: Receiver, source: Sou
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
 async def test_committed_blocks_are_found_again_if_prefixes_are_cached(
-    runner: ModelRunner, source: SourceKV, prefix_caching: bool
+    receiver_runner: ModelRunner, source: SourceKV, prefix_caching: bool
 ) -> None:
-    async with running_receiver(runner, prefix_caching=prefix_caching) as receiver:
+    async with running_receiver(receiver_runner, prefix_caching=prefix_caching) as receiver:
         await push(receiver, source)
         await receiver.importer.commit(ID)
         receiver.importer.release(await receiver.importer.claim(ID))
@@ -312,8 +312,10 @@ async def test_an_aborted_transfer_leaves_nothing_in_the_prefix_cache(receiver: 
     await receiver.all_given_back()
 
 
-async def test_a_slow_transfer_that_makes_progress_is_waited_for(runner: ModelRunner, source: SourceKV) -> None:
-    async with running_receiver(runner, claim_timeout_s=1.0) as receiver:
+async def test_a_slow_transfer_that_makes_progress_is_waited_for(
+    receiver_runner: ModelRunner, source: SourceKV
+) -> None:
+    async with running_receiver(receiver_runner, claim_timeout_s=1.0) as receiver:
         claim = asyncio.create_task(receiver.importer.claim(ID))
         await receiver.importer.reserve(source.offer(ID))
         started_s = time.monotonic()

@@ -78,9 +78,9 @@ class Party:
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_random_interleavings_leak_nothing(runner: ModelRunner, seed: int) -> None:
+async def test_random_interleavings_leak_nothing(receiver_runner: ModelRunner, seed: int) -> None:
     chance = random.Random(seed)
-    async with running_receiver(runner, claim_timeout_s=0.3) as receiver:
+    async with running_receiver(receiver_runner, claim_timeout_s=0.3) as receiver:
         parties = [Party(receiver, index, chance) for index in range(NUM_TRANSFERS)]
 
         async def start(party: Party) -> None:
@@ -101,9 +101,11 @@ async def test_random_interleavings_leak_nothing(runner: ModelRunner, seed: int)
         await receiver.all_given_back()
 
 
-async def test_transfers_that_share_a_prefix_at_the_same_time_do_not_disturb_each_other(runner: ModelRunner) -> None:
+async def test_transfers_that_share_a_prefix_at_the_same_time_do_not_disturb_each_other(
+    receiver_runner: ModelRunner,
+) -> None:
     prompt = random_prompts((21,), seed=2)[0]
-    async with running_receiver(runner) as receiver:
+    async with running_receiver(receiver_runner) as receiver:
         importer = receiver.importer
         first, second = SourceKV(receiver.spec, prompt, seed=1), SourceKV(receiver.spec, prompt, seed=1)
         for name in ("first", "second"):

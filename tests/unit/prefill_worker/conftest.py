@@ -4,15 +4,9 @@ import pytest
 
 from baton.engine.runner.model_runner import ModelRunner
 from tests.engine_runs import build_runner
-from tests.kv_receiver import receiver_runner
 from tests.tiny_models import tiny_model
 
 
 @pytest.fixture(scope="module")
 def runner() -> ModelRunner:
     return build_runner(tiny_model("llama"), 24)
-
-
-@pytest.fixture(scope="module")
-def other_runner() -> ModelRunner:
-    return receiver_runner()

@@ -128,7 +128,7 @@ def assert_same(got: list[bytes], expected: list[bytes]) -> None:
 
 
 async def test_what_is_still_computed_is_not_on_its_way_and_one_thread_waits_for_a_step(
-    runner: ModelRunner, other_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+    runner: ModelRunner, receiver_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU, where a step's KV is leased when it has been launched."""
     computed_s: dict[int, float] = {}
@@ -143,7 +143,7 @@ async def test_what_is_still_computed_is_not_on_its_way_and_one_thread_waits_for
     monkeypatch.setattr(runner.cache, "wait", wait)
     half = PROMPT[: CHUNK // 2]
     async with (
-        running_receiver(other_runner) as receiver,
+        running_receiver(receiver_runner) as receiver,
         sending(runner, InProcessKVTransport({"receiver": receiver.importer})) as sender,
     ):
         first, second = await asyncio.gather(
@@ -157,10 +157,10 @@ async def test_what_is_still_computed_is_not_on_its_way_and_one_thread_waits_for
 @pytest.mark.parametrize("runs_ahead", [never, always], ids=["waits", "ahead"])
 @pytest.mark.parametrize("part_bytes", [1, 500, 1 << 20])
 async def test_the_true_kv_arrives(
-    runner: ModelRunner, other_runner: ModelRunner, part_bytes: int, runs_ahead: AheadRule
+    runner: ModelRunner, receiver_runner: ModelRunner, part_bytes: int, runs_ahead: AheadRule
 ) -> None:
     expected = await true_kv(runner, PROMPT)
-    async with running_receiver(other_runner) as receiver:
+    async with running_receiver(receiver_runner) as receiver:
         transport = InProcessKVTransport({"receiver": receiver.importer})
         async with sending(runner, transport, part_bytes=part_bytes, runs_ahead=runs_ahead) as sender:
             summary = await sender.run(prompt_request())
@@ -176,14 +176,17 @@ async def test_the_true_kv_arrives(
 
 @pytest.mark.parametrize("part_bytes", [1, 500, 1 << 20])
 async def test_the_true_kv_arrives_through_shared_memory(
-    runner: ModelRunner, other_runner: ModelRunner, part_bytes: int
+    runner: ModelRunner, receiver_runner: ModelRunner, part_bytes: int
 ) -> None:
     expected = await true_kv(runner, PROMPT)
     memory = SharedMemorySendPath(1000)  # parts of the largest size do not fit and go in messages
     segment = memory.segment()
     assert segment is not None
     transport = transport_over(memory)
-    async with running_receiver(other_runner) as receiver, kv_server(receiver.importer, SegmentMappings()) as (_, peer):
+    async with (
+        running_receiver(receiver_runner) as receiver,
+        kv_server(receiver.importer, SegmentMappings()) as (_, peer),
+    ):
         async with sending(runner, transport, part_bytes=part_bytes, peer=peer) as sender:
             summary = await sender.run(prompt_request())
             assert_same(await received(receiver), expected)
@@ -198,13 +201,16 @@ async def test_the_true_kv_arrives_through_shared_memory(
 
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 4, 8, 16, 32])
 async def test_leaving_at_any_moment_gives_every_slot_back(
-    runner: ModelRunner, other_runner: ModelRunner, num_steps: int
+    runner: ModelRunner, receiver_runner: ModelRunner, num_steps: int
 ) -> None:
     memory = SharedMemorySendPath(1000)
     segment = memory.segment()
     assert segment is not None
     transport = transport_over(memory)
-    async with running_receiver(other_runner) as receiver, kv_server(receiver.importer, SegmentMappings()) as (_, peer):
+    async with (
+        running_receiver(receiver_runner) as receiver,
+        kv_server(receiver.importer, SegmentMappings()) as (_, peer),
+    ):
         async with sending(runner, transport, part_bytes=300, peer=peer) as sender:
             running = asyncio.create_task(sender.run(prompt_request()))
             await sender.begun()
@@ -220,10 +226,10 @@ async def test_leaving_at_any_moment_gives_every_slot_back(
 @pytest.mark.parametrize("prefix_caching", [True, False])
 @pytest.mark.parametrize("after_chunks", [1, 2, 3, 5])
 async def test_a_prompt_that_is_preempted_half_way_arrives_whole(
-    runner: ModelRunner, other_runner: ModelRunner, prefix_caching: bool, after_chunks: int
+    runner: ModelRunner, receiver_runner: ModelRunner, prefix_caching: bool, after_chunks: int
 ) -> None:
     expected = await true_kv(runner, PROMPT)
-    async with running_receiver(other_runner) as receiver:
+    async with running_receiver(receiver_runner) as receiver:
         transport = InProcessKVTransport({"receiver": receiver.importer})
         async with sending(runner, transport, prefix_caching=prefix_caching) as sender:
             preempted_at: list[int] = []
@@ -247,9 +253,9 @@ async def test_a_prompt_that_is_preempted_half_way_arrives_whole(
         await receiver.all_given_back()
 
 
-async def test_prompts_whose_prefix_is_cached_on_either_side(runner: ModelRunner, other_runner: ModelRunner) -> None:
+async def test_prompts_whose_prefix_is_cached_on_either_side(runner: ModelRunner, receiver_runner: ModelRunner) -> None:
     expected = await true_kv(runner, PROMPT)
-    async with running_receiver(other_runner) as receiver:
+    async with running_receiver(receiver_runner) as receiver:
         transport = InProcessKVTransport({"receiver": receiver.importer})
         async with sending(runner, transport) as sender:
             await sender.run(prompt_request())
@@ -260,7 +266,7 @@ async def test_prompts_whose_prefix_is_cached_on_either_side(runner: ModelRunner
             assert_same(await received(receiver, "transfer-2"), expected)
             await sender.all_given_back()
 
-    async with running_receiver(other_runner) as receiver:
+    async with running_receiver(receiver_runner) as receiver:
         transport = InProcessKVTransport({"receiver": receiver.importer})
         async with sending(runner, transport) as sender:
             warm_up = prompt_request("warm-up")
@@ -320,12 +326,12 @@ async def test_room_is_asked_for_when_the_prompt_leaves_the_queue(runner: ModelR
 
 
 async def test_two_requests_with_one_name_do_not_get_each_others_kv(
-    runner: ModelRunner, other_runner: ModelRunner
+    runner: ModelRunner, receiver_runner: ModelRunner
 ) -> None:
     """A request may still be leaving the engine when a second attempt of the same name begins."""
     other = random_prompts((45,), seed=7)[0]
     expected = await true_kv(runner, other)
-    async with running_receiver(other_runner) as receiver:
+    async with running_receiver(receiver_runner) as receiver:
         transport = InProcessKVTransport({"receiver": receiver.importer})
         async with sending(runner, transport) as sender:
             first = asyncio.create_task(sender.run(prompt_request("same")))

@@ -23,8 +23,8 @@ INT8 = KVEncoding.INT8
 
 
 @pytest.fixture
-async def receiver(other_runner: ModelRunner) -> AsyncIterator[Receiver]:
-    async with running_receiver(other_runner, encodings=(INT8,), prefix_caching=False) as running:
+async def receiver(receiver_runner: ModelRunner) -> AsyncIterator[Receiver]:
+    async with running_receiver(receiver_runner, encodings=(INT8,), prefix_caching=False) as running:
         yield running
 
 

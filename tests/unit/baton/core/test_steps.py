@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
-
 from baton.core.request import Request
 from baton.core.steps import MAX_PENDING_STEPS, EngineStep, StepShare, add_share
 from baton.engine.runner.model_runner import ModelRunner
-from tests.engine_runs import build_engine, build_runner, greedy
-from tests.tiny_models import tiny_model
-
-
-@pytest.fixture(scope="module")
-def llama() -> ModelRunner:
-    return build_runner(tiny_model("llama"))
+from tests.engine_runs import build_engine, greedy
 
 
 def step(index: int, **changes: float) -> EngineStep:
@@ -35,8 +27,8 @@ def shares_by_request(engine, requests: list[Request]) -> dict[str, list[tuple[S
     return found
 
 
-def test_chunks_of_a_prompt_come_with_its_first_token_and_later_steps_one_by_one(llama: ModelRunner) -> None:
-    engine = build_engine(llama, chunk_tokens=8)
+def test_chunks_of_a_prompt_come_with_its_first_token_and_later_steps_one_by_one(runner: ModelRunner) -> None:
+    engine = build_engine(runner, chunk_tokens=8)
     prompt = list(range(3, 23))
     outputs = shares_by_request(engine, [Request("r", prompt, greedy(4))])["r"]
     assert [count for _, count in outputs[0]] == [8, 8, 4]
@@ -48,16 +40,16 @@ def test_chunks_of_a_prompt_come_with_its_first_token_and_later_steps_one_by_one
     assert [entry.num_prompt_tokens for entry in steps] == [8, 8, 4, 0, 0, 0]
 
 
-def test_a_step_knows_its_company(llama: ModelRunner) -> None:
-    engine = build_engine(llama)
+def test_a_step_knows_its_company(runner: ModelRunner) -> None:
+    engine = build_engine(runner)
     outputs = shares_by_request(engine, [Request(str(n), [5 + n, 6, 7, 8], greedy(3)) for n in range(3)])
     for output in outputs.values():
         assert [(entry.num_sequences, entry.num_tokens) for entry, _ in output[0]] == [(3, 12)]
         assert [(entry.num_sequences, entry.num_tokens) for entry, _ in output[1]] == [(3, 3)]
 
 
-def test_recomputation_after_a_preemption_shows(llama: ModelRunner) -> None:
-    engine = build_engine(llama, num_blocks=12, prefix_caching=False)
+def test_recomputation_after_a_preemption_shows(runner: ModelRunner) -> None:
+    engine = build_engine(runner, num_blocks=12, prefix_caching=False)
     requests = [Request(str(n), list(range(3 + n, 15 + n)), greedy(16)) for n in range(2)]
     outputs = shares_by_request(engine, requests)
     assert engine.scheduler.num_preemptions > 0

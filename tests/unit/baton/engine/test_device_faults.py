@@ -22,8 +22,8 @@ from baton.engine.sampling.sampler import QueuedSample
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.step.overlap import always, never
 from decode_worker.speculation.verification import SampleAndMatch
-from tests.engine_runs import Outcome, build_engine, build_runner, greedy, run
-from tests.tiny_models import random_prompts, tiny_model
+from tests.engine_runs import Outcome, build_engine, greedy, run
+from tests.tiny_models import random_prompts
 from tests.toy_proposers import Oracle
 
 PROMPTS = random_prompts((4, 9, 13, 6, 21, 2))
@@ -68,11 +68,6 @@ HARMLESS: dict[str, Callable[[], Exception]] = {
 PLACES = ("build_batch", "forward", "sample", "read", "keep_accepted", "propose", "computed")
 AFTER_BOOKING = ("read",)
 """Where an overlapped step fails when its requests have moved on already."""
-
-
-@pytest.fixture(scope="module")
-def runner() -> ModelRunner:
-    return build_runner(tiny_model("llama"))
 
 
 @pytest.fixture(scope="module")

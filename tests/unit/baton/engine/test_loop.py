@@ -19,8 +19,8 @@ from baton.engine.batch.batch import ForwardBatch
 from baton.engine.engine import Engine
 from baton.engine.loop import EngineLoop
 from baton.engine.runner.model_runner import ModelRunner
-from tests.engine_runs import build_engine, build_runner, greedy, run_tokens
-from tests.tiny_models import random_prompts, tiny_model
+from tests.engine_runs import build_engine, greedy, run_tokens
+from tests.tiny_models import random_prompts
 
 TIMEOUT_S = 20.0
 
@@ -53,11 +53,6 @@ class Running:
                 tokens.extend(output.token_ids)
                 if output.finish_reason is not None:
                     return tokens, output
-
-
-@pytest.fixture(scope="module")
-def runner() -> ModelRunner:
-    return build_runner(tiny_model("llama"))
 
 
 @pytest.fixture

@@ -26,11 +26,6 @@ from tests.tiny_models import random_prompts, tiny_model
 PROMPTS = random_prompts((4, 9, 13, 22, 30, 1, 2, 41, 17, 8, 5, 33, 12, 3, 25, 6))
 
 
-@pytest.fixture(scope="module")
-def llama() -> ModelRunner:
-    return build_runner(tiny_model("llama"))
-
-
 def sampled(index: int, max_tokens: int = 12, stop_token_ids: tuple[int, ...] = ()) -> SamplingParams:
     varied: list[dict[str, Any]] = [
         {},
@@ -69,10 +64,10 @@ def test_tokens_and_logprobs_are_the_same(
 
 
 def test_a_step_is_on_the_device_before_the_tokens_before_it_are_read(
-    llama: ModelRunner, monkeypatch: pytest.MonkeyPatch
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     happened: list[str] = []
-    forward, read = llama.forward, Download.read
+    forward, read = runner.forward, Download.read
 
     def noting_forward(batch: ForwardBatch) -> torch.Tensor:
         happened.append("forward")
@@ -82,49 +77,49 @@ def test_a_step_is_on_the_device_before_the_tokens_before_it_are_read(
         happened.append("read")
         return read(download)
 
-    monkeypatch.setattr(llama, "forward", noting_forward)
+    monkeypatch.setattr(runner, "forward", noting_forward)
     monkeypatch.setattr(Download, "read", noting_read)
-    run(build_engine(llama, chunk_tokens=8, runs_ahead=always), [PROMPTS[2]], greedy(3))
+    run(build_engine(runner, chunk_tokens=8, runs_ahead=always), [PROMPTS[2]], greedy(3))
     # Two chunks of the prompt, two more tokens; what comes behind the third is known not to be wanted.
     assert happened == ["forward", "forward", "read", "forward", "read", "forward", "read", "read"]
     happened.clear()
-    run(build_engine(llama, chunk_tokens=8), [PROMPTS[2]], greedy(3))
+    run(build_engine(runner, chunk_tokens=8), [PROMPTS[2]], greedy(3))
     assert happened == ["forward", "read"] * 4
 
 
-def test_logits_need_not_outlive_the_choice(llama: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_need_not_outlive_the_choice(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """As those of CUDA graphs, which lie in memory that the next step overwrites."""
     params = [sampled(index) for index in range(8)]
-    expected = run(build_engine(llama), PROMPTS[:8], params)
-    forward, last = llama.forward, [torch.zeros(0)]
+    expected = run(build_engine(runner), PROMPTS[:8], params)
+    forward, last = runner.forward, [torch.zeros(0)]
 
     def overwriting(batch: ForwardBatch) -> torch.Tensor:
         last[0].fill_(torch.nan)
         last[0] = forward(batch).clone()  # not an inference tensor, so that it may be written to
         return last[0]
 
-    monkeypatch.setattr(llama, "forward", overwriting)
-    found = run(build_engine(llama, runs_ahead=always), PROMPTS[:8], params)
+    monkeypatch.setattr(runner, "forward", overwriting)
+    found = run(build_engine(runner, runs_ahead=always), PROMPTS[:8], params)
     assert [o.logprobs for each in found for o in each.outputs] == [o.logprobs for e in expected for o in e.outputs]
     assert tokens_of(found) == tokens_of(expected)
 
 
 @pytest.mark.parametrize("num_blocks", [14, 16, 20])
-def test_preemption_changes_no_token(llama: ModelRunner, num_blocks: int) -> None:
+def test_preemption_changes_no_token(runner: ModelRunner, num_blocks: int) -> None:
     params = [sampled(index) for index in range(16)]
-    expected = tokens_of(run(build_engine(llama), PROMPTS, params))
-    tight = build_engine(llama, chunk_tokens=16, num_blocks=num_blocks, runs_ahead=always)
+    expected = tokens_of(run(build_engine(runner), PROMPTS, params))
+    tight = build_engine(runner, chunk_tokens=16, num_blocks=num_blocks, runs_ahead=always)
     assert tokens_of(run(tight, PROMPTS, params)) == expected
     assert tight.scheduler.num_preemptions > 0
     assert tight.scheduler.blocks.check([]) == []
 
 
-def test_a_stop_token_ends_a_request_whose_next_step_has_begun(llama: ModelRunner) -> None:
-    free = run(build_engine(llama), PROMPTS, greedy(10))
+def test_a_stop_token_ends_a_request_whose_next_step_has_begun(runner: ModelRunner) -> None:
+    free = run(build_engine(runner), PROMPTS, greedy(10))
     stop = {outcome.token_ids[3] for outcome in free[::2]}
     params = SamplingParams(max_tokens=10, temperature=0, stop_token_ids=tuple(sorted(stop)))
-    expected = run(build_engine(llama), PROMPTS, params)
-    engine = build_engine(llama, runs_ahead=always)
+    expected = run(build_engine(runner), PROMPTS, params)
+    engine = build_engine(runner, runs_ahead=always)
     found = run(engine, PROMPTS, params)
     assert FinishReason.STOP in {outcome.finish_reason for outcome in expected}
     assert [(o.token_ids, o.finish_reason) for o in found] == [(o.token_ids, o.finish_reason) for o in expected]
@@ -133,9 +128,9 @@ def test_a_stop_token_ends_a_request_whose_next_step_has_begun(llama: ModelRunne
     assert not engine.last_step_ran
 
 
-def test_nothing_is_scheduled_behind_a_prompt_that_leaves(llama: ModelRunner) -> None:
-    expected = [outcome.token_ids[0] for outcome in run(build_engine(llama), PROMPTS, greedy(1))]
-    engine = build_engine(llama, chunk_tokens=8, runs_ahead=always)
+def test_nothing_is_scheduled_behind_a_prompt_that_leaves(runner: ModelRunner) -> None:
+    expected = [outcome.token_ids[0] for outcome in run(build_engine(runner), PROMPTS, greedy(1))]
+    engine = build_engine(runner, chunk_tokens=8, runs_ahead=always)
     scheduled: dict[str, int] = dict.fromkeys(map(str, range(len(PROMPTS))), 0)
     computed: dict[str, int] = {}
 
@@ -160,10 +155,10 @@ def test_nothing_is_scheduled_behind_a_prompt_that_leaves(llama: ModelRunner) ->
     assert engine.scheduler.blocks.check([]) == []
 
 
-def test_a_request_with_the_id_of_one_that_was_aborted_gets_its_own_tokens(llama: ModelRunner) -> None:
+def test_a_request_with_the_id_of_one_that_was_aborted_gets_its_own_tokens(runner: ModelRunner) -> None:
     """The aborted one is still in the step that is on the device."""
-    expected = run(build_engine(llama), [PROMPTS[3]], greedy(6))[0].token_ids
-    engine = build_engine(llama, runs_ahead=always)
+    expected = run(build_engine(runner), [PROMPTS[3]], greedy(6))[0].token_ids
+    engine = build_engine(runner, runs_ahead=always)
     first = Request("same", list(PROMPTS[4]), greedy(20))
     engine.scheduler.add(first)
     engine.step()
@@ -178,9 +173,9 @@ def test_a_request_with_the_id_of_one_that_was_aborted_gets_its_own_tokens(llama
     assert engine.scheduler.blocks.check([]) == []
 
 
-def test_kv_of_what_is_not_a_number_is_found_by_nobody(llama: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kv_of_what_is_not_a_number_is_found_by_nobody(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even by the step that is scheduled before the token is read."""
-    forward = llama.forward
+    forward = runner.forward
 
     def spoiling(batch: ForwardBatch) -> torch.Tensor:
         logits = forward(batch).clone()
@@ -189,9 +184,9 @@ def test_kv_of_what_is_not_a_number_is_found_by_nobody(llama: ModelRunner, monke
                 logits[rows[0]] = torch.nan
         return logits
 
-    monkeypatch.setattr(llama, "forward", spoiling)
+    monkeypatch.setattr(runner, "forward", spoiling)
     prompt = PROMPTS[7]
-    engine = build_engine(llama, chunk_tokens=len(prompt), runs_ahead=always)
+    engine = build_engine(runner, chunk_tokens=len(prompt), runs_ahead=always)
     spoiled, alike = run(engine, [prompt, prompt], greedy(4))
     assert spoiled.outputs[-1].error == "the model produced logits that are not finite"
     assert spoiled.token_ids == []
@@ -202,9 +197,9 @@ def test_kv_of_what_is_not_a_number_is_found_by_nobody(llama: ModelRunner, monke
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_step_that_cannot_be_launched_ahead_is_tried_again_when_the_tokens_are_there(
-    llama: ModelRunner, times: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    runner: ModelRunner, times: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    forward, num_forwards = llama.forward, [0]
+    forward, num_forwards = runner.forward, [0]
 
     def breaking(batch: ForwardBatch) -> torch.Tensor:
         num_forwards[0] += 1
@@ -212,9 +207,9 @@ def test_a_step_that_cannot_be_launched_ahead_is_tried_again_when_the_tokens_are
             raise RuntimeError("out of memory")
         return forward(batch)
 
-    expected = run(build_engine(llama, max_num_seqs=2), PROMPTS[:4], greedy(5))
-    monkeypatch.setattr(llama, "forward", breaking)
-    engine = build_engine(llama, max_num_seqs=2, runs_ahead=always)
+    expected = run(build_engine(runner, max_num_seqs=2), PROMPTS[:4], greedy(5))
+    monkeypatch.setattr(runner, "forward", breaking)
+    engine = build_engine(runner, max_num_seqs=2, runs_ahead=always)
     found = run(engine, PROMPTS[:4], greedy(5))
     assert "out of memory" in caplog.text
     if times == 2:  # those that ran lose what is not computed, and nothing else
@@ -226,10 +221,10 @@ def test_a_step_that_cannot_be_launched_ahead_is_tried_again_when_the_tokens_are
 
 
 def test_tokens_that_cannot_be_read_end_their_requests_and_no_other(
-    llama: ModelRunner, monkeypatch: pytest.MonkeyPatch
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a step on the device that they are in, too, and a prompt that came meanwhile."""
-    expected = run(build_engine(llama), PROMPTS[:2], greedy(5))
+    expected = run(build_engine(runner), PROMPTS[:2], greedy(5))
     read, num_reads = Download.read, [0]
 
     def breaking(download: Download) -> torch.Tensor:
@@ -239,7 +234,7 @@ def test_tokens_that_cannot_be_read_end_their_requests_and_no_other(
         return read(download)
 
     monkeypatch.setattr(Download, "read", breaking)
-    engine = build_engine(llama, runs_ahead=always)
+    engine = build_engine(runner, runs_ahead=always)
     engine.scheduler.add(Request("first", list(PROMPTS[0]), greedy(5)))
     found: dict[str, Outcome] = {"first": Outcome(), "second": Outcome()}
     for step in range(20):
@@ -254,8 +249,8 @@ def test_tokens_that_cannot_be_read_end_their_requests_and_no_other(
     assert engine.scheduler.blocks.check([]) == []
 
 
-def test_a_request_waits_until_the_step_before_its_own_has_ended(llama: ModelRunner) -> None:
-    engine = build_engine(llama, chunk_tokens=8, runs_ahead=always)
+def test_a_request_waits_until_the_step_before_its_own_has_ended(runner: ModelRunner) -> None:
+    engine = build_engine(runner, chunk_tokens=8, runs_ahead=always)
     requests = [Request(str(index), list(PROMPTS[3]), greedy(3), arrival_s=index) for index in range(3)]
     for request in requests:
         engine.scheduler.add(request)
@@ -266,8 +261,8 @@ def test_a_request_waits_until_the_step_before_its_own_has_ended(llama: ModelRun
     assert [request.first_scheduled_s for request in requests[1:]] == [firsts["1"], firsts["2"]]
 
 
-def test_steps_do_not_overlap_in_a_timeline(llama: ModelRunner) -> None:
-    engine = build_engine(llama, chunk_tokens=16, runs_ahead=always)
+def test_steps_do_not_overlap_in_a_timeline(runner: ModelRunner) -> None:
+    engine = build_engine(runner, chunk_tokens=16, runs_ahead=always)
     for outcome in run(engine, PROMPTS[:6], greedy(6)):
         steps = [step for output in outcome.outputs for step, _ in output.steps]
         assert steps
@@ -306,7 +301,7 @@ class _Arrivals:
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_whatever_comes_goes_and_lacks_room_the_tokens_are_the_same(llama: ModelRunner, data: st.DataObject) -> None:
+def test_whatever_comes_goes_and_lacks_room_the_tokens_are_the_same(runner: ModelRunner, data: st.DataObject) -> None:
     seed = data.draw(st.integers(0, 2**16))
     indices = data.draw(st.lists(st.integers(0, len(PROMPTS) - 1), min_size=1, max_size=8))
     lengths = [data.draw(st.integers(1, 9)) for _ in indices]
@@ -315,11 +310,11 @@ def test_whatever_comes_goes_and_lacks_room_the_tokens_are_the_same(llama: Model
     params = list(map(sampled, indices, lengths, stops))
     prompts = [PROMPTS[index] for index in indices]
     expected = [
-        run(build_engine(llama), [prompt], own)[0].token_ids[: 1 if leaves else None]
+        run(build_engine(runner), [prompt], own)[0].token_ids[: 1 if leaves else None]
         for prompt, own, leaves in zip(prompts, params, leaving, strict=True)
     ]
     engine = build_engine(
-        llama,
+        runner,
         chunk_tokens=data.draw(st.sampled_from((4, 9, 64))),
         max_num_seqs=data.draw(st.sampled_from((1, 2, 8))),
         num_blocks=data.draw(st.sampled_from((14, 20, 200))),

@@ -22,9 +22,9 @@ INT8 = KVEncoding.INT8
 
 
 @pytest.fixture
-async def lossy(runner: ModelRunner) -> AsyncIterator[Receiver]:
+async def lossy(receiver_runner: ModelRunner) -> AsyncIterator[Receiver]:
     """Takes int8."""
-    async with running_receiver(runner, encodings=(INT8,)) as running:
+    async with running_receiver(receiver_runner, encodings=(INT8,)) as running:
         yield running
 
 
@@ -35,8 +35,8 @@ async def way(request: pytest.FixtureRequest, lossy: Receiver) -> AsyncIterator[
 
 
 @pytest.fixture
-def source(runner: ModelRunner) -> SourceKV:
-    return SourceKV(runner.spec, PROMPT)
+def source(receiver_runner: ModelRunner) -> SourceKV:
+    return SourceKV(receiver_runner.spec, PROMPT)
 
 
 async def finish(receiver: Receiver) -> list[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -17,19 +18,16 @@ from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.sampling.sampler import probabilities
 from baton.engine.sampling.verification import sampling_row
-from benchmarks.device_run.attention_world import poison
 from decode_worker.speculation.acceptance_rules import draw_drafts
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.draft_model import DraftModelProposer
 from decode_worker.speculation.step_cost import StepCost
-from tests.drafting import Recording, bushy, engine_over, prompts, requests_for, run
+from tests.drafting import BLOCK_SIZE, DraftSetup, bushy, prompts, requests_for, run
 from tests.tiny_drafts import VOCAB, tiny_draft_lm, tiny_target
 
-BLOCK_SIZE = 4
 
-
-class Setup:
-    """A tiny target and a tiny draft over one cache."""
+class DraftModelSetup(DraftSetup):
+    """With a tiny draft model."""
 
     def __init__(
         self,
@@ -43,23 +41,14 @@ class Setup:
     ) -> None:
         self.untouched = make()
         self.shared = min(self.untouched.config.vocab_size, VOCAB)
-        draft = DraftModel(prepare_model(make(), "float32"), self.shared)
-        self.runner = ModelRunner(prepare_model(tiny_target(), "float32"), num_blocks, BLOCK_SIZE, draft=draft)
-        poison(self.runner.cache)
-        self.state = TokenState(draft, self.runner, ships_prompts=ships_prompts)
-        proposer = DraftModelProposer(self.state, DraftPasses(StepCost()), draws=draws, catch_up_rows=catch_up_rows)
-        self.recording = Recording(proposer, change)
-        self.drafts = self.recording.drafts
+        self._draft = DraftModel(prepare_model(make(), "float32"), self.shared)
+        self._ships_prompts = ships_prompts
+        self._settings: dict[str, Any] = {"draws": draws, "catch_up_rows": catch_up_rows}
+        super().__init__(tiny_target(), self._draft, num_blocks=num_blocks, change=change)
 
-    def plain(self) -> Engine:
-        return engine_over(self.runner)
-
-    def speculating(
-        self, *, chunk_tokens: int = 32, num_blocks: int | None = None, acceptance: str = "match"
-    ) -> Engine:
-        return engine_over(
-            self.runner, self.recording, chunk_tokens=chunk_tokens, num_blocks=num_blocks, acceptance=acceptance
-        )
+    def make_method(self) -> DraftModelProposer:
+        self.state = TokenState(self._draft, self.runner, ships_prompts=self._ships_prompts)
+        return DraftModelProposer(self.state, DraftPasses(StepCost()), **self._settings)
 
     @torch.inference_mode()
     def reference_logits(self, token_ids: Sequence[int]) -> torch.Tensor:
@@ -85,7 +74,7 @@ class Setup:
 @pytest.mark.parametrize("chunk_tokens", [5, 32])
 @pytest.mark.parametrize("draft_vocab", [VOCAB, VOCAB - 8, VOCAB + 8])
 def test_drafts_are_the_drafts_own_and_tokens_the_targets(chunk_tokens: int, draft_vocab: int) -> None:
-    setup = Setup(lambda: tiny_draft_lm(vocab=draft_vocab))
+    setup = DraftModelSetup(lambda: tiny_draft_lm(vocab=draft_vocab))
     texts = prompts(3, 9, 14, 6)
     plain = run(setup.plain(), requests_for(texts))
     requests = requests_for(texts)
@@ -95,7 +84,7 @@ def test_drafts_are_the_drafts_own_and_tokens_the_targets(chunk_tokens: int, dra
 
 
 def test_a_draft_that_is_the_target_is_always_right() -> None:
-    setup = Setup(tiny_target)
+    setup = DraftModelSetup(tiny_target)
     texts = prompts(3, 9)
     params = SamplingParams(max_tokens=25, temperature=0)
     requests = [Request(str(index), text, params) for index, text in enumerate(texts)]
@@ -106,7 +95,7 @@ def test_a_draft_that_is_the_target_is_always_right() -> None:
 
 def test_the_same_when_accepted_nodes_are_moved() -> None:
     """KV of guesses is lost where that of a tree's nodes comes to stand, the draft's layers included."""
-    setup = Setup(tiny_target, change=bushy)
+    setup = DraftModelSetup(tiny_target, change=bushy)
     texts = prompts(3, 9, 14, 6)
     plain = run(setup.plain(), requests_for(texts))
     requests = requests_for(texts)
@@ -116,7 +105,7 @@ def test_the_same_when_accepted_nodes_are_moved() -> None:
 
 
 def test_the_same_under_preemption() -> None:
-    setup = Setup()
+    setup = DraftModelSetup()
     texts = prompts(9, 14, 6, 12)
     plain = run(setup.plain(), requests_for(texts))
     engine = setup.speculating(num_blocks=20)
@@ -127,7 +116,7 @@ def test_the_same_under_preemption() -> None:
 
 
 def test_the_same_beside_requests_that_forbid_speculation() -> None:
-    setup = Setup()
+    setup = DraftModelSetup()
     texts = prompts(3, 9, 14, 6)
     plain = run(setup.plain(), requests_for(texts))
     requests = requests_for(texts, plain=(0, 3))
@@ -138,7 +127,7 @@ def test_the_same_beside_requests_that_forbid_speculation() -> None:
 
 @pytest.mark.parametrize("ships_prompts", [False, True])
 def test_the_same_behind_cached_prefixes_with_and_without_draft_kv(*, ships_prompts: bool) -> None:
-    setup = Setup(ships_prompts=ships_prompts)
+    setup = DraftModelSetup(ships_prompts=ships_prompts)
     engine = setup.speculating()
     first = requests_for(prompts(24, 24), max_tokens=24, plain=(1,))
     run(engine, first)
@@ -153,7 +142,7 @@ def test_the_same_behind_cached_prefixes_with_and_without_draft_kv(*, ships_prom
 
 def test_blocks_of_somebody_else_are_not_taken_for_draft_kv() -> None:
     """Slots that once held draft KV are given to a request that never gets any, then found as a prefix."""
-    setup = Setup(num_blocks=26)
+    setup = DraftModelSetup(num_blocks=26)
     engine = setup.speculating()
     before = requests_for(prompts(30, 30), max_tokens=20)
     run(engine, before)
@@ -167,7 +156,7 @@ def test_blocks_of_somebody_else_are_not_taken_for_draft_kv() -> None:
 
 
 def test_a_prompt_is_read_along_with_the_target() -> None:
-    setup = Setup(catch_up_rows=0)
+    setup = DraftModelSetup(catch_up_rows=0)
     requests = requests_for(prompts(40))
     run(setup.speculating(chunk_tokens=16), requests)
     assert ("0", 41) in setup.drafts
@@ -176,7 +165,7 @@ def test_a_prompt_is_read_along_with_the_target() -> None:
 @pytest.mark.parametrize("ships_prompts", [False, True])
 def test_only_who_ships_a_prompt_waits_for_long_gaps(*, ships_prompts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.engine.draft.model.token_state._MAX_GAP", 8)
-    setup = Setup(ships_prompts=ships_prompts, catch_up_rows=10)
+    setup = DraftModelSetup(ships_prompts=ships_prompts, catch_up_rows=10)
     engine = setup.speculating()
     first = requests_for(prompts(8), max_tokens=84, plain=(0,))
     run(engine, first)
@@ -189,7 +178,7 @@ def test_only_who_ships_a_prompt_waits_for_long_gaps(*, ships_prompts: bool, mon
 class TestImports:
     """A request whose KV came from elsewhere."""
 
-    def imported(self, setup: Setup, engine: Engine, state: bytes | None) -> Request:
+    def imported(self, setup: DraftModelSetup, engine: Engine, state: bytes | None) -> Request:
         """Computes a prompt as a prefill worker does, then starts over with its KV; NaN is what did not come."""
         text, first = prompts(40)[0], run(setup.plain(), requests_for(prompts(40), 1))[0]
         request = Request("moved", list(text), SamplingParams(max_tokens=24, temperature=0), output_token_ids=first)
@@ -209,7 +198,7 @@ class TestImports:
         return request
 
     def test_goes_on_at_once_with_draft_kv(self) -> None:
-        setup = Setup(ships_prompts=True)
+        setup = DraftModelSetup(ships_prompts=True)
         engine = setup.speculating()
         request = self.imported(setup, engine, b"")
         run(engine, [request])
@@ -217,7 +206,7 @@ class TestImports:
         setup.check_drafts([request])
 
     def test_catches_up_without_it_step_by_step(self) -> None:
-        setup = Setup(catch_up_rows=10)
+        setup = DraftModelSetup(catch_up_rows=10)
         engine = setup.speculating()
         request = self.imported(setup, engine, None)
         run(engine, [request])
@@ -226,13 +215,13 @@ class TestImports:
         setup.check_drafts([request])
 
     def test_refuses_the_state_of_something_else(self) -> None:
-        setup = Setup()
+        setup = DraftModelSetup()
         with pytest.raises(ValueError, match="64 bytes was received"):
             setup.state.adopt(Request("x", [1], SamplingParams(max_tokens=1)), bytes(64))
 
 
 def test_a_draft_with_a_shorter_context_stops_there() -> None:
-    setup = Setup(lambda: tiny_draft_lm(max_positions=24))
+    setup = DraftModelSetup(lambda: tiny_draft_lm(max_positions=24))
     texts = prompts(9, 14, 30)
     plain = run(setup.plain(), requests_for(texts))
     requests = requests_for(texts)
@@ -243,7 +232,7 @@ def test_a_draft_with_a_shorter_context_stops_there() -> None:
 
 
 def test_drawn_drafts_are_drawn_from_the_drafts_processed_distribution() -> None:
-    setup = Setup(lambda: tiny_draft_lm(vocab=VOCAB - 8), draws=True)
+    setup = DraftModelSetup(lambda: tiny_draft_lm(vocab=VOCAB - 8), draws=True)
     params = SamplingParams(max_tokens=24, temperature=0.8, top_k=12, repetition_penalty=1.3, seed=5)
     greedy = SamplingParams(max_tokens=24, temperature=0)
     requests = [Request("drawn", prompts(9)[0], params), Request("greedy", prompts(9)[0], greedy)]
@@ -273,7 +262,7 @@ def test_drawn_drafts_are_drawn_from_the_drafts_processed_distribution() -> None
 
 def test_penalties_of_a_greedy_request_reach_its_drafts() -> None:
     """Otherwise a draft repeats what the target may not."""
-    setup = Setup(tiny_target)
+    setup = DraftModelSetup(tiny_target)
     params = SamplingParams(max_tokens=25, temperature=0, repetition_penalty=1.8)
     run(setup.speculating(), [Request("0", prompts(9)[0], params)])
     assert sorted(setup.recording.accepted) == [0, 5, 5, 5, 5]

@@ -16,13 +16,9 @@ from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.errors import ConfigError
 from baton.core.request import Request, SamplingParams
 from baton.engine.contracts import Proposer, VerifyResult
-from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
 from baton.engine.draft.eagle.feature_state import FeatureState, WaitingRows
-from baton.engine.draft.eagle.head import EagleHead
 from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
-from baton.engine.models.model_loader import prepare_model
-from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.scheduling.scheduler import Scheduler
 from decode_worker.speculation.chains import ChainDrafter
 from decode_worker.speculation.draft_length import DraftPasses
@@ -32,10 +28,9 @@ from decode_worker.speculation.method import DraftMethod
 from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.tree import reach_probabilities
 from decode_worker.speculation.verification import SampleAndMatch
-from tests.drafting import Eager, Unweighed, registered
-from tests.tiny_drafts import TinyDraft, tiny_eagle, tiny_eagle3, tiny_speculators, tiny_target
+from tests.drafting import BLOCK_SIZE, Eager, EagleSetup, Unweighed, registered
+from tests.tiny_drafts import TinyDraft, tiny_eagle, tiny_eagle3, tiny_speculators
 
-BLOCK_SIZE = 4
 NUM_BLOCKS = 96
 WIDE = TreeSettings(top_k=3, max_depth=4, max_nodes=12, max_batch=8)
 DRAFTS: dict[str, Callable[[], TinyDraft]] = {
@@ -73,18 +68,18 @@ class Spy(EagleProposer):
         self.num_accepted += len(result.accepted)
 
 
-class Setup:
-    """A tiny target and a head of random weights over one cache, which holds no numbers at first."""
+class TreeSetup(EagleSetup):
+    """An EAGLE head that drafts trees."""
 
     def __init__(self, folder: Path, make: Callable[[], TinyDraft] = tiny_eagle3, own: TreeSettings = WIDE) -> None:
-        self.untouched = tiny_target()
-        target = tiny_target()
-        self.head: EagleHead = load_eagle(make().write(folder), target, torch.float32, torch.device("cpu"))
-        self.runner = ModelRunner(prepare_model(target, "float32"), NUM_BLOCKS, BLOCK_SIZE, draft=self.head)
-        state, self.passes = FeatureState(self.head, self.runner, weights="native"), DraftPasses(StepCost())
         self.settings = own
-        self.proposer = Spy(state, self.passes, trees=own)
         self._features: dict[tuple[int, ...], torch.Tensor] = {}
+        super().__init__(make, folder)
+
+    def make_method(self) -> Spy:
+        self.passes = DraftPasses(StepCost())
+        self.proposer = Spy(FeatureState(self.head, self.runner, weights="native"), self.passes, trees=self.settings)
+        return self.proposer
 
     def run(
         self,
@@ -119,9 +114,7 @@ class Setup:
     def log_probs(self, known: Sequence[int], path: Sequence[int]) -> torch.Tensor:
         """The head's, over its own vocabulary, behind known tokens and guesses; all rows anew and without a cache."""
         if tuple(known) not in self._features:
-            states = self.untouched(torch.tensor([known[:-1]]), output_hidden_states=True).hidden_states
-            features = torch.cat([states[layer][0] for layer in self.head.feature_layers], dim=-1)
-            self._features[tuple(known)] = self.head.fuse(features)
+            self._features[tuple(known)] = self.fused_states(known[:-1])
         hidden = self._features[tuple(known)]
         tokens = list(known[1:])
         fed, normed = self.head(torch.tensor(tokens), hidden, torch.arange(len(tokens)))
@@ -167,7 +160,7 @@ def paths_of(draft: Draft) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("chunk_tokens", [7, 64])
 @pytest.mark.parametrize("name", DRAFTS)
 def test_trees_are_the_heads_own_and_tokens_the_targets(name: str, chunk_tokens: int, tmp_path: Path) -> None:
-    setup = Setup(tmp_path, DRAFTS[name])
+    setup = TreeSetup(tmp_path, DRAFTS[name])
     texts = prompts(3, 9, 14, 6)
     plain, _ = setup.run(texts, None)
     tokens, _ = setup.run(texts, setup.proposer, chunk_tokens=chunk_tokens)
@@ -186,7 +179,7 @@ def test_trees_are_the_heads_own_and_tokens_the_targets(name: str, chunk_tokens:
 @pytest.mark.parametrize("max_draft_tokens", [1, 2, 4, 14])
 def test_trees_fit_into_their_room(max_draft_tokens: int, tmp_path: Path) -> None:
     """Slots behind the room are not the request's: a row there would spoil somebody else's cache."""
-    setup = Setup(tmp_path)
+    setup = TreeSetup(tmp_path)
     texts = prompts(3, 9, 14, 6)
     plain, _ = setup.run(texts, None)
     tokens, _ = setup.run(texts, setup.proposer, max_draft_tokens=max_draft_tokens, chunk_tokens=60)
@@ -198,7 +191,7 @@ def test_trees_fit_into_their_room(max_draft_tokens: int, tmp_path: Path) -> Non
 
 
 def test_likely_nodes_come_first(tmp_path: Path) -> None:
-    setup = Setup(tmp_path)
+    setup = TreeSetup(tmp_path)
     setup.run(prompts(3, 9, 14, 6), setup.proposer)
     for *_, draft in setup.proposer.trees:
         reach = reach_probabilities(draft)
@@ -207,7 +200,7 @@ def test_likely_nodes_come_first(tmp_path: Path) -> None:
 
 
 def test_the_same_under_preemption(tmp_path: Path) -> None:
-    setup = Setup(tmp_path)
+    setup = TreeSetup(tmp_path)
     texts = prompts(9, 14, 6, 12)
     plain, _ = setup.run(texts, None)
     tokens, engine = setup.run(texts, setup.proposer, num_blocks=20)
@@ -229,7 +222,7 @@ def narrow(index: int) -> SamplingParams:
 
 def test_guesses_know_penalties_and_biases(tmp_path: Path) -> None:
     """The head's own favourites would all be wrong here."""
-    setup = Setup(tmp_path, tiny_eagle)
+    setup = TreeSetup(tmp_path, tiny_eagle)
     texts = prompts(5, 9, 7)
     plain, _ = setup.run(texts, None, narrow)
     tokens, _ = setup.run(texts, setup.proposer, narrow)
@@ -238,7 +231,7 @@ def test_guesses_know_penalties_and_biases(tmp_path: Path) -> None:
 
 
 def test_beside_requests_that_forbid_speculation(tmp_path: Path) -> None:
-    setup = Setup(tmp_path, tiny_eagle)
+    setup = TreeSetup(tmp_path, tiny_eagle)
     texts = prompts(9, 14, 6, 12, 3)
     plain, _ = setup.run(texts, None, narrow)
     controller = Eager(registered({"trees": setup.proposer}, 9), "none")
@@ -250,7 +243,7 @@ def test_beside_requests_that_forbid_speculation(tmp_path: Path) -> None:
 
 def test_large_batches_get_chains(tmp_path: Path) -> None:
     """Trees, while few are left; both over one state."""
-    setup = Setup(tmp_path, own=TreeSettings(top_k=3, max_depth=4, max_nodes=12, max_batch=2))
+    setup = TreeSetup(tmp_path, own=TreeSettings(top_k=3, max_depth=4, max_nodes=12, max_batch=2))
     texts = prompts(9, 14, 6, 12)
     lengths = (8, 12, 24, 30)
 
@@ -267,7 +260,7 @@ def test_large_batches_get_chains(tmp_path: Path) -> None:
 
 def test_what_is_drafted_is_what_the_outlook_was_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many requests a few may be chosen; their chains teach what the next outlook on as many is made of."""
-    setup = Setup(tmp_path, own=TreeSettings(top_k=3, max_depth=4, max_nodes=12, max_batch=2))
+    setup = TreeSetup(tmp_path, own=TreeSettings(top_k=3, max_depth=4, max_nodes=12, max_batch=2))
     requests = [Request(str(index), [1, 2, 3], SamplingParams()) for index in range(3)]
     room = {request.request_id: 12 for request in requests}
     plan = [ScheduledSequence(requests[0], 1)]
@@ -289,7 +282,7 @@ def test_what_is_drafted_is_what_the_outlook_was_for(tmp_path: Path, monkeypatch
 
 def test_behind_a_prefix_that_the_head_has_not_seen(tmp_path: Path) -> None:
     """Its draft KV is not there, so that nothing may attend to it."""
-    setup = Setup(tmp_path)
+    setup = TreeSetup(tmp_path)
     texts = prompts(17, 22)
     _, engine = setup.run(texts, None)
     longer = [[*text, 7, 8, 9] for text in texts]
@@ -301,7 +294,7 @@ def test_behind_a_prefix_that_the_head_has_not_seen(tmp_path: Path) -> None:
 
 
 def test_passes_that_do_not_pay_are_not_made(tmp_path: Path) -> None:
-    setup = Setup(tmp_path)
+    setup = TreeSetup(tmp_path)
     plain, _ = setup.run(prompts(9, 4), None)
     setup.passes.rate = 1e9
     assert setup.run(prompts(9, 4), setup.proposer)[0] == plain
@@ -309,7 +302,7 @@ def test_passes_that_do_not_pay_are_not_made(tmp_path: Path) -> None:
 
 
 def test_a_head_that_is_broken_drafts_nothing(tmp_path: Path) -> None:
-    setup = Setup(tmp_path)
+    setup = TreeSetup(tmp_path)
     plain, _ = setup.run(prompts(9, 4), None)
     next(setup.head.parameters()).data.fill_(torch.nan)
     assert setup.run(prompts(9, 4), setup.proposer)[0] == plain

@@ -101,11 +101,6 @@ def generate(
     return [request.output_token_ids for request in requests], accepted, engine
 
 
-@pytest.fixture(scope="module")
-def runner() -> ModelRunner:
-    return build_runner(tiny_model("llama"), num_blocks=256)
-
-
 FEW_TOKENS = ((3, 60.0), (4, 60.0))  # sampled guesses are often right
 
 

@@ -22,7 +22,7 @@ from benchmarks.losslessness import ChiSquare, chi_square
 from decode_worker.speculation.acceptance_rules import AcceptanceRule, ResidualRule
 from decode_worker.speculation.verification import RuleVerifier, create_verifier
 from tests.drawing_proposer import DrawingProposer, NextTokenLogits
-from tests.engine_runs import build_engine, build_runner, greedy, run, tokens_of
+from tests.engine_runs import build_engine, greedy, run, tokens_of
 from tests.tiny_models import random_prompts, tiny_model
 
 _NUM_DRAWS = 750
@@ -37,11 +37,6 @@ _EACH = [
     SamplingParams(max_tokens=16, temperature=0.5, seed=14, repetition_penalty=1.2),
     SamplingParams(max_tokens=1, temperature=1.0, seed=15),
 ]
-
-
-@pytest.fixture(scope="module")
-def runner() -> ModelRunner:
-    return build_runner(tiny_model())
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +80,14 @@ def joints(runner: ModelRunner, logits: NextTokenLogits, verifier: Verifier, sha
     return chi_square(Counter(tuple(outcome.token_ids[:2]) for outcome in outcomes), joint_law(logits))
 
 
-@pytest.mark.parametrize(("acceptance", "shape"), [("match", (1, 1)), ("residual", (1, 1)), ("residual", (2,))])
+@pytest.mark.parametrize(
+    ("acceptance", "shape"),
+    [
+        ("match", (1, 1)),
+        pytest.param("residual", (1, 1), marks=pytest.mark.thorough(covered_by="[residual-shape2]")),
+        ("residual", (2,)),
+    ],
+)
 def test_two_tokens_have_the_joint_distribution_of_the_target(
     runner: ModelRunner, logits: NextTokenLogits, acceptance: str, shape: tuple[int, ...]
 ) -> None:
@@ -104,7 +106,13 @@ class RemovesWithoutSubtracting(ResidualRule):
         return p / p.sum(), super().reject(p, q, token)[1]
 
 
-@pytest.mark.parametrize("rule", [RecoversFromTheTarget, RemovesWithoutSubtracting])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        RecoversFromTheTarget,
+        pytest.param(RemovesWithoutSubtracting, marks=pytest.mark.thorough(covered_by="[RecoversFromTheTarget]")),
+    ],
+)
 def test_broken_rules_have_not(runner: ModelRunner, logits: NextTokenLogits, rule: type[AcceptanceRule]) -> None:
     assert joints(runner, logits, RuleVerifier(rule()), (1, 1)).p_value < 1e-6
 

@@ -15,18 +15,15 @@ from baton.core.drafts import Draft, ScheduledSequence, depths_of
 from baton.core.request import Request, SamplingParams
 from baton.engine.draft.medusa.heads import MedusaHeads, load_medusa
 from baton.engine.draft.medusa.medusa_state import MedusaState
-from baton.engine.engine import Engine
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
-from benchmarks.device_run.attention_world import poison
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.medusa import MedusaProposer, best_choices
 from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.tree import children_of
-from tests.drafting import Recording, bushy, engine_over, prompts, requests_for, run
+from tests.drafting import BLOCK_SIZE, DraftSetup, bushy, engine_over, prompts, requests_for, run
 from tests.tiny_drafts import HIDDEN, VOCAB, TinyDraft, tiny_medusa_v1, tiny_medusa_vllm, tiny_target
 
-BLOCK_SIZE = 4
 NUM_HEADS = 3
 NUM_RANKS = 6
 
@@ -62,8 +59,8 @@ def teach(heads: MedusaHeads, target: LlamaForCausalLM, tokens: Sequence[int]) -
         heads.lm_heads[index].weight.copy_(torch.linalg.lstsq(rows, wanted, driver="gelsd").solution.T)
 
 
-class Setup:
-    """A tiny target and heads of random weights."""
+class MedusaSetup(DraftSetup):
+    """With Medusa heads of random weights."""
 
     def __init__(
         self,
@@ -74,14 +71,11 @@ class Setup:
     ) -> None:
         self.untouched, target = make_target(), make_target()
         self.heads = load_medusa(make().write(folder), target, torch.float32, torch.device("cpu"))
-        self.runner = ModelRunner(prepare_model(target, "float32"), 96, BLOCK_SIZE, draft=self.heads)
-        poison(self.runner.cache)
-        self.state = MedusaState(self.heads, self.runner)
-        self.recording = Recording(MedusaProposer(self.state, DraftPasses(StepCost())), change)
-        self.drafts = self.recording.drafts
+        super().__init__(target, self.heads, change=change)
 
-    def plain(self) -> Engine:
-        return engine_over(self.runner)
+    def make_method(self) -> MedusaProposer:
+        self.state = MedusaState(self.heads, self.runner)
+        return MedusaProposer(self.state, DraftPasses(StepCost()))
 
     @torch.inference_mode()
     def candidates(self, known: Sequence[int]) -> list[list[int]]:
@@ -107,7 +101,7 @@ class Setup:
 def test_drafts_are_the_heads_own_and_tokens_the_targets(
     make: Callable[[], TinyDraft], chunk_tokens: int, tmp_path: Path
 ) -> None:
-    setup = Setup(tmp_path, make)
+    setup = MedusaSetup(tmp_path, make)
     texts = prompts(3, 9, 14, 6)
     plain = run(setup.plain(), requests_for(texts))
     requests = requests_for(texts)
@@ -118,7 +112,7 @@ def test_drafts_are_the_heads_own_and_tokens_the_targets(
 
 
 def test_the_same_under_preemption(tmp_path: Path) -> None:
-    setup = Setup(tmp_path)
+    setup = MedusaSetup(tmp_path)
     texts = prompts(9, 14, 6, 12)
     plain = run(setup.plain(), requests_for(texts))
     engine = engine_over(setup.runner, setup.recording, num_blocks=20)
@@ -129,7 +123,7 @@ def test_the_same_under_preemption(tmp_path: Path) -> None:
 
 
 def test_the_same_beside_requests_that_forbid_speculation(tmp_path: Path) -> None:
-    setup = Setup(tmp_path)
+    setup = MedusaSetup(tmp_path)
     texts = prompts(3, 9, 14, 6)
     plain = run(setup.plain(), requests_for(texts))
     requests = requests_for(texts, plain=(0, 3))
@@ -139,7 +133,7 @@ def test_the_same_beside_requests_that_forbid_speculation(tmp_path: Path) -> Non
 
 
 def test_the_same_behind_a_cached_prefix(tmp_path: Path) -> None:
-    setup = Setup(tmp_path)
+    setup = MedusaSetup(tmp_path)
     engine = engine_over(setup.runner, setup.recording)
     first = requests_for(prompts(24))
     run(engine, first)
@@ -152,7 +146,7 @@ def test_the_same_behind_a_cached_prefix(tmp_path: Path) -> None:
 
 def test_heads_that_are_right_are_accepted_to_the_last_one(tmp_path: Path) -> None:
     """Which also says that each head is asked about the token that it was made for."""
-    setup = Setup(tmp_path, make_target=forgetful_target)
+    setup = MedusaSetup(tmp_path, make_target=forgetful_target)
     tokens = orbit(setup.untouched, 17, 60)
     teach(setup.heads, setup.untouched, tokens)
     request = Request("0", [17], SamplingParams(max_tokens=41, temperature=0))
@@ -161,7 +155,7 @@ def test_heads_that_are_right_are_accepted_to_the_last_one(tmp_path: Path) -> No
 
 
 def test_the_state_is_that_of_the_last_accepted_node(tmp_path: Path) -> None:
-    setup = Setup(tmp_path, make_target=forgetful_target, change=bushy)
+    setup = MedusaSetup(tmp_path, make_target=forgetful_target, change=bushy)
     tokens = orbit(setup.untouched, 17, 60)
     teach(setup.heads, setup.untouched, tokens)
     request = Request("0", [17], SamplingParams(max_tokens=32, temperature=0))
@@ -170,7 +164,7 @@ def test_the_state_is_that_of_the_last_accepted_node(tmp_path: Path) -> None:
 
 
 def test_a_small_room_is_a_chain_where_heads_are_sure(tmp_path: Path) -> None:
-    setup = Setup(tmp_path, make_target=forgetful_target)
+    setup = MedusaSetup(tmp_path, make_target=forgetful_target)
     tokens = orbit(setup.untouched, 17, 60)
     teach(setup.heads, setup.untouched, tokens)
     request = Request("0", [17], SamplingParams(max_tokens=5, temperature=0))
@@ -181,7 +175,7 @@ def test_a_small_room_is_a_chain_where_heads_are_sure(tmp_path: Path) -> None:
 
 def test_places_go_to_what_has_been_right(tmp_path: Path) -> None:
     """Heads that are right with their second guess alone get it in front."""
-    setup = Setup(tmp_path, make_target=forgetful_target)
+    setup = MedusaSetup(tmp_path, make_target=forgetful_target)
     tokens = orbit(setup.untouched, 17, 100)
     teach(setup.heads, setup.untouched, tokens)
     never = min(set(range(VOCAB)) - set(tokens))
@@ -196,7 +190,7 @@ def test_places_go_to_what_has_been_right(tmp_path: Path) -> None:
 
 
 def test_the_state_travels(tmp_path: Path) -> None:
-    setup = Setup(tmp_path)
+    setup = MedusaSetup(tmp_path)
     engine = setup.plain()
     text = prompts(10)[0]
     source = Request("source", list(text), SamplingParams(max_tokens=2, temperature=0))
@@ -219,7 +213,7 @@ def test_the_state_travels(tmp_path: Path) -> None:
 
 
 def test_states_that_do_not_fit_are_not_used(tmp_path: Path) -> None:
-    setup = Setup(tmp_path)
+    setup = MedusaSetup(tmp_path)
     request = Request("x", [1, 2], SamplingParams(max_tokens=9), output_token_ids=[3], num_computed_tokens=2)
     setup.state.adopt(request, None)
     assert setup.state.hidden(request) is None
