@@ -197,6 +197,9 @@ def test_submit_answers_a_file_line_by_line_past_a_bad_one(baton: Callable[..., 
     assert "did you mean 'temperature'" in misspelt["error"]["message"]
 
 
+@pytest.mark.thorough(
+    covered_by="tests/e2e/test_simulated_cluster.py::test_scale_waits_for_the_new_sizes"
+)  # and test_serving scales real workers
 def test_scale_changes_pools_and_back(baton: Callable[..., Result]) -> None:
     grown = baton("scale", "prefill=1", "decode=2", "--wait")
     assert (grown.status, grown.out) == (0, "prefill: 1, decode: 2\n"), grown.err

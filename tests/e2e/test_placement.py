@@ -42,7 +42,7 @@ PREFILL_NODE = {
 }
 DECODE_NODE = {
     "num_cpus": 32,
-    "num_gpus": 4,
+    "num_gpus": 2,
     "memory": 256 * GIB,
     "labels": {ACCELERATOR_LABEL: "H200", "tier": "memory", "rack": "7"},
 }
@@ -216,20 +216,20 @@ async def test_every_wish_is_met(nodes, resources, expected):
 
 
 async def test_pools_land_on_their_own_kinds_of_nodes(nodes):
-    config = wishing("prefill", 3, gpus=1, accelerator_type="H100") | wishing(
-        "decode", 4, gpus=1, accelerator_type="H200"
+    config = wishing("prefill", 2, gpus=1, accelerator_type="H100") | wishing(
+        "decode", 2, gpus=1, accelerator_type="H200"
     )
     async with placing(nodes, config) as pools:
         await pools.wait()
-        assert [worker.node for worker in pools.placed("prefill")] == ["prefill"] * 3
-        assert [worker.node for worker in pools.placed("decode")] == ["decode"] * 4
+        assert [worker.node for worker in pools.placed("prefill")] == ["prefill"] * 2
+        assert [worker.node for worker in pools.placed("decode")] == ["decode"] * 2
 
 
 async def test_every_worker_has_a_gpu_of_its_own_and_sees_no_other(nodes):
-    async with placing(nodes, wishing("decode", 4, gpus=1, accelerator_type="H200")) as pools:
+    async with placing(nodes, wishing("decode", 2, gpus=1, accelerator_type="H200")) as pools:
         await pools.wait()
         placed = pools.placed("decode")
-        assert sorted(gpu for worker in placed for gpu in worker.gpus) == ["0", "1", "2", "3"]
+        assert sorted(gpu for worker in placed for gpu in worker.gpus) == ["0", "1"]
         assert all([worker.visible] == worker.gpus for worker in placed)
 
 
@@ -240,10 +240,10 @@ async def test_a_worker_without_a_gpu_sees_none(nodes):
 
 
 async def test_two_workers_may_share_a_gpu(nodes):
-    async with placing(nodes, wishing("decode", 8, gpus=0.5, accelerator_type="H200")) as pools:
+    async with placing(nodes, wishing("decode", 4, gpus=0.5, accelerator_type="H200")) as pools:
         await pools.wait()
         granted = [gpu for worker in pools.placed("decode") for gpu in worker.gpus]
-        assert sorted(granted) == ["0", "0", "1", "1", "2", "2", "3", "3"]
+        assert sorted(granted) == ["0", "0", "1", "1"]
 
 
 async def test_memory_is_reserved_and_not_only_compared(nodes):
@@ -260,7 +260,7 @@ async def test_memory_is_reserved_and_not_only_compared(nodes):
         ),
         ({"labels": {"rack": "9"}}, ["label rack is 7", "no label rack", "change decode.resources"]),
         ({"cpus": 64}, ["asks for 64 CPUs", "too few CPUs", "No node is large enough"]),
-        ({"memory_gib": 1000}, ["1000 GiB of memory", "too little memory", "4 GPUs (H200), 256.0 GiB"]),
+        ({"memory_gib": 1000}, ["1000 GiB of memory", "too little memory", "2 GPUs (H200), 256.0 GiB"]),
         (
             {"accelerator_type": "H200", "labels": {"tier": "compute"}},
             ["label tier is memory", "label ray.io/accelerator-type is H100", "No node is large enough"],
@@ -278,10 +278,10 @@ async def test_what_the_user_reads_when_no_node_fits(nodes, resources, texts):
 
 
 async def test_what_the_user_reads_when_everything_is_taken(nodes):
-    async with placing(nodes, wishing("decode", 5, gpus=1, accelerator_type="H200")) as pools:
-        message = (await pools.error_of_waiting("decode", 4)).message
-        assert "4 of 5 decode workers are ready" in message
-        assert "4 GPUs (H200), 256.0 GiB: large enough, but in use" in message
+    async with placing(nodes, wishing("decode", 3, gpus=1, accelerator_type="H200")) as pools:
+        message = (await pools.error_of_waiting("decode", 2)).message
+        assert "2 of 3 decode workers are ready" in message
+        assert "2 GPUs (H200), 256.0 GiB: large enough, but in use" in message
         assert "free resources, add nodes, or lower decode.workers." in message
 
 

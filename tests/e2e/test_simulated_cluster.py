@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 
 import httpx
@@ -61,6 +63,23 @@ def test_many_at_once_go_through_both_pools(cluster: RunningCluster) -> None:
     assert asyncio.run(all_of_them()) == [32] * 64
     assert cluster.metric("baton_kv_transfer_tokens_total") > before
     cluster.assert_nothing_leaked()
+
+
+def test_scale_waits_for_the_new_sizes(cluster: RunningCluster) -> None:
+    def scale(*sizes: str) -> str:
+        command = [sys.executable, "-m", "cluster.cli.cli", "scale", *sizes, "--wait", "--endpoint", cluster.endpoint]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        lines = done.stderr.splitlines()
+        assert len(lines) == len(set(lines)), "the same progress was reported twice"
+        return done.stdout
+
+    staying = {worker["id"] for worker in cluster.workers("prefill")}
+    assert scale("prefill=3", "decode=6") == "prefill: 3, decode: 6\n"
+    assert [worker["state"] for worker in cluster.workers()] == ["ready"] * 9
+    assert scale("decode=5") == "prefill: 3, decode: 5\n"
+    assert len(cluster.workers("decode")) == 5
+    assert {worker["id"] for worker in cluster.workers("prefill")} == staying
 
 
 def test_a_timeline_shows_steps_and_the_hand_off(cluster: RunningCluster) -> None:
