@@ -17,6 +17,7 @@ import ray
 from baton.core.errors import ConfigError
 from baton.process.worker_environment import LOCAL_RAY_VARIABLES
 from cluster.config.config import BatonConfig
+from cluster.worker.granted_gpus import hide_ungranted_gpus
 from tests.worker_infos import make_info
 
 _OBJECT_STORE_BYTES = 80 * 2**20
@@ -97,8 +98,6 @@ class PlacedHost(FakeHost):
     """Sees the GPUs that a worker of the same resources would see."""
 
     def __init__(self, *arguments: Any) -> None:
-        from cluster.worker.worker_host import hide_ungranted_gpus  # imports torch
-
         super().__init__(*arguments)
         hide_ungranted_gpus()
 

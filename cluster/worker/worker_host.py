@@ -33,6 +33,7 @@ from baton.rpc.wire import worker_pb2_grpc
 from cluster.config.config import BatonConfig
 from cluster.config.worker_config import PoolConfig
 from cluster.registry.workers import WorkerInfo
+from cluster.worker.granted_gpus import hide_ungranted_gpus
 from cluster.worker.role import WorkerContext, WorkerRole
 from cluster.worker.worker_memory import limit_memory, plan_memory, runner_options
 from cluster.worker.worker_service import WorkerService
@@ -274,12 +275,3 @@ def _max_model_len(config: BatonConfig, runner: ModelRunner) -> int:
 
 def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
-def hide_ungranted_gpus() -> None:
-    """In an actor without a granted GPU, hides the node's GPUs, which Ray leaves visible.
-
-    Call this before anything uses CUDA.
-    """
-    if not ray.get_runtime_context().get_accelerator_ids().get("GPU"):
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -259,7 +259,7 @@ async def test_memory_is_reserved_and_not_only_compared(nodes):
             ["label ray.io/accelerator-type=B200", "label ray.io/accelerator-type is H100", "No node is large enough"],
         ),
         ({"labels": {"rack": "9"}}, ["label rack is 7", "no label rack", "change decode.resources"]),
-        ({"cpus": 64}, ["asks for 64 CPUs", "too few CPUs", "No node is large enough"]),
+        ({"cpus": 64}, ["needs 64 CPUs", "too few CPUs", "No node is large enough"]),
         ({"memory_gib": 1000}, ["1000 GiB of memory", "too little memory", "2 GPUs (H200), 256.0 GiB"]),
         (
             {"accelerator_type": "H200", "labels": {"tier": "compute"}},
