@@ -1,4 +1,4 @@
-"""What one engine step costs, beside what the machine allows: ``python -m benchmarks.engine_steps [--help]``.
+"""The cost of one engine step, compared with the machine's limit: ``python -m benchmarks.engine_steps [--help]``.
 
 Every case is computed by each decoder in turn (A B A B), so that a machine that slows down slows both. Times are
 medians, ratios are medians of neighbouring runs. The limit of a step is the longer of two times: reading its weights

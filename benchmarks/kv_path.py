@@ -1,4 +1,4 @@
-"""The hand-off's bandwidth beside that of a plain socket: ``python -m benchmarks.kv_path [--help]``.
+"""The hand-off's bandwidth, compared with that of a plain socket: ``python -m benchmarks.kv_path [--help]``.
 
 Two processes on this machine. First as many bytes go from a buffer of a megabyte through a TCP connection into another
 such buffer; then one transfer goes through the hand-off's own code (the paged cache is cut into parts, checksummed,

@@ -55,7 +55,7 @@ WAYS = ("grpc", "connected", "striped", "shared")
 """The ways of KV: in gRPC messages, or, with gRPC for control, through one TCP connection, several connections, or the
 sender's memory."""
 INT8 = "int8"
-"""In gRPC messages, encoded as int8."""
+"""Through gRPC messages, encoded as int8."""
 NIXL = "nixl"
 """Read from the sender's memory through NIXL, which must be installed."""
 _HOST = "127.0.0.1"

@@ -14,7 +14,7 @@ from baton.core.errors import ConfigError
 from baton.engine.models.tokenizer import Tokenizer
 
 WORKLOADS = ("chat", "code", "summarise", "story")
-"""Answers of ``summarise`` repeat much of the prompt, which they summarise, quote or edit; those of ``story`` least."""
+"""Answers of ``summarise`` repeat much of the prompt, which they summarise, quote or edit; ``story`` the least."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class Startup:
 
     Attributes:
         total_s: from starting the command until it reported that it was ready.
-        phases_s: durations of the phases in order; those of workers are of the worker that was ready last.
+        phases_s: durations of the phases in order; phases of workers are of the worker that was ready last.
     """
 
     total_s: float

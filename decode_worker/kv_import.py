@@ -133,7 +133,7 @@ class KVImporter:
         return Reservation(cached, entry.takes_draft, entry.encoding)
 
     async def _wait_for_room(self, entry: Import, holder: Request, deadline_s: float) -> int | None:
-        """The number of leading tokens that are cached; ``None`` when the transfer fails meanwhile."""
+        """The number of leading tokens that are cached; ``None`` if the transfer fails before they are known."""
         if not self._turn.locked():  # free room is given even when the deadline is 0
             cached = await self._engine.call(lambda: self._try_reserve(entry, holder))
             if cached is not None:

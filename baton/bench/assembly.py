@@ -41,7 +41,7 @@ class AssembledWorkload:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadPlan:
-    """The requests according to the options, known before anything is sent.
+    """The requests that the options describe, known before anything is sent.
 
     Attributes:
         input_lengths, output_lengths: lengths before ``limits``.

@@ -34,7 +34,7 @@ class TargetError(BatonError):
 
 
 def describe_endpoint(settings: TargetSettings) -> Endpoint:
-    """The endpoint according to the options. Its model may still be empty.
+    """The endpoint that the options describe. Its model may still be empty.
 
     Raises:
         ConfigError: no cluster runs here and no URL is given, or an option is invalid.

@@ -109,7 +109,7 @@ class StageRun:
 async def run_stage(
     run: StageRun, requests: Iterator[RequestSpec], sender: Sender, stop: asyncio.Event, seed: int
 ) -> None:
-    """Runs the stage and fills ``run``, which may be read meanwhile.
+    """Runs the stage and fills ``run``, which may be read while the stage runs.
 
     Args:
         requests: source of requests, which must not end.

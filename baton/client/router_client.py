@@ -26,7 +26,7 @@ API_KEY_VARIABLE = "BATON_API_KEY"
 
 
 class RouterUnreachableError(BatonError):
-    """There is no answer from the endpoint, or none in the router's protocol."""
+    """The endpoint does not answer, or does not speak the router's protocol."""
 
     code = "router_unreachable"
     grpc_status = "UNAVAILABLE"

@@ -16,7 +16,7 @@ class KVEncoding(StrEnum):
     """Encoding of KV, in the cache or on the wire."""
 
     NATIVE = "native"
-    """In the cache: the model's dtype. On the wire: as the cache holds it."""
+    """The model's dtype in the cache; on the wire, the cache's own encoding."""
     INT8 = "int8"
     """LOSSY; see :mod:`baton.engine.kv_cache.kv_int8`."""
 
@@ -51,7 +51,7 @@ class KVCacheSpec:
         weights: format that the model's weights were converted to; it affects keys and values.
         draft_fingerprint: hash over the draft that keeps KV in the same blocks; empty without one.
         draft_layers: the draft's layers, which follow the model's.
-        encoding: encoding of the model's keys and values in the cache; the draft's are native.
+        encoding: encoding of the model's keys and values in the cache; the draft's KV is native.
     """
 
     model_fingerprint: str
@@ -68,7 +68,7 @@ class KVCacheSpec:
         return self.layers + self.draft_layers
 
     def with_draft(self, fingerprint: str, layers: tuple[LayerSpec, ...]) -> KVCacheSpec:
-        """Returns the same cache with a draft's KV beside the model's."""
+        """Returns the same cache with a draft's KV in addition to the model's."""
         return replace(self, draft_fingerprint=fingerprint, draft_layers=layers)
 
     def shares_draft_with(self, other: KVCacheSpec) -> bool:

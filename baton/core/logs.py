@@ -38,7 +38,7 @@ class RequestLog(logging.LoggerAdapter[logging.Logger]):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one JSON object per line; the fields of ``extra`` stand beside the standard ones."""
+    """Formats a record as one JSON object per line; the fields of ``extra`` are added to the standard fields."""
 
     def __init__(self, process_name: str) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ def describe_fault(error: BaseException) -> str:
 def configure_logging(config: LogConfig, process_name: str) -> None:
     """Sends baton's own loggers to standard error.
 
-    With JSON, lines of other libraries and Python's warnings go there too, so that no text line stands between the JSON
+    With JSON, lines of other libraries and Python's warnings go there too, so that no text line appears among the JSON
     lines. The content and levels of other libraries' logs do not change.
 
     Args:

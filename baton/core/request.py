@@ -129,7 +129,7 @@ class TokenLogprobs:
     """Log probabilities of one generated token, under the model's own distribution (before any processing).
 
     Attributes:
-        logprob: that of the chosen token.
+        logprob: log probability of the chosen token.
         top: ``(token id, log probability)`` pairs, most likely first, as many as the request asked for.
     """
 

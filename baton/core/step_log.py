@@ -109,7 +109,7 @@ class StepLog:
         """The steps after the limit, merged."""
 
     def follow(self, received_s: float) -> None:
-        """Counts gaps from ``received_s`` on, the arrival of the token before the first of these steps."""
+        """Counts gaps since ``received_s``, the arrival of the token before the first of these steps."""
         self._last_received_s = received_s
 
     def add(

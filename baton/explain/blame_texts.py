@@ -27,7 +27,7 @@ class Reason:
 
 
 def reason_for(stage: Stage, timeline: Timeline, failures: Sequence[FailedAttempt] = ()) -> Reason:
-    """The likely reason, according to the timeline, that a stage took long.
+    """The likely reason in the timeline why a stage took long.
 
     Args:
         failures: attempts that failed in the blamed interval.

@@ -56,7 +56,7 @@ class Stage(StrEnum):
     TOKEN_DELIVERY = "token_delivery"
     """Delivery of the last tokens from the decode worker's engine to the router."""
     DETOKENIZE = "detokenize"
-    """Detokenizing the last tokens. That of earlier tokens overlaps with later work."""
+    """Detokenizing the last tokens. Detokenizing earlier tokens overlaps with later work."""
     OTHER_SEQUENCES = "other_sequences"
     """Waiting for the other sequences of the request."""
     SEND = "send"

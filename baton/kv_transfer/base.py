@@ -67,9 +67,9 @@ class Reservation:
     """The receiver's answer to an offer.
 
     Attributes:
-        num_cached_tokens: leading tokens that need not travel.
-        takes_draft: whether the KV of the draft's layers, and its state, should travel with the model's.
-        encoding: the offered encoding that parts may have. Native parts are always possible.
+        num_cached_tokens: number of leading tokens that the receiver already has.
+        takes_draft: whether to send the KV of the draft's layers and its state with the model's KV.
+        encoding: the offered encoding that parts may use. Native parts are always allowed.
         shares_memory: whether the receiver reads parts from buffers of the sender. Set by the transport.
     """
 

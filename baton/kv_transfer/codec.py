@@ -1,4 +1,4 @@
-"""The wire format of hand-offs: frames of the gRPC stream, heads in the TCP connections beside it, and checksums.
+"""The wire format of hand-offs: frames of the gRPC stream, heads in the TCP connections next to it, and checksums.
 
 A frame is a KVFrame, encoded without a protobuf copy of its payload. Protobuf messages may be concatenated field by
 field, so a frame is the encoded header followed by the payload's tag, its length and its bytes. The result equals that
@@ -28,7 +28,7 @@ _LENGTH_DELIMITED = 2
 _PAYLOAD_TAG = bytes([_PAYLOAD_FIELD << 3 | _LENGTH_DELIMITED])
 _MAX_VARINT_BYTES = 10
 
-# The protocol of the TCP connections beside the stream; see proto/kv.proto.
+# The protocol of the TCP connections next to the stream; see proto/kv.proto.
 HEAD_LENGTH_BYTES = 4
 TICKET_BYTES = 16
 WELCOME = b"\x01"
@@ -158,7 +158,7 @@ def copy_summed(sources: Sequence[memoryview], targets: Sequence[memoryview]) ->
     """Copies bytes between lists of views, which may be split differently, and computes the checksum of the copy.
 
     Returns:
-        The xxh3-64 of the bytes in ``targets``, even if another process writes to ``sources`` meanwhile.
+        The xxh3-64 of the bytes in ``targets``, even if another process writes to ``sources`` during the copy.
 
     Raises:
         ValueError: sources and targets differ in length.

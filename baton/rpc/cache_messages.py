@@ -13,7 +13,7 @@ DECODE_PAUSE_S = 0.2
 """Time between two deliveries of a decode worker. Its cache changes with every few tokens, but the changes matter only
 when the conversation continues, which takes longer."""
 _MAX_BLOCKS = 4096
-"""Limit per message, since the router takes a millisecond for that many and relays no tokens meanwhile."""
+"""Limit per message, since the router takes a millisecond for that many, in which it relays no tokens."""
 
 
 def pack_cache_changes(changes: CacheChanges) -> Iterator[worker_pb2.CacheEvents]:

@@ -75,7 +75,7 @@ def num_rows_of(sample: Sample) -> int:
 
 
 def make_rows(samples: Sequence[Sample], states: Sequence[SampleStates]) -> RowBatch:
-    """Builds the rows of samples, which must have at least one row each, on the device of their states."""
+    """Builds the rows of samples on the device of their states. Every sample must have at least one row."""
     device = states[0].features.device
     firsts = [max(0, sample.num_prompt_tokens - 1) for sample in samples]
     counts = tuple(num_rows_of(sample) for sample in samples)

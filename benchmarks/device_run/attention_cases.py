@@ -163,7 +163,7 @@ def _draw_spans(kind: str, chance: random.Random, sizes: Sizes, block_size: int)
 
 
 def check_case(case: AttentionCase, create_backend: CreateBackend, device: torch.device) -> Row:
-    """Runs the case and compares the results; :class:`~.attention_world.World` says which memory is NaN meanwhile.
+    """Runs the case and compares the results; :class:`~.attention_world.World` says which memory is NaN during the run.
 
     The row has the error and the tolerance of the worst number, and ``of_tolerance``, their ratio. It has ``error`` if
     other memory was touched.

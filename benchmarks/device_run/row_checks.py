@@ -12,7 +12,7 @@ from benchmarks.device_run.attention_world import decoded
 from benchmarks.device_run.part import Row
 
 _HALF_STEP = 1 / 16
-"""Largest relative rounding error of e4m3; that of subnormal numbers is absolute."""
+"""Largest relative rounding error of e4m3. For subnormal numbers it is absolute."""
 _LEAST_HALF_STEP = 2.0**-10
 _SOME = 1 + 1e-4
 """Tolerance for the rounding of scales and quotients to float32, and for inexact division on devices."""

@@ -62,7 +62,7 @@ class Case:
         return [[rng.randrange(*_VOCABULARY) for _ in range(self.prompt_tokens)] for _ in range(self.batch)]
 
     def seconds(self, engine: EngineProcess, prompts: Sequence[Sequence[int]]) -> float:
-        """The measured seconds on an engine: those of the prompts, or those of the tokens after the first."""
+        """The measured seconds on an engine, for the prompts or for the tokens after the first."""
         first = engine.seconds(prompts, 1)
         return engine.seconds(prompts, 1 + self.output_tokens) - first if self.output_tokens else first
 

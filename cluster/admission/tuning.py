@@ -59,7 +59,7 @@ LARGEST_STAY = 2.0
 # Batching delay.
 
 LONGEST_DELAY_MS = 20.0
-"""Milliseconds. Chosen: little beside the TTFT that a user notices."""
+"""Milliseconds. Chosen: little compared with a TTFT that a user notices."""
 SHORTEST_DELAY_MS = 0.5
 """Milliseconds. A shorter delay is not worth a timer. Chosen."""
 DELAY_SLACK_SHARE = 0.1

@@ -76,7 +76,7 @@ def predicted_wait_s(shortage: Shortage, over_ms: float, num_ahead: int, leave_p
     """Predicted seconds until a request gets room.
 
     Args:
-        over_ms: the predicted TTFT beyond its limit if it were dispatched at once.
+        over_ms: by how much the predicted TTFT would exceed its limit if the request were dispatched at once.
         num_ahead: requests that wait before it.
     """
     own_s = over_ms / 1e3 if shortage is Shortage.PREFILL else 1 / leave_per_s

@@ -15,7 +15,7 @@ def erlang_c(servers: int, offered: float) -> float:
     """Probability that all servers are busy.
 
     Args:
-        offered: arrival rate times mean service time, in servers; from ``servers`` on the result is 1.
+        offered: arrival rate times mean service time, in servers. The result is 1 if it is at least ``servers``.
     """
     if offered <= 0:
         return 0.0

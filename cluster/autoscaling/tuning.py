@@ -81,7 +81,7 @@ LOCAL_SHARE_STEPS = 64
 REQUESTS_FOR_ADVICE = 50
 """Requests before advice is given. Chosen: the lengths of fewer say little about a class."""
 LOCAL_SHARES = (0.0, 0.1, 0.25, 0.5, 0.75)
-"""Shares of prompts computed on decode workers that are compared, beside the present one."""
+"""Shares of prompts computed on decode workers that are compared with the present one."""
 CLEAR_GAIN = 1.05
 """Ratio of capacities. Smallest gain that exceeds the accuracy of the model."""
 CAPACITY_HALVINGS, LARGEST_DEMAND_FACTOR = 12, 1024.0

@@ -25,7 +25,7 @@ def render_status(status: Mapping[str, Any], endpoint: str, width: int) -> Rende
     """Renders the answer of GET /admin/status: a few lines, a table of workers and one of SLO classes.
 
     Args:
-        width: columns of the terminal, at least 80; from 100 on, each worker's age, node and process are shown too.
+        width: columns of the terminal, at least 80. At 100 or more, each worker's age, node and process are shown.
     """
     requests = status["requests"]
     heading = Text.assemble(

@@ -1,6 +1,6 @@
 """One attempt of a request on the workers that were chosen for it.
 
-* pair: prefill → first token → (KV travels) → decode
+* pair: prefill → first token → (KV transfer) → decode
 * alone: a decode worker computes the prompt and all tokens so far, for local prefill or after a worker was lost
 """
 

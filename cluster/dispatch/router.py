@@ -1,6 +1,6 @@
 """The router runs each request on a prefill and a decode worker, and retries when workers fail.
 
-    generate ── place ── attempt ─┬─ nothing out yet:  prefill → first token → (KV travels) → decode
+    generate ── place ── attempt ─┬─ nothing out yet:  prefill → first token → (KV transfer) → decode
                                   │                    or a decode worker alone, where that is better
                                   └─ tokens out:       decode alone, recomputing what the client has seen
 

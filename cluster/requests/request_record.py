@@ -26,11 +26,11 @@ class RequestState(StrEnum):
     ARRIVED = "arrived"
     """The router has just received it."""
     QUEUED = "queued"
-    """It waits for workers, for its first attempt or for the next one."""
+    """The request waits for workers, for its first attempt or for the next one."""
     PLACED = "placed"
-    """It has workers, which have not sent a token in this attempt."""
+    """The request has workers, which have not sent a token in this attempt."""
     STREAMING = "streaming"
-    """Its workers send tokens."""
+    """The request's workers send tokens."""
     ENDED = "ended"
 
 

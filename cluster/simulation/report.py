@@ -25,8 +25,8 @@ class ReplayedRequest:
 
     Attributes:
         arrived_s: arrival on the replay's clock.
-        ttft_ms, tpot_ms: ``None`` if it had no such time.
-        heard_ms: time from its arrival to its end or refusal.
+        ttft_ms, tpot_ms: ``None`` if the request has none.
+        heard_ms: time from the request's arrival to its end or refusal.
         is_met: whether it met the targets of its class; ``None`` if it does not count.
         is_local: a decode worker computed its prompt.
     """

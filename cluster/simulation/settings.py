@@ -28,7 +28,7 @@ def worker_settings(
 
     Args:
         with_steps: whether messages describe their steps.
-        vocab_size, eos_token_ids: those of the tokenizer that shows the tokens as text.
+        vocab_size, eos_token_ids: values of the tokenizer that shows the tokens as text.
 
     Raises:
         ConfigError: ``max_model_len`` is more than the worker's KV cache holds.

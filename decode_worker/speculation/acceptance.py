@@ -70,7 +70,7 @@ class _Own:
 
 
 class DepthAcceptance:
-    """The chance that a draft is right, by its depth: that of similar requests, times a factor of the request's own.
+    """The chance that a draft is right, by its depth: the chance for similar requests, times a factor of this request.
 
     Args:
         prior: the chance before any observation, given that the draft above is right.

@@ -232,7 +232,7 @@ class ChainDrafter:
 
 
 def is_processed(params: SamplingParams) -> bool:
-    """Whether the parameters change which tokens to guess. Temperature and filters keep the likeliest ones."""
+    """Whether the parameters change which tokens to guess. Temperature and filters keep the most likely tokens."""
     return params.needs_penalties or bool(params.logit_bias) or params.min_tokens > 0
 
 

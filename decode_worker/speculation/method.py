@@ -46,7 +46,7 @@ class DraftMethod(Protocol):
         ...
 
     def outlook(self, requests: Sequence[Request], room: Mapping[str, int]) -> Outlook | None:
-        """What drafting for these requests promises, judged by recent steps.
+        """The expected gain of drafting for these requests, judged by recent steps.
 
         The controller weighs it against the cost of drafting, and proposes for the requests that are worth it. Return
         ``None`` if drafting costs next to nothing: the controller then asks for all drafts, and goes by their

@@ -1,4 +1,4 @@
-"""KV goes from one cache to another beside running steps, and every byte and every token stays what it is."""
+"""KV copies between two caches during running steps change no byte and no token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The load tool against a real cluster: what it asks for is what is served, and what it reports is what happened."""
+"""The load tool against a real cluster: the cluster serves what the tool requests, and the report matches."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def processes_of(pids: Iterable[int]) -> list[psutil.Process]:
-    """Those that there are."""
+    """The processes that exist."""
     found = []
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -155,7 +155,7 @@ def test_status_as_json_has_every_worker(baton: Callable[..., Result], up: Resul
         assert worker["state"] == "ready"
         assert psutil.pid_exists(worker["pid"])
         process = psutil.Process(worker["pid"])
-        assert process.nice() == psutil.Process().nice()  # as important as whoever asks
+        assert process.nice() == psutil.Process().nice()  # the niceness of this process
         assert process.environ().items() >= worker_variables().items()
         assert worker["kv_blocks_total"] > 1
         assert worker["kv_blocks_leaked"] == 0

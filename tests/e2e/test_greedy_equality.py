@@ -28,7 +28,7 @@ NUM_NEW_TOKENS = 8
 
 @pytest.fixture(scope="module")
 def prompts(thorough: bool) -> list[list[int]]:
-    """Of every length and kind; every third one where nobody asked for all fifty."""
+    """Prompts of every length and kind: all fifty in thorough runs, otherwise every third."""
     tokenizer = AutoTokenizer.from_pretrained(ensure_default_model())
     return [tokenizer(text).input_ids for text in varied_prompts()[:: 1 if thorough else 3]]
 
@@ -47,7 +47,7 @@ def expected(prompts: list[list[int]]) -> list[list[int]]:
 
 
 OTHER_TRANSPORTS = {16: "grpc", 2048: "nixl"}
-"""By the sizes of chunks, where workers share no memory."""
+"""Transports between workers without shared memory, by chunk size."""
 
 
 @pytest.fixture(
@@ -141,7 +141,7 @@ def test_a_burst_on_the_default_configuration(
 
 
 def moved_bytes(cluster: RunningCluster) -> tuple[float, float]:
-    """Of all hand-offs so far, and of them read from memory of prefill workers."""
+    """Bytes of all hand-offs so far, and the part of them read from memory of prefill workers."""
     cluster.assert_nothing_leaked()
     return (
         cluster.metric("baton_kv_transfer_bytes_total"),

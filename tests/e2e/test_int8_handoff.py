@@ -1,4 +1,4 @@
-"""KV as int8 with the real default model, on its way or in the cache: nearly the same tokens, and half of the bytes."""
+"""int8 KV with the default model, in transfers or in the cache: almost the same tokens, half of the bytes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ PROMPTS = varied_prompts()[:16]
 pytestmark = pytest.mark.thorough(
     covered_by="tests/integration/test_handoff_int8.py::test_tokens_are_those_of_a_prompt_that_was_rounded_once"
 )
-# Behind a hand-off a first token is the prefill worker's own; the others follow from KV that has travelled.
+# After a hand-off, the first token is the prefill worker's; the others follow from transferred KV.
 LEAST_EQUAL = 0.8
 
 
 def answers(encoding: str, kv_cache: str = "native") -> tuple[list[list[int]], float, float]:
-    """Tokens, and the KV bytes that travelled and did not."""
+    """Tokens, and the KV bytes that were transferred and those that were not."""
     settings: Settings = {
         "dtype": "bfloat16",
         "kv_transfer": {"encoding": encoding},
@@ -42,7 +42,7 @@ def native() -> tuple[list[list[int]], float, float]:
 
 
 def share_of_equal(mine: list[list[int]], theirs: list[list[int]], place: int) -> float:
-    """Of the tokens at that place."""
+    """The share of equal tokens at that place."""
     return sum(a[place] == b[place] for a, b in zip(mine, theirs, strict=True)) / len(mine)
 
 

@@ -1,4 +1,4 @@
-"""What a real cluster tells of itself: metrics that dashboard and rules can use, logs that hold ids but no prompts."""
+"""Metrics and logs of a real cluster: the dashboard and the rules find their series; logs have ids, no prompts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SETTINGS = {
     "routing": {"local_prefill": "never"},
 }
 MARKER = "xylophone-quagmire"
-"""In every prompt; nothing but a prompt would say it."""
+"""A marker in every prompt and nowhere else."""
 SETTLE_S = 60.0
 
 
@@ -144,7 +144,7 @@ def test_what_is_counted_is_what_happened(traffic: Observed) -> None:
         assert total(page, f"{name}_count") == num_sequences, name
     moved = total(page, "baton_kv_transfer_bytes_total")
     sent = sent_bytes(page)
-    # Whom a stop string ends with its first token is over before the router hears of its hand-off; one of eight.
+    # A stop string ends one of eight requests at its first token, before the router learns of its hand-off.
     assert total(page, "baton_kv_transfers_total", 'outcome="ok"') in (7, 8)
     assert 0 < moved <= received_bytes(page) <= sent
     assert sent - moved <= sent / 6

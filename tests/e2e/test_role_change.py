@@ -1,4 +1,4 @@
-"""Workers that change their pool under requests: nothing is cut, and the new role computes what the old one did."""
+"""Role changes under load cut no request, and the worker computes the same tokens in its new role."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cluster(start_cluster: Starter, tmp_path_factory: pytest.TempPathFactory) ->
         "served_model_name": "tiny",
         "dtype": "float32",
         "prefill": {"workers": 2, "kv_blocks": 64},
-        "decode": {"workers": 1, "kv_blocks": 64, "max_num_seqs": 1},  # who comes second goes to the other worker
+        "decode": {"workers": 1, "kv_blocks": 64, "max_num_seqs": 1},  # the second request goes to the other worker
         "autoscaler": {"enabled": True, "interval": "10min"},
     }
     with start_cluster(settings) as running:
@@ -92,7 +92,7 @@ def test_a_worker_changes_there_and_back_under_requests(cluster: RunningCluster)
             until(lambda: len(ready(cluster, "decode")) == 2)
             assert ready(cluster, "decode")["decode-2"] == before["prefill-2"]
             assert list(ready(cluster, "prefill")) == ["prefill-1"]
-            until(lambda: generated(cluster, "decode-2") > 0)  # the answers asked for meanwhile come from it too
+            until(lambda: generated(cluster, "decode-2") > 0)  # it also answers requests that arrived during the change
             change_role(cluster, "decode", "prefill")
             until(lambda: len(ready(cluster, "prefill")) == 2)
         finally:

@@ -14,7 +14,7 @@ SETTINGS = {"simulation": {"profile": "h100-8b", "workers_per_process": 2}, "rou
 
 
 def test_requests_that_run_when_the_cluster_stops_end_with_an_error() -> None:
-    """Neither a stream nor a whole answer is cut off without a word."""
+    """Neither a stream nor a whole answer is cut off without an error."""
     config = BatonConfig.from_dict(SETTINGS)
     cluster = start(config)
     body = {"model": MODEL, "prompt": "On and on", "max_tokens": 4000, "ignore_eos": True}

@@ -1,4 +1,4 @@
-"""What users and operators see of a running cluster: the OpenAI client, errors, hand-offs, load, idleness."""
+"""A running cluster through the OpenAI client: completions, errors, hand-offs, load and idleness."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_kv_bytes_across_grpc_are_what_the_layout_says(cluster: RunningCluster, 
         return [cluster.metric(name) - start for name, start in zip(names, before, strict=True)]
 
     assert send(prompt) == [len(prompt) * SMOLLM2_KV_BYTES_PER_TOKEN, 1, 0]
-    # The decode worker still holds the full blocks of prompt and output, so only the rest travels.
+    # The decode worker still holds the full blocks of prompt and output, so only the rest is sent.
     seconds = cluster.metric("baton_kv_transfer_seconds_sum")
     saved = len(prompt) // 16 * 16
     assert send(prompt) == [(len(prompt) - saved) * SMOLLM2_KV_BYTES_PER_TOKEN, 1, saved]
@@ -197,9 +197,9 @@ def test_disconnect_cancels_the_work_on_both_workers(cluster: RunningCluster) ->
 
 
 def test_two_hundred_requests_of_mixed_lengths(cluster: RunningCluster, thorough: bool) -> None:
-    """None lost, none duplicated, nothing leaked: also while both pools grow and shrink."""
+    """No token is lost or duplicated, and no block leaks, even while both pools grow and shrink."""
     sizes = ((2, 2), (1, 2), (2, 1), (1, 1)) if thorough else ((2, 2), (1, 1))
-    longest, later_wave = (16, 40) if thorough else (8, 4)  # who starts meanwhile needs the cores
+    longest, later_wave = (16, 40) if thorough else (8, 4)  # starting processes need the cores
 
     async def run(num_requests: int, *, scale: bool) -> list[list[int]]:
         """The tokens of the first so many requests."""

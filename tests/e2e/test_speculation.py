@@ -1,4 +1,4 @@
-"""Speculation in a live cluster: out of the box with the head that comes along, and as a request wants it."""
+"""Speculation in a live cluster: on by default with the bundled head, and set by each request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A decode pool that speculates behind a prefill pool that knows nothing of its draft."""
+"""A decode pool that speculates after hand-offs from a prefill pool without the draft."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stages of a timeline add up to what the client saw, for many requests at once, and say where the time went."""
+"""The stages of a timeline add up to the latency that the client measures, under concurrent requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.e2e.conftest import MODEL, SMALL_CHUNKS, RunningCluster
 
 SETTINGS = SMALL_CHUNKS
 NUM_REQUESTS = 100
-# Of the issue: within 5 ms or 1 %.
+# The sum may differ by 5 ms or 1 %.
 TOLERANCE_MS = 5.0
 TOLERANCE_SHARE = 0.01
 LATE_CLIENT_SHARE = 0.05

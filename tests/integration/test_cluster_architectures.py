@@ -65,7 +65,7 @@ def info_of(worker: HostedWorker, pool: str) -> WorkerInfo:
 
 
 def router_that_hands_over(model: ModelCard, registry: WorkerRegistry, metrics: RouterMetrics) -> Router:
-    """Such short prompts would all be computed by the decode worker otherwise."""
+    """Otherwise the decode worker would compute all such short prompts."""
     predictions = RequestPredictions(LatencyModel(), metrics.prediction_errors)
     chooser = build_profile(RoutingConfig(local_prefill="never"), predictions.forecaster)
     admission = admission_off(Dispatcher(registry, predictions, chooser), registry, metrics, worker_wait_s=5.0)

@@ -31,7 +31,7 @@ PROMPTS = random_prompts((1, 2, 3, 5, 8, 9, 16, 17, 23, 31, 32, 33, 40, 47, 55, 
 ALONE = (0, 15)
 HALVES = (("bfloat16", "transformers"), ("float16", "auto"), ("bfloat16", "auto"))
 HALVED = ("gemma2", "gpt_oss", "deepseek_v3", "mixtral", "gpt2")
-"""Not fused, so that transformers computes them whatever the decoder."""
+"""Architectures that the fused decoder does not know: transformers computes them with any setting."""
 CHUNKS = pytest.mark.parametrize(
     "chunk_tokens", [*(pytest.param(n, marks=pytest.mark.thorough(covered_by="[2048]")) for n in (16, 64)), 2048]
 )
@@ -77,7 +77,7 @@ def test_llamas_and_their_like_are_fused() -> None:
 
 @pytest.mark.parametrize(("name", "decoder"), DECODERS, ids="-".join)
 def test_self_check_passes(name: str, decoder: str) -> None:
-    """Of all architectures: it compares logits over the paged cache with those of the model alone."""
+    """The self-check compares logits over the paged cache with those of the model alone, for every architecture."""
     check_model(build_runner(tiny_model(name), decoder=decoder))
 
 
@@ -263,7 +263,7 @@ def _with_ignored_positions(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _with_a_little_hidden_state(model: PreTrainedModel) -> PreTrainedModel:
-    """So little that a cache of int8 changes as much."""
+    """The damage is as small as the error of an int8 cache."""
     damaged = _with_hidden_state(model)
     damaged.model.layers[0].mlp.share = 0.03
     return damaged

@@ -1,4 +1,4 @@
-"""A request's life through both workers: what travels, how it ends, and that sampling knows nothing of the hand-off."""
+"""A request through both workers: the transferred KV, every way to end, and sampling independent of the hand-off."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_seeded_sampling_is_that_of_one_engine(runners: Runners, params: S
 async def test_steps_that_are_launched_ahead_change_no_token(
     runners: Runners, methods: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On both sides, also where requests that are drafted for share the worker."""
+    """This holds on both sides, even if requests with drafts share the worker."""
     alone = [await aggregated(runners.decode, prompt, params) for params in SAMPLED for prompt in PROMPTS]
     launched: list[str] = []
     schedule_ahead = Scheduler.schedule_ahead

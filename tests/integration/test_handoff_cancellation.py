@@ -1,4 +1,4 @@
-"""Clients that go away at any moment leave nothing behind on either worker, and disturb nobody."""
+"""Clients that disconnect at any moment leave nothing behind on either worker and affect no other request."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_leaving_while_the_kv_is_on_its_way(runners: Runners) -> None:
 
 
 async def test_kv_that_is_there_when_its_request_is_over_is_given_back_at_once(runners: Runners) -> None:
-    """It would stay for longer than anybody waits here, see ``kv_transfer.claim_timeout_s``."""
+    """Unclaimed KV would stay for ``kv_transfer.claim_timeout_s``, which is longer than this test waits."""
     async with worker_pair(runners, pair_config(kv_transfer={"claim_timeout_s": 600.0})) as pair:
         message = pair.prefill_request("request", PROMPTS[4], greedy(8))
         async with aclosing(pair.prefill.client.prefill(message, TIMEOUT_S)) as stream:
@@ -136,7 +136,7 @@ async def test_decode_leaves_while_prefill_is_sending(runners: Runners) -> None:
 
 
 def slow_down(worker: HostedWorker) -> None:
-    """A model so small would be done before anybody can stop it."""
+    """Slows steps down; otherwise so small a model would finish before the test can cancel."""
     worker.engine.subscribe(CallOn(scheduled=lambda plan: time.sleep(0.01)))
 
 
@@ -181,7 +181,7 @@ async def test_random_messages_on_the_worker_ports_harm_nobody(
 
 
 async def _intrude(pair: WorkerPair, chance: random.Random) -> None:
-    """One call with a message that is random bytes, a damaged request, or a request about somebody else's transfer."""
+    """One call with a message that is random bytes, a damaged request, or a request about another sender's transfer."""
     is_prefill = chance.random() < 0.5
     path = "/baton.v1.Prefill/Prefill" if is_prefill else "/baton.v1.Decode/Generate"
     worker = pair.prefill if is_prefill else pair.decode

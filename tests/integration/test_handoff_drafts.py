@@ -81,7 +81,7 @@ KINDS = [
     else pytest.param(name, marks=pytest.mark.thorough(covered_by="[eagle3]"))
     for name in DRAFTS
 ]
-"""Those whose state on a worker differs in kind."""
+"""One draft for each kind of state on a worker."""
 PARAMS = SamplingParams(max_tokens=12, temperature=0)
 
 

@@ -92,7 +92,7 @@ async def test_what_an_abandoned_transfer_still_brings_comes_before_the_blocks_a
 ) -> None:
     received = copies_of(runners.decode)
     async with worker_pair(runners, pair_config(kv_transfer={"shared_memory": "off"})) as pair:
-        for prompt in PROMPTS:  # given up with the first token: parts are on their way, nobody has claimed them
+        for prompt in PROMPTS:  # cancelled at the first token: parts are in flight and unclaimed
             message = pair.prefill_request(pair.new_id(), prompt, greedy(NUM_TOKENS))
             async with aclosing(pair.prefill.client.prefill(message, TIMEOUT_S)) as events:
                 await anext(events)

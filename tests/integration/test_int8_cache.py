@@ -1,4 +1,4 @@
-"""A cache of int8 through the engine and both workers: nothing is lost but what the cache itself rounds away."""
+"""An int8 cache through the engine and both workers: the only loss is the cache's own rounding."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_preemption_and_prefix_hits_change_no_token(decoder: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "mistral"])
 async def test_tokens_are_those_of_one_engine_with_such_a_cache(name: str) -> None:
-    """Half of the bytes travel, and nothing is rounded on the way."""
+    """Half of the bytes are sent, and the transfer rounds nothing."""
     runner = build_runner(tiny_model(name), kv_cache="int8")
     expected = run_tokens(build_engine(runner), PROMPTS, NUM_TOKENS)
     runners = Runners.with_drafts(tiny_model(name), None, None, kv_cache="int8")

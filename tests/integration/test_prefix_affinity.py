@@ -1,4 +1,4 @@
-"""What the router believes of prefix caches is what the workers then find in them."""
+"""The router's view of the prefix caches equals the prefixes that the workers then find."""
 
 from __future__ import annotations
 

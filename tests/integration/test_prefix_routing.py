@@ -1,4 +1,4 @@
-"""The real router over real workers: it goes where a prompt's beginning is, and knows exactly how much of it."""
+"""The real router over real workers routes to cached prefixes and knows their exact length."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class TestPrefillFailures:
 
     @pytest.mark.parametrize("silent", ["p1", "d1"])
     async def test_of_a_hand_off_without_a_word_the_end_that_answers_nothing_is_left_alone(self, cluster, silent):
-        """The decode worker hears nothing any more, and nobody has told the router why."""
+        """The decode worker receives nothing more, and the router does not know why."""
         prefill, decode, _ = await cluster.add_all(["p1", "d1", "d2"])
         prefill.scripts = [prefill_then(for_ever)]
         decode.scripts = [failing(TransferError("the transfer brought nothing new for 10 s"))]

@@ -24,7 +24,7 @@ from tests.tiny_tokenizers import write_model_folder
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A folder that has no weights, since nobody loads them."""
+    """A model folder without weights, since nothing loads them."""
     return write_model_folder(tmp_path / "tiny")
 
 

@@ -25,7 +25,7 @@ async def cluster() -> AsyncIterator[FakeCluster]:
 async def local_prefill(
     worker: FakeWorker, request: worker_pb2.GenerateRequest
 ) -> AsyncIterator[worker_pb2.TokenBatch]:
-    """As a decode worker does it: its events come with the first token."""
+    """Answers like a decode worker, which sends its events with the first token."""
     received_s, started_s = worker.now(), await worker.later()
     for position in range(request.sequence.params.max_tokens):
         message = batch(request, position)

@@ -322,13 +322,13 @@ class TestCancellation:
         assert (prefill.num_cancelled, decode.requests) == (1, [])
 
     async def test_kv_that_nobody_comes_for_any_more_is_abandoned(self, cluster):
-        """Such as that of a request whose stop string is its first token: it may lie there complete."""
+        """One case is a request whose stop string is its first token: its KV may be complete and unclaimed."""
         prefill, decode = await cluster.add_all(["p1", "d1"])
         await cluster.run()
         decode.scripts = [decode_some(1, for_ever)]
         async with aclosing(cluster.stream()) as chunks:
             await anext(chunks)
-            await anext(chunks)  # who decodes has that KV, and sees its client leave
+            await anext(chunks)  # the decode worker has that KV, and notices that its client leaves
         await until(lambda: cluster.is_idle)
         assert decode.abandoned == []
         async with aclosing(cluster.stream()) as chunks:

@@ -1,4 +1,4 @@
-"""What nobody foresaw on a worker: its text stays in the worker's log, and the client gets the id to look for there."""
+"""Unexpected errors on a worker: the text stays in the worker's log, and the client gets an id to find it there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard and the rules in ``deploy/grafana``: they parse, and name nothing that does not exist."""
+"""The dashboard and the rules in ``deploy/grafana`` parse and refer only to existing series."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PANELS = [panel for panel in load_dashboard()["panels"] if panel["type"] != "row
 
 @pytest.fixture(scope="module")
 def series() -> Series:
-    """Of a router with a worker in each pool."""
+    """The series of a router with a worker in each pool."""
     metrics = RouterMetrics()
     stats = worker_pb2.WorkerStats(methods=[worker_pb2.MethodStats(method="ngram")])
     states = dict.fromkeys(("starting", "ready", "draining"), 0)

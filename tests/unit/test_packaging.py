@@ -1,4 +1,4 @@
-"""What is installed, what is pinned, and what the files beside the code promise."""
+"""Installed files, pinned versions, and consistency of the other project files with the code."""
 
 import ast
 import os

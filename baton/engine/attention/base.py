@@ -90,7 +90,7 @@ class AttentionSlot:
 
 
 def bind_slot(module: nn.Module, slot: AttentionSlot) -> None:
-    """Makes ``module`` attend through ``slot``; stored on the module, so that any number of models can coexist."""
+    """Makes ``module`` attend through ``slot``. The module stores the slot, so that several models can coexist."""
     object.__setattr__(module, _SLOT_ATTRIBUTE, slot)
 
 

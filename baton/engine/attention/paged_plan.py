@@ -32,7 +32,7 @@ _MANY_TOKENS = 64
 
 
 class Column(IntEnum):
-    """Columns of :attr:`PagedPlan.sequences`; places count from the beginning of the sequence."""
+    """Columns of :attr:`PagedPlan.sequences`; positions count from the beginning of the sequence."""
 
     TOKEN = 0  # index of its first new token in the batch
     START = 1  # place of that token

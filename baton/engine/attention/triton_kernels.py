@@ -226,7 +226,7 @@ def merge(
     value_dim: tl.constexpr,
     block_value: tl.constexpr,
 ):
-    """Merges the splits; one program for each head of each token from ``first_token`` on."""
+    """Merges the splits; one program for each head of each token, starting at ``first_token``."""
     log2e: tl.constexpr = 1.4426950408889634
     head = tl.program_id(1)
     num_heads = tl.num_programs(1)

@@ -1,4 +1,4 @@
-"""Copies between a device's KV cache and the host, on streams beside the engine's.
+"""Copies between a device's KV cache and the host, on streams other than the engine's.
 
     engine's stream   step 1 ─ mark ─ step 2 ──────────── join ─ step 3
     outgoing                     └─ gather ─ to the host

@@ -32,7 +32,7 @@ def has_bfloat16(device: torch.device) -> bool:
 
 
 def speed_up_products(network: nn.Module, device: torch.device) -> None:
-    """Where it is faster, makes linear layers cast many bfloat16 rows, and their weights, and round after the product.
+    """Makes linear layers cast many bfloat16 rows, and their weights, and round after the product, where it is faster.
 
     Idempotent; layers of other dtypes and fewer rows are computed as before. Such layers refer to themselves, so only
     the garbage collector frees an unused network.

@@ -44,7 +44,7 @@ class ModelRunner:
 
     Attributes:
         forward_pass: computes the model.
-        backend: attention for networks beside the model.
+        backend: attention for networks other than the model.
 
     Raises:
         ConfigError: the attention backend is unknown, or the model was loaded with other weights.
@@ -96,7 +96,7 @@ class ModelRunner:
 
     @property
     def has_tiles(self) -> bool:
-        """Whether the fused decoder uses a CPU's matrix unit, so that a prompt costs little beside decoding."""
+        """Whether the fused decoder uses a CPU's matrix unit, so that a prompt slows decoding little."""
         return cast("FusedDecoder", self.forward_pass).has_tiles if self.is_fused else False
 
     @property

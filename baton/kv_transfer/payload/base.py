@@ -118,7 +118,7 @@ class PartIntake:
         self._count(len(payload))
 
     async def copy(self, part: kv_pb2.KVPart, payload: memoryview, check: Callable[[], None]) -> None:
-        """Takes in a part from memory that the sender may change meanwhile.
+        """Takes in a part from memory that the sender may change during the copy.
 
         Copying and checksumming happen in one pass, because a second pass would cost as much as the copy.
 

@@ -20,7 +20,7 @@ STRIPE_BYTES = 512 * 1024
 """Smaller stripes cost more system calls and wake-ups: a third of the rate with 128 KiB. Where a socket's buffer holds
 less than a stripe, as on long links with packet loss, the connections mostly take turns."""
 _MOST_AT_ONCE = 256
-"""Views passed to one system call, whose limit is 1,024. One call seldom moves more than a megabyte."""
+"""Views passed to one system call, whose limit is 1,024. One call rarely moves more than a megabyte."""
 _LEAST_WORTH = 256 * 1024
 
 

@@ -198,7 +198,7 @@ class MappedSegment:
         self.expiry: asyncio.TimerHandle | None = None
 
     def read(self, slot: kv_pb2.KVSlot) -> memoryview:
-        """The payload in a slot. Call :meth:`check` after using it: the sender may have changed it meanwhile.
+        """The payload in a slot. Call :meth:`check` after using it: the sender may have changed it in between.
 
         Raises:
             TransferError: the slot does not exist, or the sender has already reused it.

@@ -1,4 +1,4 @@
-"""Parts in TCP connections beside a transfer's gRPC stream, for receivers on other hosts.
+"""Parts in TCP connections next to a transfer's gRPC stream, for receivers on other hosts.
 
 gRPC for Python copies a message three times within each process, which takes half of the CPU time of a hand-off in
 messages. Here the system reads and writes the bytes in place (``byte_stream.py``).

@@ -87,7 +87,7 @@ class GrowingTree:
 
     @property
     def num_free_slots(self) -> int:
-        """The number of free rows: those of the room, and that of the last known token, which has no true row yet."""
+        """The number of free rows, including the row of the last known token, which has no true row yet."""
         return self.room + 1 - len(self.row_parents)
 
     def path(self, node: int) -> list[int]:
@@ -136,8 +136,8 @@ class GrowingTree:
         """Adds a level below the beam, and chooses the next beam among its nodes.
 
         Args:
-            token_ids: for each node of the beam, different tokens that may follow it, likeliest first.
-            log_probs: log probabilities of these tokens. Tokens with non-finite ones are left out.
+            token_ids: for each node of the beam, distinct tokens that may follow it, most likely first.
+            log_probs: log probabilities of these tokens. Tokens with a non-finite value are left out.
             chance_of: returns the acceptance of a kind of guess.
             width: maximum number of nodes of the next beam.
         """

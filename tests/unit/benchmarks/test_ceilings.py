@@ -1,4 +1,4 @@
-"""What is said of the machine is said of what was multiplied."""
+"""The reported rates of the machine are those of the measured products."""
 
 from __future__ import annotations
 

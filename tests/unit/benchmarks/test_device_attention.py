@@ -1,4 +1,4 @@
-"""The check of attention kernels passes what rounds, and fails what computes or touches anything else."""
+"""The check of attention kernels tolerates rounding, and fails on wrong results and stray accesses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks in child processes: whatever one does, the others run, and the report says what happened."""
+"""Checks in child processes: one failing check does not stop the others, and the report shows each outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of steps: what it plans, and what it takes for the limit."""
+"""The benchmark of engine steps: its plans and its estimate of the limit."""
 
 from __future__ import annotations
 

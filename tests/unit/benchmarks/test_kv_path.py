@@ -1,4 +1,4 @@
-"""The benchmark of the KV path, with little KV and in one process: all of it travels, and the figures say how fast."""
+"""The benchmark of the KV path with little KV in one process: every byte arrives, and the figures are consistent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The test of distributions itself: it accepts what is lossless, and notices what is not."""
+"""The distribution test accepts lossless methods and rejects lossy ones."""
 
 from __future__ import annotations
 

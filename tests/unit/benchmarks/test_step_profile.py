@@ -23,14 +23,14 @@ def test_where_a_step_goes(batch: int) -> None:
     )
     engine = decoding_engine(runner, batch, context, most_steps)
     profiles = [profile_steps(engine, num_steps) for _ in range(num_profiles)]
-    assert engine.scheduler.num_running == batch  # nobody has finished
+    assert engine.scheduler.num_running == batch  # no sequence has finished
     for profile in profiles:
         assert set(profile.shares) == {"schedule", "build the batch", "forward", "sample", "post-process"}
         assert all(0 < share < 1 for share in profile.shares.values())
         assert 0 <= profile.rest < 1
         own = [function.own_s for function in profile.functions]
         assert own == sorted(own, reverse=True)
-    # Whoever else uses the machine may interrupt any phase of so few steps, or the time between two steps.
+    # Other processes may interrupt any phase of so few steps, or the time between two steps.
     assert any(max(profile.shares, key=lambda name: profile.shares[name]) == "forward" for profile in profiles)
     assert any(own_s_of(profile) == pytest.approx(profile.step_ms * num_steps / 1e3, rel=0.2) for profile in profiles)
 

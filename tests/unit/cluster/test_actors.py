@@ -1,4 +1,4 @@
-"""What Ray imports for its actors: the processes that need no torch do not load it, and nothing is lost on the way."""
+"""Ray's actors load torch only where they need it, and pass every call on to their hosts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(code: str, *arguments: str) -> str:
 
 
 def test_starting_a_cluster_loads_nothing_that_only_workers_or_the_router_need() -> None:
-    """Neither `baton up` nor the controller; seconds of each would come one after the other."""
+    """Neither `baton up` nor the controller loads them: each would take seconds, one after the other."""
     others = ("torch", "transformers", "numba", "fastapi", "uvicorn")
     loaded = run(f"import sys, cluster.controller.launch; print([name for name in {others} if name in sys.modules])")
     assert loaded == "[]"

@@ -19,7 +19,7 @@ from tests.unit.cluster.instant_cluster import CONTEXT_LENGTH, InstantCluster, c
 NUM_BEFORE = 1_000
 CONCURRENCY = 24  # more than the router lets in, so that some requests are turned away
 MARKER = "zq"
-"""In everything that a client makes up."""
+"""A marker in every value that a client invents."""
 
 Call = tuple[str, str, bytes, dict[str, str]]
 

@@ -1,4 +1,4 @@
-"""Transfers that wait for room, and those that must not have it."""
+"""Reservations of blocks: waiting, cancellation, and the room that running requests keep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""int8 where it was asked for or where a link is slower than prefill; what is measured is the link and nothing else."""
+"""int8 applies on request or when the link is slower than prefill; the measurement covers the link only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts yield where they are brief, and as far as they are told to."""
+"""``prefill.niceness``: ``auto`` yields only where prompts are short, and a number applies as given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log of a hand-off's parts is bounded, and its acknowledgements are of what was really acknowledged."""
+"""The log of a hand-off's parts is bounded, and records only real acknowledgements."""
 
 from __future__ import annotations
 

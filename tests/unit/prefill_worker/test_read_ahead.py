@@ -1,4 +1,4 @@
-"""Parts are read beside the sending of others: in order, not far ahead, and not at all once nobody wants them."""
+"""Read-ahead runs in order and within its limit while parts are sent, and stops when the transfer ends."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ async def test_the_next_parts_are_read_while_one_is_sent_but_no_more() -> None:
     async with aclosing(read_ahead(cache, BLOCKS, iter(HEADERS))) as parts:
         first = await anext(parts)
         assert first.header == HEADERS[0]
-        await all_read(1 + PARTS_AT_ONCE, cache)  # nobody has asked for another one
+        await all_read(1 + PARTS_AT_ONCE, cache)  # no other part was requested
         await asyncio.sleep(0.02)
         assert cache.reads == list(range(1 + PARTS_AT_ONCE))
 

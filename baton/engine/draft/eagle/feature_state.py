@@ -48,12 +48,12 @@ class _Piece:
 
 @dataclass(slots=True)
 class WaitingRows:
-    """Rows of one request, at consecutive positions from ``start`` on.
+    """Rows of one request, at consecutive positions that begin at ``start``.
 
     Attributes:
         pieces: the hidden states of the rows, in order.
         token_ids: for each row, the token after its position.
-        first_key: first position from which on the draft's KV is complete.
+        first_key: the draft's KV is complete for this position and all later ones.
     """
 
     request: Request
@@ -253,7 +253,7 @@ class FeatureState:
         for step in steps:
             for request, rows, start in step.latest():
                 end = start + len(rows)
-                # A request that was preempted meanwhile starts again, in other blocks.
+                # A request preempted since then starts again, in other blocks.
                 if request.num_computed_tokens >= end:
                     token_ids = request.tokens_between(start + 1, end + 1)
                     waiting = self._add(request, start, _Piece(step.states, rows), token_ids)

@@ -53,7 +53,7 @@ class TokenState:
     Args:
         draft: the draft model.
         runner: runner of the target, built with ``draft`` as its draft.
-        ships_prompts: True where the KV of prompts is sent as soon as it is computed: the draft's is then always
+        ships_prompts: True if the KV of prompts is sent as soon as it is computed. The draft's KV is then always
             computed with it. False leaves long gaps, such as a cached prefix without draft KV, to :meth:`catch_up`.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""What the client makes of good streams, bad ones, and none at all."""
+"""The client on valid, malformed and empty streams."""
 
 import asyncio
 import time

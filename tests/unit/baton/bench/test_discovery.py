@@ -1,4 +1,4 @@
-"""Servers that are not like ours: strict ones, silent ones, ones behind another prefix."""
+"""Other servers: strict, terse, or behind another path prefix."""
 
 import orjson
 import pytest

@@ -1,4 +1,4 @@
-"""What is shown of a run that Ctrl-C ended before there was anything to show, and no empty table."""
+"""Ctrl-C before the first result shows what is known and no empty table."""
 
 import json
 

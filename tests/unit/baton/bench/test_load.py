@@ -1,4 +1,4 @@
-"""Closed and open loops against servers whose schedule is known: what is sent when, and what the figures say of it."""
+"""Closed and open loops against servers with a known schedule: send times and the figures derived from them."""
 
 import asyncio
 import itertools
@@ -76,7 +76,7 @@ class TestStall:
         assert result.latencies_from_send["e2e_ms"].max >= 1500
 
     async def test_a_closed_loop_would_not_have_noticed(self):
-        """One client sends one request into the stall and waits with all others until it is over."""
+        """One client sends one request into the stall and waits with all others until the stall ends."""
         result = await self.measure(Stage(0, Bounds(requests=400, seconds=30), concurrency=1))
         # The stall comes before the first token of that request or before its second: E2E has both.
         assert result.latencies["e2e_ms"].max >= 1000 * STALL_S - 500

@@ -1,4 +1,4 @@
-"""Prompts have the tokens that were asked for, and share what they shall share."""
+"""Prompts have the requested number of tokens and share the requested prefixes."""
 
 import pytest
 

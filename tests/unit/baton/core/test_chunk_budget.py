@@ -1,4 +1,4 @@
-"""How much of a prompt shares a step with others that decode: within their targets, and never nothing."""
+"""Prompt tokens in a step with decoding sequences stay within the TPOT targets, and are never zero."""
 
 from __future__ import annotations
 

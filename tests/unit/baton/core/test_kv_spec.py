@@ -1,4 +1,4 @@
-"""The layout's description: sizes, fingerprint, and differences in words."""
+"""The KV layout: sizes, fingerprint, and differences as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How sequences end, as metrics and logs tell it."""
+"""The outcomes of sequences in metrics and logs."""
 
 from __future__ import annotations
 

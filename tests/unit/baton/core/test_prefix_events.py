@@ -1,4 +1,4 @@
-"""Readers of a prefix cache's events always know what it holds, however slow they are, and keep little meanwhile."""
+"""Slow readers of prefix-cache events still learn the exact content, at a bounded cost in memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def name(number: int) -> bytes:
 
 
 class Copy:
-    """What a reader makes of what it is told."""
+    """A reader's state after the events that it received."""
 
     def __init__(self) -> None:
         self.hashes: set[bytes] = set()

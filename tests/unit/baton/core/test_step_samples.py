@@ -1,4 +1,4 @@
-"""What a step is booked as: prompts with their attention, decoding with its context, and the ring that keeps it."""
+"""Step samples: attention of prompts, context of decoding, and the ring that keeps the samples."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ async def test_streams_and_calls_end_when_the_engine_thread_breaks(monkeypatch: 
 
 
 def test_requests_that_can_never_fit_are_refused_before_they_are_let_in() -> None:
-    """So that nothing is done for them meanwhile, such as a hand-off."""
+    """The check precedes any work for a request, such as a hand-off."""
     engine = AsyncEngine(build_runner(tiny_model("llama"), num_blocks=64), SchedulerLimits(64, 4, 64))
     request = Request("long", [1] * 60, SamplingParams(max_tokens=5))
     with pytest.raises(ContextLengthError, match="context length is 64 tokens, but the request needs 65"):

@@ -1,4 +1,4 @@
-"""Before KV travels as int8, a worker looks at what that does to its model."""
+"""Before a worker sends KV as int8, it measures how that changes the model's logits."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_preemption_does_not_change_what_a_seed_gives(llama: ModelRunner) -> Non
 
 
 def test_order_and_targets_change_when_tokens_come_but_not_which(llama: ModelRunner) -> None:
-    """Long prompts give way to urgent ones that come later, and are cut to pieces beside those that decode."""
+    """Long prompts yield to more urgent later prompts, and are chunked while other sequences decode."""
     expected = tokens_of(run(build_engine(llama), PROMPTS, [sampled(index) for index in range(16)]))
     blocks, pace = BlockManager(512, BLOCK_SIZE), Pace(STEP_PRIOR)
     scheduler = Scheduler(SchedulerLimits(64, 16, 128), blocks, EarliestDeadlineFirst(), lambda: pace)
@@ -144,7 +144,7 @@ def test_a_hand_off_leaves_after_its_first_token_with_its_prompt_in_the_cache(ll
 
 
 def test_a_request_with_imported_kv_goes_on_as_if_it_had_been_here(llama: ModelRunner) -> None:
-    """KV travels as bytes between two caches with different block tables."""
+    """KV is copied as bytes between two caches with different block tables."""
     prompt, expected = PROMPTS[7], run(build_engine(llama), [PROMPTS[7]], greedy(10))[0].token_ids
     source = build_engine(llama)
     source.scheduler.add(Request("request", prompt, greedy(50)))
@@ -196,7 +196,7 @@ def test_logits_that_are_not_numbers_end_one_request_and_leave_no_trace(llama: M
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "mistral"])
 def test_spoiled_kv_of_one_sequence_reaches_no_other(name: str) -> None:
-    """Sequences of different lengths share a padded gather; the padding must not read from somebody else."""
+    """Sequences of different lengths share a padded gather; the padding must not read another sequence's KV."""
     runner = build_runner(tiny_model(name))
     engine = build_engine(runner)
     manager = BlockManager(64, BLOCK_SIZE, prefix_caching=False)
@@ -244,7 +244,7 @@ def test_a_step_without_work_does_nothing(llama: ModelRunner) -> None:
 def test_a_step_that_gives_no_token_waits_for_the_device_all_the_same(
     llama: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing else would: its time would be that of launching it, and step upon step would be queued."""
+    """Without the wait, the step's time would be that of its launch, and the device would queue up steps."""
     waits: list[None] = []
     monkeypatch.setattr(llama, "wait_for_device", lambda: waits.append(None))
     prompt = random_prompts((41,))[0]

@@ -1,4 +1,4 @@
-"""When the engine's thread looks over its blocks: once whenever it has run out of work."""
+"""The engine checks its blocks once each time it becomes idle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What loading a model on a GPU does, seen from a machine without one."""
+"""Loading a model onto a GPU, tested on a machine without one."""
 
 from __future__ import annotations
 

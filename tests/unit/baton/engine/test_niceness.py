@@ -1,4 +1,4 @@
-"""How much an engine's threads yield to others: its own, and the helpers of the fused decoder, whoever starts them."""
+"""Niceness of the engine's thread and of the fused decoder's helper threads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nicen
 
 
 def niceness_of(thread: int = 0) -> int:
-    """Of the calling thread, or of the one with that native id."""
+    """The niceness of the calling thread, or of the thread with this native id."""
     return os.getpriority(os.PRIO_PROCESS, thread)
 
 

@@ -1,4 +1,4 @@
-"""Choosing tokens waits for no device: what is done depends on the rows alone, and gives what looking would give."""
+"""Sampling waits for no device: it decides by the rows alone, with the results of sampling that reads values."""
 
 from __future__ import annotations
 

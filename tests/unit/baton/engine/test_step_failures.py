@@ -1,4 +1,4 @@
-"""What goes wrong with one request behind a forward, when others already have their tokens."""
+"""A failure of one request after a forward does not affect the other requests of the step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stage that is blamed is the largest one, and the sentence says what is known about it."""
+"""The blamed stage is the largest one, and the sentence gives the known reason."""
 
 from __future__ import annotations
 

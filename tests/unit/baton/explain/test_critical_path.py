@@ -1,4 +1,4 @@
-"""Stages follow one another without gap or overlap, whatever the events are, and each moment has the right name."""
+"""The stages of any timeline follow one another without gap or overlap, and each has the right name."""
 
 from __future__ import annotations
 

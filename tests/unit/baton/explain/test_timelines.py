@@ -46,7 +46,7 @@ def test_a_request_with_several_sequences_shows_them_all():
     store = TimelineStore(10)
     for index in range(3):
         store.add(timeline(f"r-{index}", "r"))
-    store.add(timeline("r-3"))  # somebody else's, who likes such names
+    store.add(timeline("r-3"))  # another client's request with a similar id
     found = store.to_dict("r")
     assert found is not None
     assert [sequence["request_id"] for sequence in found["sequences"]] == ["r-0", "r-1", "r-2"]

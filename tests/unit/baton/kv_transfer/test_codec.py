@@ -1,4 +1,4 @@
-"""Frames are ordinary protobuf, and whatever else arrives is a typed error."""
+"""Frames are ordinary protobuf, and any other input raises a typed error."""
 
 from __future__ import annotations
 

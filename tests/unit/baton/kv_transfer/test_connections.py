@@ -1,4 +1,4 @@
-"""Connections beside the stream: what may come in them, how many there are, and what is done without one."""
+"""TCP connections next to the gRPC stream: valid input, their number, and transfers without them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ByHand:
 
 
 def part_of(header: PartHeader, payload: bytes) -> KVPart:
-    """As in a connection; in a message, nobody reads its length."""
+    """The part with its length, as in a connection; in a message, nothing reads the length."""
     part = pack_part(header, checksum(payload))
     part.num_bytes = len(payload)
     return part
@@ -252,7 +252,7 @@ async def test_a_connection_that_breaks_is_told_from_a_worker_that_is_lost(recei
 async def test_without_a_connection_parts_go_in_messages(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, listens: bool
 ) -> None:
-    """Where the receiver has none, or its port is out of reach; the second transfer does not try again."""
+    """The receiver has no port, or it is unreachable; the second transfer does not try again."""
     num_tries = 0
 
     async def refuse(peer: str, offered: KVConnection, count: int, options: object) -> RawSocket:

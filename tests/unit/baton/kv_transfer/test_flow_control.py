@@ -1,4 +1,4 @@
-"""A slow receiver makes the sender wait; nothing piles up on the way. And what a broken receiver looks like."""
+"""A slow receiver makes the sender wait with bounded buffers; a broken receiver ends the transfer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The KV port among strangers: whatever arrives is answered with a typed error, and costs nobody else anything."""
+"""The KV port answers any input from strangers with a typed error and does not affect other transfers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real processes that share memory are killed: the other one goes on, and nothing is left behind."""
+"""When a process that shares memory is killed, the other one continues and nothing is left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Channels to peers: shared, never closed under a stream, and not kept for peers that nobody needs."""
+"""Channels to peers are shared, never closed under a stream, and closed when unused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a range of positions is cut into parts."""
+"""Ranges of positions are split into parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that a sender and its receivers share: nobody reads what was written for somebody else, or beyond the end."""
+"""Shared memory of a sender and its receivers: reads never see another receiver's data or pass the end."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def copied(slot: KVSlot, **changes: int) -> KVSlot:
 
 
 def num_descriptors() -> int:
-    """Of segments, in this process."""
+    """The number of this process's descriptors of segments."""
     count = 0
     for link in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):  # other threads open and close files
@@ -217,7 +217,7 @@ def test_what_changes_while_it_is_read_is_noticed(segment: SharedSegment) -> Non
     view = reader.read(slot.reference)
     reader.check(slot.reference)
     slot.release()
-    reader.check(slot.reference)  # nobody has touched it
+    reader.check(slot.reference)  # the slot is untouched
     assert bytes(view) == b"content"
     again = taken(segment, b"another")
     assert again.index == slot.index

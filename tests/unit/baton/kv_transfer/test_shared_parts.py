@@ -1,4 +1,4 @@
-"""Parts in shared memory, as the receiver meets them: good ones, stale ones, made-up ones, and none at all."""
+"""Parts in shared memory on the receiver's side: valid, stale, forged and missing parts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def memory() -> AsyncIterator[SharedMemorySendPath]:
 
 @pytest.fixture
 def segment(memory: SharedMemorySendPath) -> SharedSegment:
-    """That of ``memory``, also when it is closed."""
+    """The segment of ``memory``, even after ``memory`` is closed."""
     made = memory.segment()
     assert made is not None
     return made
@@ -95,7 +95,7 @@ async def test_both_must_agree_or_parts_come_in_messages(
 async def test_a_sender_that_no_receiver_here_can_see_sends_messages(
     receiver: Receiver, source: SourceKV, memory: SharedMemorySendPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on another host, or in a container with processes of its own: the same path leads to nothing, or elsewhere."""
+    """On another host or in a container with its own processes, the path leads to nothing or to another file."""
 
     def elsewhere(self: SharedSegment) -> KVSegment:
         return KVSegment(pid=1, fd=0, token=bytes(16), num_slots=4, slot_bytes=4096)
@@ -241,7 +241,7 @@ async def test_content_that_changes_after_its_checksum_is_damage(
 async def test_what_a_buffer_was_filled_with_is_summed_up_then(
     receiver: Receiver, source: SourceKV, memory: SharedMemorySendPath
 ) -> None:
-    """And not once more when it is sent: what has been damaged in between is found."""
+    """It is not computed again when the part is sent, so that damage in between is found."""
     transport = transport_over(memory)
     header, payload = next(source.parts())
     async with kv_server(receiver.importer, SegmentMappings()) as (_, peer):
@@ -261,7 +261,7 @@ async def test_what_a_buffer_was_filled_with_is_summed_up_then(
 
 @dataclass
 class ReusingSink(RecordingSink):
-    """While it reads a slot, the sender gives the slot to somebody else."""
+    """While it reads a slot, the sender gives the slot to another receiver."""
 
     slot: Slot | None = None
     owner: SharedSegment | None = None

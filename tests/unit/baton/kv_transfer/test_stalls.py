@@ -1,4 +1,4 @@
-"""A transfer waits for its prompt as long as that takes, for its receiver only so long, and for nobody who is gone."""
+"""A transfer waits without limit for its prompt, up to a limit for its receiver, and not for lost peers."""
 
 from __future__ import annotations
 

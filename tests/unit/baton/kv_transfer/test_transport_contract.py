@@ -1,4 +1,4 @@
-"""What every KV transport must do, whatever carries the bytes; against the decode worker's own sink."""
+"""The contract of KV transports, tested against the decode worker's own sink."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many cores a process may use: those of its mask, bounded by its quota of CPU time."""
+"""The number of usable cores is the size of the affinity mask, bounded by the quota of CPU time."""
 
 from __future__ import annotations
 

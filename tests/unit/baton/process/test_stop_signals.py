@@ -1,4 +1,4 @@
-"""Signals end a start at once, a running cluster by a flag, and never anything in the middle of ray's own start."""
+"""Signals abort a start at once and stop a running cluster by a flag, but never interrupt Ray's own start."""
 
 import signal
 import sys
@@ -31,7 +31,7 @@ def test_after_the_start_a_signal_sets_the_flag(number):
 
 @pytest.mark.timeout(60)
 def test_a_signal_on_any_line_of_waiting_sets_the_flag():
-    """Also where what waits holds a lock, as that of threading.Event does."""
+    """This holds even while the waiting code holds a lock, as threading.Event does."""
     lines_of_wait = 0
     while True:
         left = lines_of_wait
@@ -114,7 +114,7 @@ def test_a_handler_of_the_block_s_own_that_exits_is_a_signal_like_others():
 
 
 def terminate_as_ray_s_cpp_does():
-    """Its handler, which stands until Python's are back."""
+    """Its handler, which stays installed until Python's handlers are restored."""
     signal.raise_signal(signal.SIGTERM)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(10_000)

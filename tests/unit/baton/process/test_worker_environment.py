@@ -1,4 +1,4 @@
-"""What workers are started with, and that a process which lacks it starts anew."""
+"""The environment of workers; a process that lacks it restarts itself."""
 
 from __future__ import annotations
 

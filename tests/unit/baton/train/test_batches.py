@@ -1,4 +1,4 @@
-"""Rows line up with what the head reads and has to say; batches depend on nothing but their numbers."""
+"""Rows match the head's inputs and targets; batches depend only on their numbers."""
 
 from __future__ import annotations
 

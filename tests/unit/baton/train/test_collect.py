@@ -1,4 +1,4 @@
-"""Collecting: whose prompts, which answers, how it goes on, and how it ends when nothing comes of it."""
+"""Collecting answers: choice of prompts, resuming, and the error for an empty result."""
 
 from __future__ import annotations
 

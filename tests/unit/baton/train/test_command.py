@@ -293,7 +293,7 @@ def test_answers_to_other_prompts_are_not_mixed(baton: Baton, tmp_path: Path) ->
 
 
 def test_a_run_is_not_resumed_with_other_options(baton: Baton) -> None:
-    """They are named as the command line calls them."""
+    """The message uses the names of the command line."""
     options = ("--work", "work", "--draft-vocab", "64", "--epochs", "1")
     assert baton("medusa", *options)[0] == 0
     status, _, progress = baton("medusa", *options[:4], "--heads", "2", "--no-train-lm-head", "--epochs", "3")

@@ -1,4 +1,4 @@
-"""Progress is there on terminals and in logs, and says how long it will take."""
+"""Progress appears on terminals and in logs, with the remaining time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole run: it learns, it resumes, it writes what servers load, and it refuses what cannot work."""
+"""A whole training run learns, resumes, writes loadable checkpoints and refuses invalid settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tree of the evaluation is the best one, and its accepted paths are counted, not assumed."""
+"""The evaluation uses the best tree and counts its accepted paths."""
 
 from __future__ import annotations
 

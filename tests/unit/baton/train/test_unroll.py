@@ -1,4 +1,4 @@
-"""What the unrolled steps compute is what the head computes when it really drafts one token after the other."""
+"""Unrolled steps compute what the head computes when it drafts one token after another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The draft vocabulary holds what is said most, and what ends a turn."""
+"""The draft vocabulary contains the most frequent tokens and the tokens that end a turn."""
 
 from __future__ import annotations
 

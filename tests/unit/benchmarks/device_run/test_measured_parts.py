@@ -1,4 +1,4 @@
-"""Parts that measure: a measurement that fails costs only itself, and what is no work of the device does not count."""
+"""Measuring parts: a failure costs only its own measurement, and host work does not count as device time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine behind a pipe: what it says is what is measured, and what goes wrong is told."""
+"""An engine in a child process: results pass through a pipe unchanged, and failures are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who goes, who waits, who is refused, and what they are told."""
+"""Admission: requests start, wait or are refused, with the reason."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_deadline_ends_the_wait() -> None:
         await fill(scene, USUAL)
         _, task = scene.ask(USUAL)
         await asyncio.sleep(0)
-        scene.cluster.has_workers = False  # nobody can go any more
+        scene.cluster.has_workers = False  # no request can start any more
         with pytest.raises(OverloadedError) as raised:
             await task
         assert raised.value.reason == "queue_deadline"
@@ -161,7 +161,7 @@ def test_who_cannot_keep_its_target_takes_no_room_from_those_who_can() -> None:
     async def script(scene: Scene) -> None:
         first = await scene.admission.admit(scene.record(INTERACTIVE))
         await asyncio.sleep(2 * PROMPT_MS / 1e3)  # the prompt is computed, others decode
-        await scene.admission.admit(scene.record(HOPELESS))  # nobody lacks room
+        await scene.admission.admit(scene.record(HOPELESS))  # no request lacks room
         assert first.record in scene.cluster.booked
         await asyncio.sleep(2 * PROMPT_MS / 1e3)
         await fill(scene, INTERACTIVE)

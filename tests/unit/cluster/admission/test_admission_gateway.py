@@ -31,7 +31,7 @@ INTERACTIVELY = {"X-Baton-SLO-Class": "interactive"}
 
 
 class Busy:
-    """A chooser that predicts what it is told."""
+    """A chooser with scripted predictions."""
 
     def __init__(self) -> None:
         self.ttft_ms = 20.0
@@ -96,7 +96,7 @@ async def test_a_busy_cluster_refuses_with_reason_wait_and_retry_after(scene: Sc
         assert (await http.post("/v1/completions", json=COMPLETION, headers=INTERACTIVELY)).status_code == 200
         prompt_tokens = scene.value("baton_prompt_tokens_total")
         assert prompt_tokens
-        with await scene.admission.admit(scene.record()):  # somebody else is there, so that load can be to blame
+        with await scene.admission.admit(scene.record()):  # another request is there, so that load can be the reason
             scene.chooser.ttft_ms = 4000.0
             response = await http.post("/v1/completions", json=COMPLETION, headers=INTERACTIVELY)
     assert response.status_code == 429

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order: everybody gets an end, nobody two places, and the queue keeps its promises."""
+"""Admission under random events: every request ends, books at most one place, and the queue keeps its order."""
 
 from __future__ import annotations
 

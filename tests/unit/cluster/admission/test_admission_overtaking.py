@@ -1,4 +1,4 @@
-"""Who may go past those that are late, and what the others are told."""
+"""Which requests may overtake late ones, and the refusals of the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHORT_OF_TIME = SloClass("short", ttft_s=9.0, tpot_s=0.5, percentile=95.0, prior
 
 
 def test_who_is_late_and_has_no_room_blocks_nobody_who_has_some() -> None:
-    """Prompts that are too long for a strict class waited, and meanwhile a lower class was refused on idle workers."""
+    """Regression: while too long prompts of a strict class waited, a lower class was refused on idle workers."""
 
     async def script(scene: Scene) -> None:
         scene.ask(BRIEF)
@@ -30,7 +30,7 @@ def test_who_is_late_and_has_no_room_blocks_nobody_who_has_some() -> None:
         assert scene.admission.num_queued == 3
         await scene.admission.admit(scene.record(SHORT_OF_TIME))
         assert not any(task.done() for task in late)
-        _, waiting = scene.ask(USUAL)  # who may wait does
+        _, waiting = scene.ask(USUAL)  # the request may wait, and does
         await asyncio.sleep(0)
         assert not waiting.done()
         await asyncio.sleep(5)

@@ -97,7 +97,7 @@ def test_who_is_late_by_itself_shows_no_crowd(ttft_ms: float, idle_ttft_ms: floa
 
 
 def test_a_lost_request_needs_no_margin_of_a_promise_that_is_broken() -> None:
-    """With one, a dozen waited for a worker that could have served them at the pace of their class."""
+    """Regression: with a margin, a dozen requests waited for a worker that could have met their TPOT target."""
     double = Factors(ttft=2.0, tpot=2.0)
     in_time = check_room(decision(100, 40), INTERACTIVE, 0.0, 0.5, double, max_tokens=9)
     assert in_time.shortage is Shortage.DECODE  # 50 / 2 = 25
@@ -184,7 +184,7 @@ def test_a_target_that_can_be_kept_is_never_given_up(
 @pytest.mark.parametrize("percentile", [80.0, 95.0, 99.0])
 @pytest.mark.parametrize("sd", [0.05, 0.3])
 def test_a_margin_settles_where_the_wanted_share_is_kept(percentile: float, sd: float) -> None:
-    """Predictions are half of what happens in the median, and whoever has room is at its limit."""
+    """Predictions are too low in the median, and every admitted request is predicted at its limit."""
     rng = random.Random(1)
     margin = SafetyMargin(1 - percentile / 100)
     kept = []
@@ -200,7 +200,7 @@ def test_a_margin_settles_where_the_wanted_share_is_kept(percentile: float, sd: 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_class_keeps_its_promise_over_no_more_than_some_hundred_requests(seed: int) -> None:
-    """Not only in the long run: what is aimed at lies a little above."""
+    """The target holds over short runs too, because the margin aims a little above it."""
     rng = random.Random(seed)
     margins = ClassMargins(SloClass("c", 1, 1, 95.0, 0, 0))
     kept = []
@@ -256,7 +256,7 @@ def test_gathering_pays_for_short_prompts_that_come_fast() -> None:
     [
         {"slack_ms": 1.0},
         {"gap_ms": 50.0},
-        {"gap_ms": tuning.LONGEST_DELAY_MS + 1, "fixed_ms": 60.0},  # nobody would come before it goes
+        {"gap_ms": tuning.LONGEST_DELAY_MS + 1, "fixed_ms": 60.0},  # no other request would arrive before it starts
         {"own_ms": 30.0},
         {"room_tokens": 16},
         {"wait_ms": 3.0},

@@ -1,4 +1,4 @@
-"""Those that wait: their order, how they leave, and how often anybody looks at them."""
+"""The admission queue: order, departures, and the number of checks."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_who_leaves_in_the_moment_of_its_turn_gives_its_place_back() -> None:
 
         def book(record: RequestRecord, decision: object) -> FakePlacement:
             given.append(real_book(record, decision))  # type: ignore[arg-type]
-            scene.loop.call_soon(task.cancel)  # behind the booking, before the one who waits
+            scene.loop.call_soon(task.cancel)  # after the booking, before the waiting task resumes
             return given[-1]
 
         scene.cluster.book = book  # type: ignore[method-assign]
@@ -218,7 +218,7 @@ def test_a_burst_of_pokes_is_one_look() -> None:
 
 
 class OneStep(BatchingDelay):
-    """Holds everybody for 5 ms."""
+    """Holds every request for 5 ms."""
 
     def __init__(self) -> None:
         self.num_arrived = 0
@@ -315,7 +315,7 @@ def test_no_wait_is_longer_than_the_request_may_take() -> None:
         record = scene.record(PATIENT, timeout_s=20.0)
         waiting = scene.loop.create_task(scene.admission.admit(record))
         await asyncio.sleep(0)
-        scene.cluster.has_workers = False  # nobody can go any more
+        scene.cluster.has_workers = False  # no request can start any more
         with pytest.raises(OverloadedError) as raised:
             await waiting
         assert scene.loop.time() == pytest.approx(20.0, abs=0.1)

@@ -1,4 +1,4 @@
-"""Room on many routes at once: the same rule as on one, and nobody waits or is refused for the score of a full one."""
+"""Room on many routes follows the same rule as on one; a full worker with a good score blocks no request."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Cluster:
         return record
 
     def occupy(self, num_tokens: int, *, first: int = 1, computed: bool = False) -> None:
-        """Gives workers something to do; it is the turn of the first ones all the same."""
+        """Loads workers; the first workers stay next in turn."""
         route = RouteDecision(f"prefill-{first}", f"decode-{first}", 0, 1.0, 1.0)
         record = self.record(num_tokens, f"other-{first}")
         self.dispatcher.book(record, route)
@@ -138,7 +138,7 @@ class Cluster:
         self.next_turn()
 
     def next_turn(self) -> None:
-        """Of the first workers."""
+        """Makes the first workers next in turn."""
         for worker in self.registry.workers:
             worker.last_assigned_s = float(worker.info.worker_id[-1])
 

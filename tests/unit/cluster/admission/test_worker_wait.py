@@ -24,11 +24,11 @@ from tests.routers import admission_off
 
 WAIT_S = 5.0
 MOST_LOOKS = 100
-"""At one every half second, and some."""
+"""More than one look every half second."""
 
 
 class LookingDispatcher(Dispatcher):
-    """Notices when somebody looks again and again while the clock stands still."""
+    """Fails when the queue polls repeatedly at one instant of the clock."""
 
     num_looks = 0
 

@@ -171,7 +171,7 @@ def test_more_than_all_allowed_workers_bear_gets_all_of_them(output):
 
 
 def test_answers_of_one_token_have_prompts_with_targets():
-    """They decode nothing, alone or beside others that do."""
+    """They need no decoding, alone or among others that do."""
     other = replace(STANDARD, name="other")
     few, many = (demand(rate, 1000, 1, STANDARD).with_local_share(1.0) for rate in (1.0, 40.0))
     assert decode_forecast(few, COSTS, 2).keeps

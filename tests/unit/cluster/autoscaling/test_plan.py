@@ -188,7 +188,7 @@ def test_answers_that_are_left_when_nothing_comes_any_more_start_nobody():
 
 
 class TestGrowth:
-    """Of the sequences that decode: what it leads to is extrapolated only where nothing else tells."""
+    """Growth of the number of decoding sequences is extrapolated only where the rate does not explain it."""
 
     def wanted(self, decode, decoding, growth):
         seen = observe(0.0, demand(40), prefill=8, decode=decode, decoding=decoding, growth=growth)
@@ -328,7 +328,7 @@ def test_a_class_that_no_worker_can_serve_does_not_start_them_all():
 
 
 def test_the_plan_tells_what_is_kept_where_workers_can_help():
-    """Else the reader sees 0 % beside a pool that stays as it is."""
+    """Otherwise the reader sees 0 % for a pool that does not change."""
     slow = FormulaCosts(fixed=70.0)
     both = Demand(demand(0.2).classes + demand(0.2, slo=BATCH).classes, 1000)
     [text, *_] = decide(observe(0.0, both, costs=slow)).pools[DECODE].texts

@@ -1,4 +1,4 @@
-"""What the meter makes of arrivals and ends: rates, sizes, caches, and what is a swing and what is chance."""
+"""The traffic meter: rates, sizes, cache hits, and the difference between swings and chance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``baton model pull``: every kind of reference, and what it says when it cannot."""
+"""``baton model pull``: every kind of reference, and its errors."""
 
 import huggingface_hub
 import pytest

@@ -1,4 +1,4 @@
-"""What is said while pools change their size: how far they are, and what holds them up."""
+"""Output while pools change their size: progress and what delays it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def worker(number: int, state: str, reason: str = "") -> dict[str, Any]:
 
 
 class Client:
-    """A router whose decode pool is what it is told to be, one status after the other; the last one stays."""
+    """A router that returns scripted statuses of its decode pool in order, and then the last one again."""
 
     def __init__(self, *statuses: list[dict[str, Any]]) -> None:
         self._statuses = list(statuses)

@@ -1,4 +1,4 @@
-"""What ``baton status`` and ``baton explain`` say of SLO classes."""
+"""SLO classes in ``baton status`` and ``baton explain``."""
 
 from __future__ import annotations
 

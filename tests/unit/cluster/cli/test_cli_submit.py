@@ -172,7 +172,7 @@ def test_options_that_would_do_nothing_are_refused(baton, router, options, said)
 
 
 async def test_what_cannot_be_written_is_raised_as_it_is():
-    """No group of exceptions, which nobody looks into, also where the file can be closed afterwards."""
+    """The error is a plain one, not a group of exceptions, also where the file can be closed afterwards."""
 
     class Full(io.StringIO):
         def flush(self) -> None:

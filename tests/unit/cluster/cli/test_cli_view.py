@@ -1,4 +1,4 @@
-"""What ``baton status`` shows: every figure, on narrow and on wide screens."""
+"""``baton status`` shows every figure on narrow and wide screens."""
 
 import io
 from collections.abc import Callable

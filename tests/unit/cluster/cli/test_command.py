@@ -24,7 +24,7 @@ main()
 
 
 def test_ctrl_c_during_the_imports_ends_it_without_a_traceback() -> None:
-    # Whoever runs the tests in the background may have told them to ignore it.
+    # Tests that run in the background may inherit an ignored signal.
     code = INTERRUPTED.format(before="signal.signal(signal.SIGINT, signal.default_int_handler)")
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ended.returncode == -signal.SIGINT

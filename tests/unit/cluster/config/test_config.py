@@ -1,4 +1,4 @@
-"""The configuration is strict, explains itself, and survives the way to an actor."""
+"""The configuration is strict, has clear errors, and reaches an actor unchanged."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The section ``slo``: durations, what is laid over the built-in classes, and errors that say what to do."""
+"""The section ``slo``: durations, overrides of the built-in classes, and errors that say what to do."""
 
 from __future__ import annotations
 

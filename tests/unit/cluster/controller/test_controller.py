@@ -28,7 +28,7 @@ from tests.waiting import until
 
 TIMEOUT_S = 180.0
 NO_WORKERS = {pool: {"resources": {"cpus": 99}} for pool in ("prefill", "decode")}
-"""For clusters of which only the router is looked at: no node has a place for theirs."""
+"""Settings for clusters whose tests need only the router: no node has room for the workers."""
 
 
 ON_REAL_RAY = pytest.mark.parametrize("a_ray", ["real"], indirect=True)
@@ -102,7 +102,7 @@ def controller(a_ray: FakeRay | RealRay, model: Path) -> Start:
 
 
 def listener_pid(endpoint: str) -> int | None:
-    """Of the process that listens where clients connect."""
+    """The id of the process that listens on the endpoint's port."""
     port = int(endpoint.rsplit(":", 1)[1])
     for connection in psutil.net_connections("tcp"):
         if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
@@ -147,7 +147,7 @@ async def test_it_serves_scales_and_replaces_a_dead_router(controller):
 
         await until(is_back)
         assert listener_pid(running.endpoint) != old_router
-        assert await has_four()  # the same workers: nobody was started anew
+        assert await has_four()  # the same workers: none was restarted
         assert await running.complete() == expected_tokens(5)
         async with httpx.AsyncClient() as client:
             page = (await client.get(f"{running.endpoint}/metrics")).text.splitlines()

@@ -1,4 +1,4 @@
-"""What a user reads when Ray does not start."""
+"""Errors that a user sees when Ray does not start."""
 
 from __future__ import annotations
 

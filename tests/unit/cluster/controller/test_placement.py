@@ -1,4 +1,4 @@
-"""What pools ask Ray for, and how a missing place is explained; without Ray."""
+"""Placement requests of pools, and the explanation when no node fits; without Ray."""
 
 from __future__ import annotations
 

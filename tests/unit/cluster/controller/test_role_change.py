@@ -1,4 +1,4 @@
-"""A worker's change from one pool to the other: whether it can, and that none is lost or counted twice on the way."""
+"""A worker's change between pools: its conditions, and that no worker is lost or counted twice."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def ids_of(controller: Controller, pool: str) -> list[str]:
 
 
 def test_fake_hosts_have_what_workers_have():
-    """Else the tests above would say nothing of real ones."""
+    """Otherwise the tests above would not apply to real processes."""
     from cluster.worker.worker_host import WorkerHost
 
     def methods(cls: type) -> set[str]:

@@ -1,4 +1,4 @@
-"""What the gateway says of every request: a line at level info, two counters, and never what the client sent."""
+"""The gateway's access log and counters: one line and two counts per request, without the client's content."""
 
 from __future__ import annotations
 

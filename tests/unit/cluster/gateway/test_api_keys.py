@@ -1,4 +1,4 @@
-"""API keys: read from several places, kept as digests only, and asked for where they should be."""
+"""API keys come from several places, are kept as digests only, and are required where configured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the gateway tells operators, and lets them do, over real HTTP in front of a fake router."""
+"""Status and commands for operators over real HTTP, in front of a fake router."""
 
 from __future__ import annotations
 

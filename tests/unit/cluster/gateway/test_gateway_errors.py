@@ -1,4 +1,4 @@
-"""What the gateway answers to bad requests, and to faults of its own."""
+"""The gateway's answers to bad requests and internal errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SLO classes and API keys through the gateway: how a request chooses, what it is told, and what is written down."""
+"""SLO classes and API keys through the gateway: selection, answers and records."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ async def test_operators_have_keys_of_their_own(locked: httpx.AsyncClient) -> No
     response = await locked.get("/admin/status", headers=bearer(KEY))
     assert (response.status_code, response.json()["error"]["code"]) == (403, "permission_denied")
     assert (await locked.get("/admin/status", headers=bearer(ADMIN_KEY))).status_code == 200
-    # So may the list of everybody's requests; who knows the id of one may ask for it.
+    # The same holds for the list of all requests; a client that knows an id may fetch that one.
     assert (await locked.get("/v1/requests", headers=bearer(KEY))).status_code == 403
     assert (await locked.get("/v1/requests", headers=bearer(ADMIN_KEY))).status_code == 200
     assert (await locked.get("/v1/models", headers=bearer(KEY))).status_code == 200
@@ -268,7 +268,7 @@ async def test_a_request_that_is_turned_away_is_a_miss(
             response = await http.post(COMPLETIONS, json={**COMPLETION, "prompt": ["a", "b"]})
     assert response.status_code == 429
     value = cluster.metrics.registry.get_sample_value
-    # The other prompt was given up with it: the client, who is still there, gets the answer to neither.
+    # The other prompt was cancelled with it: the client is still connected and gets neither answer.
     assert value("baton_slo_requests_total", {"slo_class": "standard", "result": "rejected"}) == 2
     assert value("baton_slo_requests_total", {"slo_class": "standard", "result": "excluded"}) == 0
     assert value("baton_slo_attainment_ratio", {"slo_class": "standard", "window": "1m"}) == 0.0

@@ -1,4 +1,4 @@
-"""What the gateway notes of a request's times, and how it shows them."""
+"""Timelines that the gateway records and serves."""
 
 from __future__ import annotations
 

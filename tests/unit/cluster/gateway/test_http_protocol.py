@@ -26,7 +26,7 @@ from tests.waiting import until
 
 _BUSY_S = 0.4
 _TOLERANCE_S = 0.1
-"""Of the kernel's own clock, which counts in ticks."""
+"""Tolerance of the kernel's clock, which counts in ticks."""
 
 
 class Server(uvicorn.Server):

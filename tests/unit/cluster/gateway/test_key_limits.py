@@ -1,4 +1,4 @@
-"""What an API key may use: buckets on a clock of their own, and what the gateway makes of them."""
+"""Limits of API keys: token buckets with their own clock, and the gateway's answers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_answers_are_paid_for_when_they_are_there() -> None:
 
 
 def test_message_and_header_give_the_same_wait() -> None:
-    """A request comes back after 60 / 44 = 1.36 s, and who asks after one second is refused again."""
+    """A request comes back after 60 / 44 = 1.36 s, and a retry after one second is refused again."""
     limiter, key = KeyLimiter(FakeClock()), ApiKey("web", limits=KeyLimits(requests_per_minute=44))
     for _ in range(44):
         limiter.ask(key)

@@ -1,4 +1,4 @@
-"""Sequences of one request side by side: their order, their ends, and what they leave behind."""
+"""Concurrent sequences of one request: their order, their ends and their cleanup."""
 
 from __future__ import annotations
 

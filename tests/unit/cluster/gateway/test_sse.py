@@ -1,4 +1,4 @@
-"""How long a stream may take to be read: as long as the request may take."""
+"""A stream may be read for as long as its request may take."""
 
 from __future__ import annotations
 

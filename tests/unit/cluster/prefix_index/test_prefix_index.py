@@ -1,4 +1,4 @@
-"""The index knows exactly what workers said, and what is on its way."""
+"""The index holds exactly the blocks that workers reported and those in transfer."""
 
 from __future__ import annotations
 

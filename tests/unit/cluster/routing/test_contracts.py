@@ -1,4 +1,4 @@
-"""What every filter, scorer and picker owes, whatever the workers and the request are like."""
+"""The contract of filters, scorers and pickers, for any workers and requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.cluster.routing.worlds import decode_pools, make_candidates, pre
 
 Workers = Sequence[WorkerSnapshot]
 some_of_them = settings(max_examples=40)
-"""For each of many names; the same ones in every run."""
+"""One case for each of many names, the same in every run."""
 
 
 def names(candidates: Candidates, index: int) -> tuple[str | None, str]:

@@ -1,4 +1,4 @@
-"""The dispatcher: what it sees, what it books, and that everything is given back on every way out."""
+"""The dispatcher: its inputs, its bookings, and their release however a request ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROMPT = tuple(range(100))
 
 
 class Chooser:
-    """Decides as it is told, and remembers what it was shown."""
+    """Returns a scripted decision, and records its inputs."""
 
     def __init__(self, decision: RouteDecision | None) -> None:
         self.decision = decision
@@ -50,7 +50,7 @@ class Chooser:
 
 
 class Index:
-    """A prefix index that says what it is told."""
+    """A prefix index with scripted answers."""
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
         self.tokens = tokens

@@ -1,4 +1,4 @@
-"""What single filters, scorers and pickers prefer."""
+"""The preferences of single filters, scorers and pickers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section ``routing``: what is laid over the defaults, and what is refused."""
+"""The section ``routing``: overrides of the defaults, and refused values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Room for transfers on a simulated worker: who gets it, and who gives it back."""
+"""Reservations for transfers on a simulated worker and their release."""
 
 import asyncio
 
@@ -31,7 +31,7 @@ def test_the_request_hears_why_its_transfer_got_no_room():
 
 
 def test_a_transfer_that_is_given_up_while_it_waits_for_room_takes_none():
-    """Its request went away. When there is room at last, nobody is left who would give the blocks back."""
+    """Its request is gone. If it got blocks later, nothing would release them."""
 
     async def main() -> None:
         worker = lone_worker(num_blocks=8)

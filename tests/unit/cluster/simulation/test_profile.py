@@ -1,4 +1,4 @@
-"""Profiles: those that come with baton, files, and what is wrong with them."""
+"""Simulation profiles: built-in profiles, files, and errors."""
 
 import json
 import os

@@ -161,7 +161,7 @@ def test_options_that_change_a_trace_are_refused_without_one(tmp_path):
 
 
 def test_percentiles_are_those_of_the_load_tool():
-    """Else a comparison with a real run would find differences that there are none of."""
+    """Otherwise a comparison with a real run would show differences that do not exist."""
     seconds = [0.1, None, 0.4, 0.2, 0.9, 0.3]
     measured = Summary.of_seconds(seconds)
     simulated = percentiles([None if value is None else 1e3 * value for value in seconds])

@@ -1,4 +1,4 @@
-"""What somebody with a slow machine and the default configuration expects: late answers rather than none."""
+"""On a slow machine the default configuration gives late answers rather than refusals."""
 
 from typing import Any
 

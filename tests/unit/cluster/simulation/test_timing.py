@@ -1,4 +1,4 @@
-"""A leap is nothing but its steps."""
+"""A leap takes exactly the time of its steps."""
 
 from itertools import accumulate
 

@@ -1,4 +1,4 @@
-"""Virtual time: timers in order, nothing waits, and a standstill is noticed."""
+"""Virtual time: timers fire in order, work takes no time, and a deadlock raises an error."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Pools in virtual time: who comes, who goes, and what is paid for."""
+"""Pools in virtual time: starts, departures and paid worker time."""
 
 import asyncio
 from collections import Counter
@@ -33,7 +33,7 @@ class Workers:
 
 
 def test_those_that_serve_nobody_yet_are_given_up_first():
-    """As in a real pool; else it would have fewer workers than it shall have until the others have started."""
+    """As in a real pool, which otherwise would stay below its size until the other workers have started."""
 
     async def run():
         workers = Workers()

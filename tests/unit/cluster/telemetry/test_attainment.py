@@ -1,4 +1,4 @@
-"""Attainment and goodput over sliding windows: what is counted, for how long, and in how much memory."""
+"""Attainment and goodput over sliding windows, in bounded memory."""
 
 from __future__ import annotations
 

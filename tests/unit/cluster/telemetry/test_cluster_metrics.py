@@ -1,4 +1,4 @@
-"""Series of workers and pools: they live as long as whom they describe, and a worker's word is no bound."""
+"""Series of workers and pools: they end with their worker, and values that workers report create no new labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of the router: what is counted, and that no label takes values without bound."""
+"""Metrics of the router: the counted events, and bounded values of every label."""
 
 from __future__ import annotations
 

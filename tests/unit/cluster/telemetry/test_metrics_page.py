@@ -1,4 +1,4 @@
-"""The page that Prometheus reads: one round of questions for scrapes that come together, and no blocked event loop."""
+"""Concurrent scrapes share one round of requests to the workers and do not block the event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces of finished requests, as a collector gets them; a collector that is gone harms nobody."""
+"""Traces of finished requests; an unreachable collector affects no request."""
 
 from __future__ import annotations
 

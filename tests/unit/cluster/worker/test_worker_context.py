@@ -1,4 +1,4 @@
-"""What a role reads off its worker."""
+"""The facts that a role reads from its worker."""
 
 from __future__ import annotations
 

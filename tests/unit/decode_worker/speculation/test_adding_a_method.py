@@ -1,4 +1,4 @@
-"""The code in docs/adding-a-speculation-method.md works as it stands there."""
+"""The code in docs/adding-a-speculation-method.md works unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a draft's logits say is the same whether the host or the device looks at them."""
+"""The host and the device read the same results from a draft's logits."""
 
 from __future__ import annotations
 

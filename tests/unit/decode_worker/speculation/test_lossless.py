@@ -108,7 +108,7 @@ def plain_law(setup: ToyCase, params: str) -> Law:
 
 
 def problems(verifier: Verifier, setup: ToyCase, params: str) -> list[str]:
-    """In which ways the law is not that of plain decoding; what cannot come must not come with probability 0 either."""
+    """Differences from the law of plain decoding. Impossible tokens must not appear, even with probability 0."""
     law, plain = output_law(verifier, setup, params), plain_law(setup, params)
     found = [f"{tokens} can come" for tokens in law if not plain.get(tokens)]
     for tokens, probability in plain.items():
@@ -190,7 +190,7 @@ class RecoversFromTheTarget(ResidualRule):
 
 
 class ForgetsToNormaliseTheResidual(ResidualRule):
-    """Its draw takes the cumulated residual as if it went up to 1: what is missing falls on the last token."""
+    """Draws as if the cumulated residual ended at 1, so that the missing mass goes to the last token."""
 
     def reject(self, p: torch.Tensor, q: torch.Tensor, token: int) -> tuple[torch.Tensor, torch.Tensor]:
         return (p - q).clamp_min(0), super().reject(p, q, token)[1]
@@ -207,7 +207,7 @@ class ForgetsToNormaliseForTheNextSibling(ResidualRule):
 
 
 class KeepsTriedTokens(ResidualRule):
-    """As if siblings were drawn independently of each other."""
+    """Treats siblings as if they were drawn independently of each other."""
 
     def reject(self, p: torch.Tensor, q: torch.Tensor, token: int) -> tuple[torch.Tensor, torch.Tensor]:
         return super().reject(p, q, token)[0], q

@@ -1,4 +1,4 @@
-"""The methods without a model: what they guess, and that guessing changes no token."""
+"""Methods without a model: their guesses, and that drafting changes no token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draft trees: what confidences mean, and what the tokens that came say about a draft."""
+"""Draft trees: confidences, and the verdict of the generated tokens on a draft."""
 
 from __future__ import annotations
 

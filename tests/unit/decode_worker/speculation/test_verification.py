@@ -1,4 +1,4 @@
-"""Speculation changes when tokens come, and never which: with any drafts the output is that of plain decoding."""
+"""With any drafts, the output equals that of plain decoding."""
 
 from __future__ import annotations
 

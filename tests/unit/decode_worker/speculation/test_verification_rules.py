@@ -1,4 +1,4 @@
-"""What the rules and their verifier do with particular numbers."""
+"""The verification rules on particular numbers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_what_the_target_never_chooses_is_not_accepted_with_a_coin_of_zero(monke
 
 @pytest.mark.parametrize("q", [[0.25, 0.25, 0.5], [0.0, 0.0, 0.0], [math.nan] * 3])
 def test_a_residual_without_mass_is_the_target(monkeypatch: pytest.MonkeyPatch, q: list[float]) -> None:
-    """As rounding, or a broken draft, may bring about."""
+    """Rounding or a broken draft may cause such a residual."""
     with_numbers(monkeypatch, {coin_stream(0): 1.0, acceptance_rules.RECOVER: 0.3})
     draft = Draft((0,), probs=torch.tensor([q]))
     assert judged(ResidualRule(), draft, [[0.25, 0.25, 0.5], [1, 0, 0]]) == Verdict((), 1)

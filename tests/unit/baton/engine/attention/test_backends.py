@@ -1,4 +1,4 @@
-"""What every attention backend promises: each query sees its own past, by whatever blocks, and nothing else."""
+"""The contract of attention backends: a query attends to its own past only, through any block table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which backend a name stands for, and what is said where it cannot run."""
+"""The registry of attention backends: names, and errors for backends that cannot run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Triton backend beyond the contract: what it launches, what it uploads, and whole models over it."""
+"""The Triton backend beyond the contract: launches, uploads and whole models."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Counting:
 
 @pytest.fixture
 def launches(create_triton: CreateBackend, monkeypatch: pytest.MonkeyPatch) -> tuple[Counting, Counting]:
-    """Of the two kernels."""
+    """Counts the launches of the two kernels."""
     from baton.engine.attention import triton_paged
 
     attend, merge = Counting(triton_paged.attend), Counting(triton_paged.merge)

@@ -1,4 +1,4 @@
-"""From a plan to tensors: the layout, the groups, and what each query may see."""
+"""From a plan to tensors: layout, groups, and the keys that each query may see."""
 
 from __future__ import annotations
 

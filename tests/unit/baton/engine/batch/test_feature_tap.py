@@ -1,4 +1,4 @@
-"""What the tap reads equals the hidden states that transformers reports, also when the engine runs the model."""
+"""The feature tap reads the hidden states that transformers reports, in the engine too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is uploaded, and rows taken by what is uploaded, equal what plain torch gives."""
+"""Uploads, and rows gathered by uploaded indices, equal those of plain torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``speculation.draft`` may name, and what is made of it."""
+"""Every kind of reference in ``speculation.draft``, and the draft that it loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused before anything is loaded is what the loaders would refuse, in the same words, and nothing else."""
+"""The check before loading refuses exactly the drafts that the loaders would refuse, with the same messages."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_a_draft_model_without_weights_is_refused(model_folder: Path, tmp_path: 
 
 
 def test_a_draft_models_index_is_left_over_where_one_file_holds_it_all(model_folder: Path, tmp_path: Path) -> None:
-    """As transformers sees it, which loads it."""
+    """transformers loads such a folder."""
     folder = _draft_model(tmp_path / "small")
     index = {"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -1,4 +1,4 @@
-"""Blocks of requests: prefix hits, growth, and giving everything back."""
+"""Blocks of requests: prefix hits, growth and release."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_second_request_shares_full_blocks_but_keeps_one_token_to_compute() 
 
 
 def test_shared_blocks_are_never_grown_into() -> None:
-    """New positions always lie in blocks that nobody else holds."""
+    """New positions always lie in blocks that no other request holds."""
     blocks = BlockManager(16, SIZE)
     first = request("first", 2 * SIZE + 2)
     compute(blocks, first)

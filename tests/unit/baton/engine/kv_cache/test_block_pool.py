@@ -14,7 +14,7 @@ NUM_BLOCKS = 8
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Keeps its own books: who holds what, and which content can still be found."""
+    """A reference model: the holders of each block, and the content that can still be found."""
 
     holders = Bundle("holders")
     leases = Bundle("leases")
@@ -95,7 +95,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(lease_id=leases)
     def end_lease(self, lease_id: str) -> None:
-        """Also for a lease that has ended before, which must change nothing."""
+        """Ends a lease. If the lease has already ended, nothing must change."""
         self.pool.end_lease(lease_id)
         self.leased.pop(lease_id, None)
 

@@ -1,4 +1,4 @@
-"""KV of a device that computes by itself: what is copied behind what, and what waits for a copy."""
+"""KV copies on an asynchronous device: their order, and the operations that wait for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KV as int8: near enough, never better than it was, and in as many bytes as the layout says."""
+"""int8 KV: a bounded error, and exactly the size that the layout states."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton.engine.device.uploads import TORCH_DTYPES
 from baton.engine.kv_cache import kv_int8
 
 DTYPES = sorted(TORCH_DTYPES)
-# Of the dtype itself, and of numbers that are too small for a scale.
+# Rounding errors of the dtypes, and numbers that are too small for a scale.
 ROUNDING = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-10}
 TOO_SMALL = {"float32": 1e-35, "bfloat16": 1e-35, "float16": 2.0**-24}
 
@@ -61,7 +61,7 @@ def test_whatever_the_numbers_are(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_largest_number_stays_what_it_was(dtype: str) -> None:
-    """To a millionth, which is less than half precision tells apart; and it does not become infinite."""
+    """It stays finite, and equal to within a millionth, which is finer than half precision."""
     limits = torch.finfo(TORCH_DTYPES[dtype])
     vectors = torch.tensor([[[limits.max, 0.0, -1.0]], [[-limits.max, 5.0, 5.0]], [[7.0, 1.0, 2.0]]])
     vectors = vectors.to(TORCH_DTYPES[dtype])

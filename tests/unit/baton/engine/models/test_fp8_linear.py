@@ -1,4 +1,4 @@
-"""fp8 weights: what is computed is what the numbers say, what cannot be so is refused, and no weight is left behind."""
+"""fp8 weights: exact formulas, refusal of unsupported layers, and conversion of every weight."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.triton_launches import Launches
 
 BLOCK_SIZE = 4
 HALF_STEP = 1 / 16
-"""Of numbers of e4m3, relative to them; below the smallest normal one, absolute ones follow."""
+"""Half a step of normal e4m3 numbers, relative to them. Below the smallest normal number, steps are absolute."""
 LEAST_HALF_STEP = 2.0**-10
 
 
@@ -159,7 +159,7 @@ def test_what_does_not_go_together_is_refused() -> None:
 
 
 def test_the_kernel_quantizes_rows() -> None:
-    """Of numbers that need no rounding: the interpreter rounds otherwise than any GPU does."""
+    """The rows need no rounding, because the interpreter rounds differently from GPUs."""
     pytest.importorskip("triton")
     rows = exact_rows(9, 100)
     with interpreted_triton():

@@ -1,4 +1,4 @@
-"""What config.json of a model tells before it is loaded."""
+"""The facts that config.json gives before a model is loaded."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def test_models_that_wait_for_the_device_have_no_graphs(name: str) -> None:
 
 
 def rescaled_model(rope_type: str) -> transformers.PreTrainedModel:
-    """Whose frequencies depend on how long a sequence is, past 16 tokens."""
+    """A model whose rotary frequencies depend on the length of a sequence beyond 16 tokens."""
     config: Any = CONFIGS["phi3"]()
     factors = {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4} if rope_type == "longrope" else {"factor": 4.0}
     config.original_max_position_embeddings = 16

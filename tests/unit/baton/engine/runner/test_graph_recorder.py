@@ -147,7 +147,7 @@ def test_a_device_that_is_lost_is_not_taken_for_work_that_cannot_be_recorded(cud
 
 
 def build_runner(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, name: str = "llama") -> ModelRunner:
-    """With graphs, whose forwards the fake layer can make fail."""
+    """A runner with graphs, whose forwards the fake layer can make fail."""
     monkeypatch.setitem(registry._BACKENDS, "plan", lambda cache: TapedPlanAttention(cache, cuda.tapes))
     loaded = prepare_model(tiny_model(name), "float32")
     loaded.model.get_decoder().register_forward_pre_hook(lambda *_: cuda.compute())

@@ -62,7 +62,7 @@ def test_fp8_which_modules_compute_is_no_reason_for_bfloat16(source: ModelSource
 
 @pytest.mark.parametrize("name", ["mixtral", "gpt2", "granite"])
 def test_float32_is_for_what_the_fused_decoder_does_not_compute(name: str, tmp_path: Path) -> None:
-    """It takes granite for one that it knows, until it compares."""
+    """The fused decoder accepts granite at first, and rejects it after comparing logits."""
     loaded = load_served_model(saved(name, tmp_path), "auto", CPU)
     assert loaded.dtype_name == "float32"
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}

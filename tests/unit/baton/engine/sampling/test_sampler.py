@@ -1,4 +1,4 @@
-"""The counter-based noise, and what is drawn with it."""
+"""The counter-based noise and the tokens drawn with it."""
 
 from __future__ import annotations
 

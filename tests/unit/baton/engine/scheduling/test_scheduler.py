@@ -200,7 +200,7 @@ def test_imports_that_wait_for_a_seat_cannot_block_a_preempted_request_for_ever(
 
 
 def test_a_prompt_starts_only_with_room_for_all_of_it() -> None:
-    """Else it would run out half-way, give way to itself, and do the same work again and again."""
+    """Otherwise it would run out half-way, give way to itself, and do the same work again and again."""
     scheduler = build(8, chunk_tokens=4)
     leased = scheduler.blocks.pool.allocate(4)
     scheduler.add(request("long", 20))
@@ -270,7 +270,7 @@ def test_drafts_stop_at_max_tokens_and_at_free_blocks() -> None:
 
 @pytest.mark.parametrize(("num_blocks", "room"), [(6, 3), (7, 3), (8, 6)])
 def test_drafts_leave_a_free_block_to_each_that_runs(num_blocks: int, room: int) -> None:
-    """Else the one that grows next would take the blocks of another."""
+    """Otherwise the one that grows next would take the blocks of another."""
     scheduler = build(num_blocks)
     for name in ("first", "second"):
         scheduler.add(request(name, 4, max_tokens=20))

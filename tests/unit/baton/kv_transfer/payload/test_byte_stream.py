@@ -1,4 +1,4 @@
-"""Stretches of memory through one connection or several: in order, whole, and not a byte beside them."""
+"""Byte ranges through one or several connections arrive whole and in order, and change no other byte."""
 
 from __future__ import annotations
 

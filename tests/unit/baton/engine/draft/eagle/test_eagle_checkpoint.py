@@ -1,4 +1,4 @@
-"""Loading EAGLE heads: what each format's ids and flags mean, what is refused and why, and what is written."""
+"""Loading and saving EAGLE heads: layer ids and flags of each format, and the errors for unsupported heads."""
 
 from __future__ import annotations
 
@@ -319,7 +319,7 @@ def test_a_head_that_does_not_fit_is_refused_with_the_reason(name: str, tmp_path
 
 
 def _wrapped(draft: TinyDraft) -> TinyDraft:
-    """As transformers names what a language model wraps."""
+    """The same draft under the names that transformers gives to the parts of a language model."""
     outside = ("lm_head.weight", "d2t", "t2d")
     return TinyDraft(draft.config, {n if n in outside else f"model.{n}": t for n, t in draft.tensors.items()})
 

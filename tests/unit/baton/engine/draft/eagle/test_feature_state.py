@@ -223,7 +223,7 @@ def test_at_rest_the_last_accepted_draft_is_the_last_row(tmp_path: Path) -> None
 
 
 def test_a_request_that_lost_its_blocks_leaves_without_a_trace(tmp_path: Path) -> None:
-    """As when a client goes away while its request is preempted."""
+    """One case is a client that disconnects while its request is preempted."""
     worker = Worker(tmp_path)
     source = request("source", [3, 1, 2, 4, 5])
     worker.compute(source)

@@ -1,4 +1,4 @@
-"""Medusa heads: their formula, both formats, and what is refused."""
+"""Medusa heads: their formula, both formats, and the errors for unsupported heads."""
 
 from __future__ import annotations
 
