@@ -2,7 +2,7 @@
 
 Each turn starts one server, waits until it answers, sends it every load with ``baton bench serve``, and stops it again:
 an idle peer may spin, so the two never run at once. With ``--together`` both run all the time and only the loads
-alternate, which is right for servers that sleep while nobody asks, and gives more rounds in less time. The prompts are
+alternate, which is right for servers that sleep when idle, and gives more rounds in less time. The prompts are
 English prose that ships with Python (``pydoc_data``), the same for both. Answers are greedy; their lengths differ as
 those of prompts do: equal ones that begin together would end together, and never decode beside another's prompt.
 """

@@ -79,7 +79,7 @@ class SpeculationSettings:
                 raise ConfigError(f"{name} needs at least one number.")
         if self.methods and set(self.methods) <= {NONE}:
             raise ConfigError(
-                "--methods none would measure plain decoding against itself. Name a method that drafts, such as auto."
+                "--methods none would measure plain decoding against itself. Give a method that drafts, such as auto."
             )
         if min(self.batches) < 1 or self.rounds < 1 or self.requests < 1:
             raise ConfigError("--batches, --rounds and --requests must be at least 1.")

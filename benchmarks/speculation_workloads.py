@@ -29,7 +29,7 @@ class Workload:
     prompts: tuple[tuple[int, ...], ...]
 
     def take(self, start: int, count: int) -> list[tuple[int, ...]]:
-        """``count`` prompts from number ``start`` on, cyclically."""
+        """``count`` prompts, beginning with number ``start``, cyclically."""
         return [self.prompts[index % len(self.prompts)] for index in range(start, start + count)]
 
 

@@ -93,7 +93,7 @@ class RouterHost:
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"model: {source.path} has no usable tokenizer ({str(error).splitlines()[0]}). "
-                "A model folder needs its tokenizer files beside the weights."
+                "A model folder must contain its tokenizer files and the weights."
             ) from error
         port = int(self._socket.getsockname()[1])
         return f"http://{_url_host(self._config.router.host)}:{port}", port

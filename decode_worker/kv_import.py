@@ -38,7 +38,7 @@ class Import(PendingImport):
     Attributes:
         next_token: for each layer, the position up to which KV has arrived; empty until there is room for it.
         takes_draft: whether the draft's KV and state come with the model's.
-        encoding: the encoding that parts may have. Native parts are always possible.
+        encoding: the encoding that parts may use. Native parts are always allowed.
         free_after: marks the engine's last use of the blocks for other requests; see ``PagedKVCache.mark``.
         brought: marks the copy of the last part into the cache; see ``PagedKVCache.import_bytes``.
     """

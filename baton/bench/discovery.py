@@ -85,7 +85,7 @@ async def find_model(endpoint: Endpoint) -> Endpoint:
     if endpoint.model:
         return endpoint
     if not served:
-        raise TargetError(f"{endpoint.models_url} answered {status} and lists no model. Name it with --model.")
+        raise TargetError(f"{endpoint.models_url} answered {status} and lists no model. Give its name with --model.")
     name, max_model_len = next(iter(served.items()))
     return replace(endpoint, model=name, max_model_len=max_model_len)
 
@@ -127,7 +127,7 @@ async def count_prompt(endpoint: Endpoint, text: str) -> int:
     if sample.input_tokens is None:
         raise TargetError(
             f"{endpoint.generate_url} does not report usage.prompt_tokens ({sample.error or 'no usage'}), and "
-            "no tokenizer was found. Name one with --tokenizer, or give --prompts."
+            "no tokenizer was found. Give one with --tokenizer, or give --prompts."
         )
     return sample.input_tokens
 

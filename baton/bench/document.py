@@ -92,7 +92,7 @@ def check_writable(option: str, file: Path) -> None:
         with tempfile.TemporaryFile(dir=file.parent):
             pass
     except OSError as error:
-        raise ConfigError(f"{option} cannot be written: {error}. Name a file in a writable folder.") from error
+        raise ConfigError(f"{option} cannot be written: {error}. Give a file in a writable folder.") from error
 
 
 def write_report(document: Mapping[str, Any], file: Path, shown: RenderableType, console: Console) -> None:

@@ -180,7 +180,7 @@ def plan_stages(settings: LoadSettings, trace_length: int | None) -> list[Stage]
         raise ConfigError("--concurrency makes a closed loop, --rate and --arrival an open loop. Give only one kind.")
     if arrival == TRACE:
         if trace_length is None:
-            raise ConfigError("--arrival trace replays the times of a trace. Name its file: --trace FILE.")
+            raise ConfigError("--arrival trace replays the times of a trace. Give its file: --trace FILE.")
         if settings.rate:
             raise ConfigError("--arrival trace replays the times of --trace, so --rate has no effect. Use --speed-up.")
         return [_open_stage(settings, 0, TRACE, 0.0, _trace_bounds(settings, trace_length))]

@@ -55,11 +55,11 @@ class PromptAllowance:
     costs: StepCosts = STEP_PRIOR
 
     def tokens_at(self, start: int) -> int:
-        """Number of tokens of a prompt that may be computed from position ``start`` on."""
+        """Number of tokens of a prompt that may be computed, beginning at position ``start``."""
         return min(self.tokens, max(self.sure_tokens, self._tokens_in_time(start)))
 
     def take(self, num_tokens: int, start: int) -> None:
-        """Deducts a chunk that is in the step."""
+        """Deducts a scheduled chunk from the step's budget."""
         self.tokens -= num_tokens
         self.sure_tokens = max(0, self.sure_tokens - num_tokens)
         self.ms -= self.costs.chunk_ms(num_tokens, start)

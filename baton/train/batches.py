@@ -37,7 +37,7 @@ class RowBatch:
             ``[num_rows, hidden_size]``.
         final: the same hidden state at each row's token.
         choices: the target's likeliest token after each row's token, int64 ``[num_rows]``.
-        num_left: number of rows of the same sample from this row on, int64 ``[num_rows]``; at step ``s``, rows with
+        num_left: number of rows of the same sample, beginning here, int64 ``[num_rows]``; at step ``s``, rows with
             more than ``s`` predict a token.
     """
 

@@ -34,11 +34,11 @@ def check_output(folder: Path, kind: str) -> None:
         ConfigError: the folder is refused; the message says what is in it.
     """
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--out: {folder} is a file. Name a folder.")
+        raise ConfigError(f"--out: {folder} is a file. Give a folder.")
     if not folder.is_dir() or not any(folder.iterdir()):
         return
     trained, stored = _trained_kind(folder), _stored_method(folder)
-    advice = "Name an empty folder with --out, or one that does not exist yet"
+    advice = "Give an empty folder with --out, or one that does not exist yet"
     if trained is None:
         what = "" if stored is None else f", including {_WHAT[stored]}"
         raise ConfigError(

@@ -35,7 +35,7 @@ from benchmarks.router_load.tables import render
 
 
 class NeighbourWatch:
-    """Measures the CPU use of other processes from its creation on. Own child processes must have ended before."""
+    """Measures the CPU use of other processes since its creation. Own child processes must have ended before."""
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()
@@ -147,4 +147,4 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--profile {folder} cannot be created: {error.strerror}. Name a writable folder.") from error
+        raise ConfigError(f"--profile {folder} cannot be created: {error.strerror}. Give a writable folder.") from error

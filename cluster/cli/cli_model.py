@@ -61,7 +61,7 @@ def _from_hub(name: str, report: Report) -> Path:
     except LocalEntryNotFoundError as error:
         raise ModelUnavailableError(
             f"{name} is not in the local hub cache, and the hub cannot be reached. Check the network, the proxy and"
-            " HF_ENDPOINT, and that HF_HUB_OFFLINE is not set; or copy the model's folder to this machine and name it."
+            " HF_ENDPOINT, and that HF_HUB_OFFLINE is not set; or copy the model's folder here and give its path."
         ) from error
     except (HfHubHTTPError, OSError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]

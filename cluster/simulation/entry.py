@@ -175,7 +175,7 @@ def _check_repeatable(options: SimulateOptions, shares: Mapping[str, float]) -> 
         raise ConfigError(
             "Without --trace, the requests of --compare-with are replayed unchanged, so "
             f"{', '.join(given)} cannot be used. "
-            "Name the trace that was sent with --trace, or leave these options out."
+            "Give the trace that was sent with --trace, or leave these options out."
         )
 
 

@@ -33,7 +33,7 @@ class Schedule:
 
 
 def parse_schedule(option: str, text: str) -> Schedule:
-    """Parses ``"2"`` or ``"0=1,600=4"``, which is 1 at first and 4 from second 600 on.
+    """Parses ``"2"`` or ``"0=1,600=4"``, which is 1 at first and 4 after 600 seconds.
 
     Raises:
         ConfigError: it is neither, a number is not finite, or a factor is not above 0. The text names ``option``.

@@ -28,7 +28,7 @@ _PRIORS = (0.2, 0.35, 0.45, 0.55, 0.65, 0.75, 0.82, 0.88)
 
 @dataclass(slots=True)
 class _Sequence:
-    """A request's own tokens from position ``start`` on, the state of its end in the corpus of earlier outputs, and the
+    """A request's own tokens since position ``start``, the state of its end in the corpus of earlier outputs, and the
     origin of its latest draft."""
 
     start: int

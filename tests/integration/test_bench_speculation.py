@@ -234,7 +234,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_a_model_is_loaded(ben
         (["--batches", ""], "--batches needs at least one number"),
         (["--batches", "1,1000"], "--batches has 1000, but an engine runs at most 64 sequences at once"),
         (["--set", "decode.max_num_seqs=3"], "has 16, but an engine runs at most 3 sequences"),
-        (["--methods", "none"], "--methods none would measure plain decoding against itself. Name a method"),
+        (["--methods", "none"], "--methods none would measure plain decoding against itself. Give a method"),
         (
             ["--methods", ""],
             "--methods is empty. Give names separated by commas, or leave the option out to select all",

@@ -79,7 +79,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_NAME
     if not path.is_file():
         raise ConfigError(
-            f"draft checkpoint: {folder} has no {CONFIG_NAME}. Name a folder that contains it and the weights."
+            f"draft checkpoint: {folder} has no {CONFIG_NAME}. Give a folder that contains it and the weights."
         )
     return read_json(path)
 

@@ -116,7 +116,7 @@ def measure_use(runner: ModelRunner, limits: StepLimits, memory: DeviceMemory) -
         runner: a runner without graphs, over a cache of a few blocks, which the steps overwrite.
 
     Raises:
-        ConfigError: even these steps do not fit beside the weights.
+        ConfigError: even these steps do not fit in addition to the weights.
         UnsupportedModelError: the model fails over the paged cache.
     """
     total, _ = memory.total_and_free()

@@ -261,7 +261,7 @@ class FeatureState:
                         self._keep_last(waiting, self._num_kept)
 
     def _add(self, request: Request, start: int, piece: _Piece, token_ids: list[int]) -> WaitingRows:
-        """Appends rows from position ``start`` on."""
+        """Appends rows whose positions begin at ``start``."""
         waiting = self._waiting.get(request.request_id)
         if waiting is None or waiting.end != start or waiting.request is not request:
             waiting = WaitingRows(request, start, [piece], token_ids, self._first_key(request, start))

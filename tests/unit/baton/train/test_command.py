@@ -252,7 +252,7 @@ def test_another_kind_of_draft_is_not_replaced(baton: Baton, kind: str) -> None:
         status, _, progress = baton(other, "--out", "there", "--model", "nobody/has-such-a-model")
         assert status == 1
         assert f"--out: there holds {what[kind]}, which `baton train {other}` would replace" in progress
-        assert "Name an empty folder with --out" in progress
+        assert "Give an empty folder with --out" in progress
     assert _stored(Path("there")) == before
     assert baton(kind, "--out", "there", "--epochs", "1", *KINDS[kind][1])[0] == 0
 

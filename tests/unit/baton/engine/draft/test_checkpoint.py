@@ -37,14 +37,14 @@ def test_a_hub_id_out_of_reach_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         raise OSError("no route")
 
     monkeypatch.setattr("baton.engine.draft.checkpoint_files.snapshot_download", fail)
-    with pytest.raises(ConfigError, match=r"owner/head .* no route\nCorrect the path or the name; check the network"):
+    with pytest.raises(ConfigError, match=r"owner/head .* no route\nCorrect the path or the name, check the network"):
         find_checkpoint("owner/head")
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (None, r"has no config\.json\. Name a folder that contains it"),
+        (None, r"has no config\.json\. Give a folder that contains it"),
         (
             "{",
             r"could not be read, because it is not JSON: .*\. Correct it if it was edited; otherwise, copy or download",
@@ -113,7 +113,7 @@ def test_a_file_of_other_things_is_refused(tmp_path: Path) -> None:
         (None, "no weight_map"),
         ({"x": "absent.safetensors"}, "'absent.safetensors'"),
         ({"x": "../outside.safetensors"}, "not beside it"),
-        ({"x": "part.safetensors", "y": "part.safetensors"}, "lack: y"),
+        ({"x": "part.safetensors", "y": "part.safetensors"}, "do not contain: y"),
     ],
     ids=["no map", "missing shard", "outside", "missing tensor"],
 )
