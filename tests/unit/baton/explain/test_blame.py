@@ -138,7 +138,7 @@ def retried(num_before: int, *, resumed_s: float | None, first_index: int) -> Ti
 @pytest.mark.parametrize("first_index", [1, 900])
 @pytest.mark.parametrize("num_before", [50, 400])
 def test_a_gap_that_waited_for_another_worker_says_so(num_before: int, first_index: int) -> None:
-    """Whatever the new worker's steps are called, and whether they are kept one by one or not."""
+    """The names of the new worker's steps, and whether each step is kept, do not matter."""
     gap = gap_of(retried(num_before, resumed_s=8.7, first_index=first_index))
     assert (gap["stage"], gap["stage_ms"], gap["token"]) == ("route", 6_600, num_before + 2)
     assert "worker_lost" in gap["sentence"]

@@ -1,4 +1,4 @@
-"""Which lines of memory a tile asks for while it multiplies: nothing would be wrong without them, only slow."""
+"""The cache lines that a tile prefetches while it multiplies. They affect speed only, not results."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Cache:
         return torch.tensor(self.blocks)[places // self.block_size] * self.block_size + places % self.block_size
 
     def poison(self, first: int, end: int) -> None:
-        """Nobody may look at what is not between these places, nor at other sequences."""
+        """Nothing may read outside of these positions, or from other sequences."""
         seen = torch.zeros(len(self.rows[0]), dtype=torch.bool)
         seen[self.slots(first, end)] = True
         for rows in self.rows:
@@ -125,7 +125,7 @@ def test_few_rows_attend_rightly_and_to_the_bits_of_many(
     few = queries[:, many - num_tokens :]
     found = cache.attend(few, length, first_key, num_threads)
     torch.testing.assert_close(found.float(), cache.expected(few, length, first_key), rtol=0.03, atol=0.02)
-    if first_key <= length - many:  # who comes before a window's first key sees nothing
+    if first_key <= length - many:  # a row before a window's first key sees nothing
         assert torch.equal(found, cache.attend(queries, length, first_key, 1)[many - num_tokens :])
 
 

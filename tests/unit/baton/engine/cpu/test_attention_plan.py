@@ -1,4 +1,4 @@
-"""Work items: every head of every new token once, whoever computes it, and nobody in another's memory."""
+"""Work items cover every head of every new token once, and each thread uses only its own memory."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def weights_in_memory(kind: Any, weights: Floats) -> Floats:
     """As rows of ``KEY_CHUNK`` float32, or as many bytes of which half are used."""
     if not rounds(kind):
         return weights.copy()
-    rows = np.full((len(weights), 2 * KEY_CHUNK), 0x7FC0, dtype=np.uint16)  # NaN where nobody may look
+    rows = np.full((len(weights), 2 * KEY_CHUNK), 0x7FC0, dtype=np.uint16)  # NaN where nothing may read
     rows[:, :KEY_CHUNK] = to_bfloat16(weights)
     return rows.view(np.float32)
 

@@ -1,4 +1,4 @@
-"""int8 and int4 weights: their loss is bounded, what they compute is what their numbers say, and who cannot is told."""
+"""int8 and int4 weights: a bounded loss, exact formulas, and errors for unsupported models and decoders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who goes first: policies, and the queue that keeps their order."""
+"""Ordering policies, and the queue that keeps their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who shares a step: urgent prompts with long ones that have begun, and prompts with those who were promised a TPOT."""
+"""Sharing of a step: urgent prompts and long prompts in progress, and prompts and sequences with a TPOT target."""
 
 from __future__ import annotations
 
