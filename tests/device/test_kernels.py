@@ -12,6 +12,6 @@ CHECKS = kernel_checks.__name__
 
 
 @pytest.mark.parametrize("name", kernel_checks.names(SETTING))
-def test_it_computes_what_float64_computes(name: str, rows_of: dict[str, list[Row]]) -> None:
+def test_kernels_match_float64(name: str, rows_of: dict[str, list[Row]]) -> None:
     assert rows_of[name]
     assert [row for row in rows_of[name] if not row["ok"]] == []

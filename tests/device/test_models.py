@@ -12,6 +12,6 @@ CHECKS = models_part.__name__
 
 
 @pytest.mark.parametrize("name", models_part.names(SETTING))
-def test_tokens_are_those_of_transformers_or_of_plain_steps(name: str, rows_of: dict[str, list[Row]]) -> None:
+def test_tokens_match_transformers_or_plain_steps(name: str, rows_of: dict[str, list[Row]]) -> None:
     assert rows_of[name]
     assert [row for row in rows_of[name] if not row["ok"]] == []

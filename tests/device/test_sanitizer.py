@@ -10,7 +10,7 @@ from benchmarks.device_run.sanitizer_part import run
 from tests.device.conftest import SETTING
 
 
-def test_nothing_is_accessed_out_of_bounds() -> None:
+def test_kernels_access_no_memory_out_of_bounds() -> None:
     if shutil.which("compute-sanitizer") is None:
         pytest.skip("compute-sanitizer is not on the PATH; it comes with NVIDIA's CUDA toolkit")
     rows = list(run(SETTING))

@@ -11,7 +11,7 @@ from tests.e2e.conftest import EXACT, MODEL, RunningCluster
 SETTINGS = EXACT
 
 
-def test_lengths_are_exact_and_nothing_fails(cluster: RunningCluster, tmp_path: Path) -> None:
+def test_lengths_are_exact_and_no_request_fails(cluster: RunningCluster, tmp_path: Path) -> None:
     before = cluster.metric("baton_kv_transfers_total")
     for kind in ("--completion", "--chat"):
         file = tmp_path / f"report{kind}.json"

@@ -128,7 +128,7 @@ def test_up_prints_the_endpoint_and_what_to_do_next(up: Result) -> None:
         assert part in up.err
 
 
-def test_a_second_up_names_the_cluster_that_runs(baton: Callable[..., Result], up: Result) -> None:
+def test_a_second_up_names_the_running_cluster(baton: Callable[..., Result], up: Result) -> None:
     for arguments in (["up"], ["up", "--detach"]):
         second = baton(*arguments)
         assert second.status == 1
@@ -146,7 +146,7 @@ def test_status_shows_both_pools(baton: Callable[..., Result], up: Result) -> No
     assert "…" not in shown.out
 
 
-def test_status_as_json_has_every_worker(baton: Callable[..., Result], up: Result) -> None:
+def test_status_as_json_lists_every_worker(baton: Callable[..., Result], up: Result) -> None:
     status = json.loads(baton("status", "--json").out)
     assert status["endpoint"] == up.out.strip()
     assert status["model"] == "smollm2-135m-instruct"
@@ -161,7 +161,7 @@ def test_status_as_json_has_every_worker(baton: Callable[..., Result], up: Resul
         assert worker["kv_blocks_leaked"] == 0
 
 
-def test_submit_answers_the_same_plain_and_streamed(baton: Callable[..., Result]) -> None:
+def test_submit_gives_the_same_answer_plain_and_streamed(baton: Callable[..., Result]) -> None:
     plain = baton("submit", "What is the capital of France?", "--max-tokens", "20")
     streamed = baton("submit", "What is the capital of France?", "--max-tokens", "20", "--stream")
     assert plain.status == streamed.status == 0
@@ -171,14 +171,14 @@ def test_submit_answers_the_same_plain_and_streamed(baton: Callable[..., Result]
     assert "truncated after 3 tokens" in cut.err
 
 
-def test_a_request_that_the_router_refuses_is_an_error(baton: Callable[..., Result]) -> None:
+def test_submit_reports_a_request_that_the_router_refuses(baton: Callable[..., Result]) -> None:
     refused = baton("submit", "Hello", "--max-tokens", "0")
     assert (refused.status, refused.out) == (1, "")
     assert refused.err.startswith("error: ")
     assert "max_tokens" in refused.err
 
 
-def test_submit_answers_a_file_line_by_line_past_a_bad_one(baton: Callable[..., Result], machine: Machine) -> None:
+def test_submit_continues_past_a_bad_line_of_a_file(baton: Callable[..., Result], machine: Machine) -> None:
     lines = [
         json.dumps({"id": "france", "prompt": "What is the capital of France?"}),
         '{"prompt": "no end',
@@ -200,7 +200,7 @@ def test_submit_answers_a_file_line_by_line_past_a_bad_one(baton: Callable[..., 
 @pytest.mark.thorough(
     covered_by="tests/e2e/test_simulated_cluster.py::test_scale_waits_for_the_new_sizes"
 )  # and test_serving scales real workers
-def test_scale_changes_pools_and_back(baton: Callable[..., Result]) -> None:
+def test_scale_grows_and_shrinks_pools(baton: Callable[..., Result]) -> None:
     grown = baton("scale", "prefill=1", "decode=2", "--wait")
     assert (grown.status, grown.out) == (0, "prefill: 1, decode: 2\n"), grown.err
     lines = grown.err.splitlines()
@@ -220,7 +220,7 @@ def test_scale_changes_pools_and_back(baton: Callable[..., Result]) -> None:
     assert baton("submit", "Hello", "--max-tokens", "4").status == 0
 
 
-def test_down_ends_every_process_and_says_so_when_nothing_runs(machine: Machine, up: Result) -> None:
+def test_down_ends_every_process_and_reports_when_no_cluster_runs(machine: Machine, up: Result) -> None:
     state = json.loads((machine.folder / "cache" / "run" / "cluster.json").read_text())
     processes = [psutil.Process(state["pid"]), *descendants(state["pid"])]
     assert len(processes) > 4
@@ -240,13 +240,13 @@ def taken_port() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def test_up_with_a_taken_port(machine: Machine, taken_port: int) -> None:
+def test_up_reports_a_port_in_use(machine: Machine, taken_port: int) -> None:
     result = machine.baton("up", "--set", f"router.port={taken_port}")
     assert (result.status, result.out) == (1, "")
     assert f"port {taken_port}: Address already in use" in result.err
 
 
-def test_up_with_a_nonsense_config(machine: Machine) -> None:
+def test_up_reports_a_wrong_configuration(machine: Machine) -> None:
     (machine.folder / "bad.yaml").write_text("prefil: {workers: 2}\ndecode: {workers: none}\n")
     for detach in ([], ["--detach"]):
         result = machine.baton("up", "-c", "bad.yaml", *detach)
@@ -255,7 +255,7 @@ def test_up_with_a_nonsense_config(machine: Machine) -> None:
         assert "bad.yaml: decode.workers must be a valid integer, got 'none'." in result.err
 
 
-def test_up_with_a_model_that_does_not_exist(machine: Machine) -> None:
+def test_up_reports_a_missing_model(machine: Machine) -> None:
     for model, message in {
         "smollm2-135m-instuct": "Did you mean smollm2-135m-instruct?",
         "./no/such/folder": "is a local path, but there is no file or folder",
@@ -266,7 +266,7 @@ def test_up_with_a_model_that_does_not_exist(machine: Machine) -> None:
         assert message in result.err
 
 
-def test_up_with_a_folder_that_is_no_model_ends_with_the_reason(machine: Machine) -> None:
+def test_up_reports_a_folder_without_a_model(machine: Machine) -> None:
     """The only one of these faults that shows when the workers start."""
     (machine.folder / "empty-model").mkdir()
     (machine.folder / "empty-model" / "config.json").write_text('{"model_type": "nonsense"}')

@@ -22,7 +22,7 @@ TIMEOUT_S = 300
         ),
     ],
 )
-def test_a_cluster_gives_the_tokens_of_the_engine_alone(paths: tuple[str, ...], tmp_path: Path) -> None:
+def test_cluster_tokens_match_a_single_engine(paths: tuple[str, ...], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.device_cluster", "--out", str(tmp_path)]
     command += ["--device", "cpu", "--shape", "tiny"]
     command += [text for part in paths for text in ("--only", part)]

@@ -105,7 +105,7 @@ def assert_recovered(cluster: RunningCluster, pool: str, dead: Line) -> None:
     cluster.assert_nothing_leaked()
 
 
-def test_streams_go_on_when_the_decode_worker_is_killed(cluster):
+def test_streams_continue_after_the_decode_worker_is_killed(cluster):
     undisturbed = [tokens(cluster, PROMPT, parameters) for parameters in (GREEDY, SAMPLED)]
     assert [len(found) for found in undisturbed] == [NUM_TOKENS] * 2
     victim = only_worker(cluster, "decode")
@@ -122,7 +122,7 @@ def test_streams_go_on_when_the_decode_worker_is_killed(cluster):
     assert_recovered(cluster, "decode", victim)
 
 
-def test_a_long_prompt_survives_its_prefill_worker(cluster):
+def test_a_long_prompt_survives_the_loss_of_its_prefill_worker(cluster):
     undisturbed = tokens(cluster, LONG_PROMPT, GREEDY, 12)
     victim = only_worker(cluster, "prefill")
     retries = num_retries(cluster)
@@ -139,7 +139,7 @@ def test_a_long_prompt_survives_its_prefill_worker(cluster):
     assert tokens(cluster, LONG_PROMPT, GREEDY, 12) == undisturbed
 
 
-def test_the_router_comes_back_on_its_port(cluster):
+def test_a_restarted_router_uses_the_same_port(cluster):
     before = [worker["id"] for worker in cluster.workers()]
     os.kill(_listener(cluster.endpoint), signal.SIGKILL)
 
@@ -155,7 +155,7 @@ def test_the_router_comes_back_on_its_port(cluster):
     cluster.assert_nothing_leaked()
 
 
-def test_a_client_of_a_killed_router_leaves_nothing_behind_on_the_workers(cluster):
+def test_killing_the_router_leaves_no_work_on_the_workers(cluster):
     router = _listener(cluster.endpoint)
     with pytest.raises(httpx.TransportError):
         tokens(cluster, PROMPT, GREEDY, 200, kill_at(5, router))

@@ -92,7 +92,7 @@ def generate_all(cluster: RunningCluster, prompts: list[list[int]], concurrency:
     "chunk_tokens",
     [64, *(pytest.param(n, marks=pytest.mark.thorough(covered_by="[64]")) for n in (16, 2048))],
 )
-async def test_the_same_engine_aggregated_gives_the_same_tokens(
+async def test_tokens_match_a_single_engine(
     chunk_tokens: int, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
     """One engine that prefills and decodes, without hand-off: a fixed point to compare the cluster with."""
@@ -109,7 +109,7 @@ async def test_the_same_engine_aggregated_gives_the_same_tokens(
         await engine.stop()
 
 
-def test_a_burst_on_the_default_configuration(
+def test_a_burst_is_served_completely_with_the_default_configuration(
     prompts: list[list[int]], expected: list[list[int]], thorough: bool
 ) -> None:
     """60 requests at once, or 200, of the class that nobody chose: all are served, handed over or not as the router
@@ -149,7 +149,7 @@ def moved_bytes(cluster: RunningCluster) -> tuple[float, float]:
     )
 
 
-def test_tokens_equal_transformers(
+def test_tokens_match_transformers(
     cluster_of: tuple[RunningCluster, bool, bool], prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
     cluster, prefix_caching, reads_memory = cluster_of

@@ -10,7 +10,7 @@ from tests.e2e.varied_prompts import varied_prompts
 NUM_TOKENS = 8
 PROMPTS = varied_prompts()[:16]
 pytestmark = pytest.mark.thorough(
-    covered_by="tests/integration/test_handoff_int8.py::test_tokens_are_those_of_a_prompt_that_was_rounded_once"
+    covered_by="tests/integration/test_handoff_int8.py::test_tokens_match_a_prompt_that_was_rounded_once"
 )
 # After a hand-off, the first token is the prefill worker's; the others follow from transferred KV.
 LEAST_EQUAL = 0.8
@@ -46,7 +46,9 @@ def share_of_equal(mine: list[list[int]], theirs: list[list[int]], place: int) -
     return sum(a[place] == b[place] for a, b in zip(mine, theirs, strict=True)) / len(mine)
 
 
-def test_on_its_way(native: tuple[list[list[int]], float, float]) -> None:
+def test_int8_in_transit_halves_the_bytes_and_keeps_the_first_token(
+    native: tuple[list[list[int]], float, float],
+) -> None:
     expected, native_bytes, native_spared = native
     int8, int8_bytes, int8_spared = answers("int8")
     assert native_spared == 0
@@ -57,7 +59,7 @@ def test_on_its_way(native: tuple[list[list[int]], float, float]) -> None:
     assert all(len(tokens) == NUM_TOKENS for tokens in int8)
 
 
-def test_in_the_cache(native: tuple[list[list[int]], float, float]) -> None:
+def test_an_int8_cache_halves_the_bytes_and_keeps_most_tokens(native: tuple[list[list[int]], float, float]) -> None:
     expected, native_bytes, _ = native
     int8, int8_bytes, int8_spared = answers("native", "int8")
     assert int8_spared == 0

@@ -127,7 +127,7 @@ def test_every_metric_in_the_dashboard_and_the_rules_exists(traffic: Observed) -
     assert problems(rule_expressions(), series) == []
 
 
-def test_what_is_counted_is_what_happened(traffic: Observed) -> None:
+def test_metrics_count_what_happened(traffic: Observed) -> None:
     traffic.cluster.assert_nothing_leaked()
     # Each worker reports what it counts in its own time, so the last that was sent may be heard of after its arrival.
     wait_for(lambda: _all_reported(traffic.page()), "the prefill worker's last report")
@@ -154,7 +154,7 @@ def test_what_is_counted_is_what_happened(traffic: Observed) -> None:
     assert drafted >= total(page, "baton_worker_accepted_tokens_total", 'method="ngram"') > 0
 
 
-def test_promises_that_are_kept_and_broken_show_everywhere(traffic: Observed) -> None:
+def test_met_and_missed_slos_show_in_metrics_status_and_logs(traffic: Observed) -> None:
     kept, broken = f"kept-{uuid.uuid4().hex[:12]}", f"broken-{uuid.uuid4().hex[:12]}"
     body = {"model": MODEL, "messages": [{"role": "user", "content": MARKER}], "max_tokens": 8, "ignore_eos": True}
     response = traffic.post("/v1/chat/completions", {**body, "service_tier": "flex"}, kept)
@@ -183,7 +183,7 @@ def test_promises_that_are_kept_and_broken_show_everywhere(traffic: Observed) ->
         assert (line["slo_class"], line["slo_met"]) == (name, met)
 
 
-def test_scaling_shows_and_workers_that_left_have_no_series(traffic: Observed) -> None:
+def test_scaling_shows_and_removed_workers_have_no_series(traffic: Observed) -> None:
     before = total(traffic.page(), "baton_scale_events_total", 'pool="decode"', 'direction="up"')
     assert traffic.post("/admin/scale", {"decode": 2}).status_code == 200
     ready = ('pool="decode"', 'state="ready"')
@@ -199,7 +199,7 @@ def test_scaling_shows_and_workers_that_left_have_no_series(traffic: Observed) -
     assert total(traffic.page(), "baton_worker_failures_total") == 0
 
 
-def test_scrapes_under_load_are_whole_and_counters_never_fall(observed: Observed) -> None:
+def test_scrapes_under_load_are_complete_and_counters_never_decrease(observed: Observed) -> None:
     body = {"model": MODEL, "prompt": f"{MARKER} and so on", "max_tokens": 16, "ignore_eos": True}
     seen: dict[tuple[str, str], float] = {}
     num_pages = 0
@@ -219,7 +219,7 @@ def test_scrapes_under_load_are_whole_and_counters_never_fall(observed: Observed
     assert len(seen) > 300
 
 
-def test_a_load_balancer_may_ask_with_head(observed: Observed) -> None:
+def test_load_balancers_can_probe_with_head(observed: Observed) -> None:
     response = httpx.head(observed.cluster.endpoint + "/health", timeout=10)
     assert (response.status_code, response.content) == (200, b"")
 

@@ -174,12 +174,12 @@ def nodes_of(placed: list[Placed]) -> set[str]:
         pytest.param(
             {"accelerator_type": "H200"},
             {"decode"},
-            marks=pytest.mark.thorough(covered_by="test_pools_land_on_their_own_kinds_of_nodes"),
+            marks=pytest.mark.thorough(covered_by="test_each_pool_lands_on_its_own_kind_of_node"),
         ),
         pytest.param(
             {"accelerator_type": "H100", "gpus": 1},
             {"prefill"},
-            marks=pytest.mark.thorough(covered_by="test_pools_land_on_their_own_kinds_of_nodes"),
+            marks=pytest.mark.thorough(covered_by="test_each_pool_lands_on_its_own_kind_of_node"),
         ),
         pytest.param(
             {"labels": {"tier": "memory"}}, {"decode"}, marks=pytest.mark.thorough(covered_by="['rack': '7']")
@@ -195,17 +195,17 @@ def nodes_of(placed: list[Placed]) -> set[str]:
         pytest.param(
             {"memory_gib": 100},
             {"prefill", "decode"},
-            marks=pytest.mark.thorough(covered_by="test_memory_is_reserved_and_not_only_compared"),
+            marks=pytest.mark.thorough(covered_by="test_memory_is_reserved_for_each_worker"),
         ),
         pytest.param(
             {"gpus": 0.5},
             {"prefill", "decode"},
-            marks=pytest.mark.thorough(covered_by="test_two_workers_may_share_a_gpu"),
+            marks=pytest.mark.thorough(covered_by="test_two_workers_can_share_a_gpu"),
         ),
     ],
     ids=lambda value: str(sorted(value)) if isinstance(value, set) else str(value),
 )
-async def test_every_wish_is_met(nodes, resources, expected):
+async def test_every_placement_setting_is_applied(nodes, resources, expected):
     async with placing(nodes, wishing("decode", 2, **resources)) as pools:
         await pools.wait()
         placed = pools.placed("decode")
@@ -215,7 +215,7 @@ async def test_every_wish_is_met(nodes, resources, expected):
         assert all(len(worker.gpus) == (1 if wanted else 0) for worker in placed)
 
 
-async def test_pools_land_on_their_own_kinds_of_nodes(nodes):
+async def test_each_pool_lands_on_its_own_kind_of_node(nodes):
     config = wishing("prefill", 2, gpus=1, accelerator_type="H100") | wishing(
         "decode", 2, gpus=1, accelerator_type="H200"
     )
@@ -225,7 +225,7 @@ async def test_pools_land_on_their_own_kinds_of_nodes(nodes):
         assert [worker.node for worker in pools.placed("decode")] == ["decode"] * 2
 
 
-async def test_every_worker_has_a_gpu_of_its_own_and_sees_no_other(nodes):
+async def test_every_worker_sees_only_its_own_gpu(nodes):
     async with placing(nodes, wishing("decode", 2, gpus=1, accelerator_type="H200")) as pools:
         await pools.wait()
         placed = pools.placed("decode")
@@ -239,14 +239,14 @@ async def test_a_worker_without_a_gpu_sees_none(nodes):
         assert pools.placed("decode") == [Placed("decode", [], "")]
 
 
-async def test_two_workers_may_share_a_gpu(nodes):
+async def test_two_workers_can_share_a_gpu(nodes):
     async with placing(nodes, wishing("decode", 4, gpus=0.5, accelerator_type="H200")) as pools:
         await pools.wait()
         granted = [gpu for worker in pools.placed("decode") for gpu in worker.gpus]
         assert sorted(granted) == ["0", "0", "1", "1"]
 
 
-async def test_memory_is_reserved_and_not_only_compared(nodes):
+async def test_memory_is_reserved_for_each_worker(nodes):
     async with placing(nodes, wishing("decode", 3, memory_gib=100, accelerator_type="H200")) as pools:
         assert "2 of 3 decode workers are ready" in (await pools.error_of_waiting("decode", 2)).message
 
@@ -268,7 +268,7 @@ async def test_memory_is_reserved_and_not_only_compared(nodes):
     ],
     ids=["accelerator", "label", "cpus", "memory", "labels_of_two_nodes"],
 )
-async def test_what_the_user_reads_when_no_node_fits(nodes, resources, texts):
+async def test_the_error_explains_why_no_node_fits(nodes, resources, texts):
     async with placing(nodes, wishing("decode", **resources)) as pools:
         with pytest.raises(DeadlineError) as raised:
             await pools.pools["decode"].wait_until_ready(PENDING_S)
@@ -277,7 +277,7 @@ async def test_what_the_user_reads_when_no_node_fits(nodes, resources, texts):
             assert text in raised.value.message
 
 
-async def test_what_the_user_reads_when_everything_is_taken(nodes):
+async def test_the_error_explains_that_all_fitting_nodes_are_full(nodes):
     async with placing(nodes, wishing("decode", 3, gpus=1, accelerator_type="H200")) as pools:
         message = (await pools.error_of_waiting("decode", 2)).message
         assert "2 of 3 decode workers are ready" in message
@@ -301,7 +301,7 @@ async def test_a_waiting_worker_is_placed_when_a_node_joins(nodes):
             nodes.ray_cluster.remove_node(joined)
 
 
-async def test_workers_of_a_lost_node_wait_for_another(nodes):
+async def test_workers_of_a_lost_node_wait_for_another_node(nodes):
     doomed = nodes.add("doomed", num_cpus=2, labels={"spot": "yes"})
     async with placing(nodes, wishing("decode", labels={"spot": "yes"})) as pools:
         await pools.wait()
@@ -321,7 +321,7 @@ async def test_workers_of_a_lost_node_wait_for_another(nodes):
 @pytest.mark.thorough(
     covered_by="tests/unit/test_packaging.py::test_the_machines_satisfy_what_the_gpu_example_asks_for"
 )
-async def test_the_example_for_gpus_fits_the_machines_it_is_for(nodes):
+async def test_the_gpu_example_fits_the_example_machines(nodes):
     """deploy/gpu-cluster.yaml on the node types of deploy/ray-cluster.yaml."""
     config = load_config(DEPLOY / "gpu-cluster.yaml")
     types = yaml.safe_load((DEPLOY / "ray-cluster.yaml").read_text())["available_node_types"]
@@ -348,7 +348,7 @@ async def test_the_example_for_gpus_fits_the_machines_it_is_for(nodes):
             nodes.ray_cluster.remove_node(node)
 
 
-def test_a_cluster_does_not_start_and_says_why_when_nothing_fits(nodes, tmp_path):
+def test_start_fails_with_the_reason_when_no_node_fits(nodes, tmp_path):
     """All of what `baton up` runs, real workers included: they never get as far as loading the model."""
     nowhere = {"resources": {"gpus": 1, "accelerator_type": "TPU-V9"}}
     config = BatonConfig.from_dict(

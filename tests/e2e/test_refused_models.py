@@ -15,7 +15,7 @@ from tests.tiny_tokenizers import byte_level_tokenizer
 
 
 @pytest.mark.thorough(
-    covered_by="tests/integration/test_engine_architectures.py::test_architecture_is_refused_with_its_reason[mamba]"
+    covered_by="tests/integration/test_engine_architectures.py::test_an_unsupported_architecture_is_refused_with_the_reason[mamba]"
 )
 def test_a_model_without_a_kv_cache_is_refused_at_start(tmp_path: Path) -> None:
     MambaForCausalLM(MambaConfig(vocab_size=300, hidden_size=16, num_hidden_layers=2)).save_pretrained(tmp_path)

@@ -72,7 +72,7 @@ def change_role(cluster: RunningCluster, source: str, destination: str) -> Any:
     return cluster.post("/admin/move", {"from": source, "to": destination})
 
 
-def test_a_worker_changes_there_and_back_under_requests(cluster: RunningCluster) -> None:
+def test_a_worker_changes_role_and_back_while_serving(cluster: RunningCluster) -> None:
     expected = answers(cluster)
     before = ready(cluster, "prefill")
     over = threading.Event()
@@ -103,13 +103,13 @@ def test_a_worker_changes_there_and_back_under_requests(cluster: RunningCluster)
     cluster.assert_nothing_leaked()
 
 
-def test_a_pool_that_has_one_worker_keeps_it(cluster: RunningCluster) -> None:
+def test_the_last_worker_of_a_pool_keeps_its_role(cluster: RunningCluster) -> None:
     response = httpx.post(f"{cluster.endpoint}/admin/move", json={"from": "decode", "to": "prefill"}, timeout=30)
     assert response.status_code == 400
     assert "one must stay" in response.json()["error"]["message"]
 
 
-def test_a_size_set_by_hand_stays_until_it_is_handed_back(cluster: RunningCluster) -> None:
+def test_a_manual_pool_size_stays_until_it_is_released(cluster: RunningCluster) -> None:
     pools = cluster.post("/admin/scale", {"prefill": 2})["pools"]
     assert pools["prefill"]["pinned"]
     assert cluster.get("/admin/plan")["pools"]["prefill"]["reason"] == "pinned"
@@ -118,7 +118,7 @@ def test_a_size_set_by_hand_stays_until_it_is_handed_back(cluster: RunningCluste
     assert cluster.get("/admin/plan")["pools"]["prefill"]["reason"] != "pinned"
 
 
-def test_plan_and_advice_are_told(cluster: RunningCluster) -> None:
+def test_plan_and_advice_are_reported(cluster: RunningCluster) -> None:
     def is_predicted() -> bool:
         """Workers were profiled at their start, and requests have come: some of them would keep their targets."""
         for _ in range(4):

@@ -13,7 +13,7 @@ from tests.e2e.conftest import MODEL, start
 SETTINGS = {"simulation": {"profile": "h100-8b", "workers_per_process": 2}, "router": {"port": 0}}
 
 
-def test_requests_that_run_when_the_cluster_stops_end_with_an_error() -> None:
+def test_stopping_the_cluster_ends_running_requests_with_an_error() -> None:
     """Neither a stream nor a whole answer is cut off without an error."""
     config = BatonConfig.from_dict(SETTINGS)
     cluster = start(config)

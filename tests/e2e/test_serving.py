@@ -45,7 +45,7 @@ def client(cluster: RunningCluster) -> OpenAI:
 
 
 class TestOpenAIClient:
-    def test_chat(self, client: OpenAI) -> None:
+    def test_chat_completions_work(self, client: OpenAI) -> None:
         answer = client.chat.completions.create(
             model=MODEL,
             messages=[{"role": "user", "content": "What is the capital of France?"}],
@@ -57,7 +57,7 @@ class TestOpenAIClient:
         assert answer.usage is not None
         assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
-    def test_stream_equals_whole(self, client: OpenAI) -> None:
+    def test_streamed_and_whole_answers_are_equal(self, client: OpenAI) -> None:
         def ask(**options: Any) -> Any:
             return client.completions.create(
                 model=MODEL, prompt="Three colours are", max_tokens=24, temperature=0.9, seed=7, **options
@@ -69,7 +69,7 @@ class TestOpenAIClient:
         assert chunks[-1].usage is not None
         assert chunks[-1].usage.completion_tokens == 24
 
-    def test_choices_logprobs_and_stop_strings(self, client: OpenAI) -> None:
+    def test_choices_logprobs_and_stop_strings_work(self, client: OpenAI) -> None:
         answer = client.chat.completions.create(
             model=MODEL,
             messages=[{"role": "user", "content": "Count from one to ten in words."}],
@@ -82,12 +82,12 @@ class TestOpenAIClient:
             assert all(len(entry.top_logprobs) >= 2 for entry in choice.logprobs.content or [])
         assert len({choice.message.content for choice in answer.choices}) > 1
 
-    def test_models(self, client: OpenAI) -> None:
+    def test_models_are_listed(self, client: OpenAI) -> None:
         assert [model.id for model in client.models.list()] == [MODEL]
 
 
 @pytest.mark.parametrize("bad", bad_inputs(MODEL, CONTEXT_LENGTH), ids=lambda bad: bad.name)
-def test_bad_input_is_refused_clearly(cluster: RunningCluster, bad: BadInput) -> None:
+def test_bad_input_is_refused_with_a_clear_error(cluster: RunningCluster, bad: BadInput) -> None:
     response = httpx.request(
         bad.method, cluster.endpoint + bad.path, content=bad.content, headers=bad.headers, timeout=60
     )
@@ -98,7 +98,7 @@ def test_bad_input_is_refused_clearly(cluster: RunningCluster, bad: BadInput) ->
     assert bad.fragment in error["message"]
 
 
-def test_bad_input_harms_no_other_request(cluster: RunningCluster) -> None:
+def test_bad_input_does_not_affect_other_requests(cluster: RunningCluster) -> None:
     """A request generates while all bad inputs come in, and gets what it gets in peace."""
 
     async def run() -> None:
@@ -121,7 +121,7 @@ def test_bad_input_harms_no_other_request(cluster: RunningCluster) -> None:
     cluster.assert_nothing_leaked()
 
 
-def test_kv_bytes_across_grpc_are_what_the_layout_says(cluster: RunningCluster, tokenizer: Tokenizer) -> None:
+def test_kv_bytes_over_grpc_match_the_layout(cluster: RunningCluster, tokenizer: Tokenizer) -> None:
     prompt = tokenizer.encode("A text that nobody has sent before: " + " ".join(str(n * 37) for n in range(120)))
     names = ("baton_kv_transfer_bytes_total", "baton_kv_transfers_total", "baton_kv_transfer_saved_tokens_total")
 
@@ -139,7 +139,7 @@ def test_kv_bytes_across_grpc_are_what_the_layout_says(cluster: RunningCluster, 
     assert cluster.metric("baton_kv_transfer_seconds_sum") > seconds
 
 
-def test_one_token_needs_no_hand_off(cluster: RunningCluster) -> None:
+def test_a_single_token_needs_no_handoff(cluster: RunningCluster) -> None:
     before = cluster.metric("baton_kv_transfers_total")
     body = cluster.complete("Just one token, please", max_tokens=1)
     assert body["usage"]["completion_tokens"] == 1
@@ -147,7 +147,7 @@ def test_one_token_needs_no_hand_off(cluster: RunningCluster) -> None:
     assert cluster.metric("baton_kv_transfers_total") == before
 
 
-def test_timeline_has_every_stage_in_order(cluster: RunningCluster) -> None:
+def test_the_timeline_has_every_stage_in_order(cluster: RunningCluster) -> None:
     body = cluster.complete("Tell me about rivers and the sea.", max_tokens=8, ignore_eos=True)
     cluster.assert_nothing_leaked()  # what the hand-off tells may come behind the answer
     timeline = cluster.get(f"/v1/requests/{body['id']}/timeline")
@@ -175,7 +175,7 @@ def test_timeline_has_every_stage_in_order(cluster: RunningCluster) -> None:
     assert timeline["attributes"]["output_tokens"] == 8
 
 
-def test_disconnect_cancels_the_work_on_both_workers(cluster: RunningCluster) -> None:
+def test_a_disconnect_cancels_the_work_on_both_workers(cluster: RunningCluster) -> None:
     before = cluster.metric("baton_requests_total")
     body = {
         "model": MODEL,
@@ -196,7 +196,7 @@ def test_disconnect_cancels_the_work_on_both_workers(cluster: RunningCluster) ->
     eventually(lambda: cluster.metric("baton_requests_total") == before + 2)
 
 
-def test_two_hundred_requests_of_mixed_lengths(cluster: RunningCluster, thorough: bool) -> None:
+def test_two_hundred_requests_complete_while_pools_scale(cluster: RunningCluster, thorough: bool) -> None:
     """No token is lost or duplicated, and no block leaks, even while both pools grow and shrink."""
     sizes = ((2, 2), (1, 2), (2, 1), (1, 1)) if thorough else ((2, 2), (1, 1))
     longest, later_wave = (16, 40) if thorough else (8, 4)  # starting processes need the cores
@@ -274,7 +274,7 @@ def test_two_hundred_requests_of_mixed_lengths(cluster: RunningCluster, thorough
     eventually(lambda: cluster.metric("baton_requests_in_flight") == 0)
 
 
-def test_waiting_workers_use_no_cpu(cluster: RunningCluster) -> None:
+def test_idle_workers_use_no_cpu(cluster: RunningCluster) -> None:
     cluster.complete("Wake up once", max_tokens=4)
     cluster.assert_nothing_leaked()
     time.sleep(1)

@@ -21,7 +21,7 @@ SETTINGS = {
 }
 
 
-def test_workers_share_processes(cluster: RunningCluster) -> None:
+def test_simulated_workers_share_processes(cluster: RunningCluster) -> None:
     workers = cluster.workers()
     assert len(workers) == 8
     assert len({worker["address"] for worker in workers}) == 8
@@ -29,7 +29,7 @@ def test_workers_share_processes(cluster: RunningCluster) -> None:
     assert {worker["device"] for worker in workers} == {"simulated H100 SXM"}
 
 
-def test_a_client_gets_text(cluster: RunningCluster) -> None:
+def test_a_client_receives_text(cluster: RunningCluster) -> None:
     client = OpenAI(base_url=f"{cluster.endpoint}/v1", api_key="none", max_retries=0)
     stream = client.chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": "Hello"}], max_tokens=200, seed=1, stream=True
@@ -38,7 +38,7 @@ def test_a_client_gets_text(cluster: RunningCluster) -> None:
     assert len(text.split()) > 5
 
 
-def test_the_same_request_gets_the_same_answer(cluster: RunningCluster) -> None:
+def test_equal_requests_get_equal_answers(cluster: RunningCluster) -> None:
     answers = [cluster.complete("Three colours are", max_tokens=24, seed=3, ignore_eos=True) for _ in range(3)]
     texts = {answer["choices"][0]["text"] for answer in answers}
     assert len(texts) == 1
@@ -46,7 +46,7 @@ def test_the_same_request_gets_the_same_answer(cluster: RunningCluster) -> None:
     assert answers[0]["choices"][0]["finish_reason"] == "length"
 
 
-def test_many_at_once_go_through_both_pools(cluster: RunningCluster) -> None:
+def test_many_concurrent_requests_use_both_pools(cluster: RunningCluster) -> None:
     before = cluster.metric("baton_kv_transfer_tokens_total")
 
     async def ask(client: httpx.AsyncClient, index: int) -> int:
@@ -82,7 +82,7 @@ def test_scale_waits_for_the_new_sizes(cluster: RunningCluster) -> None:
     assert {worker["id"] for worker in cluster.workers("prefill")} == staying
 
 
-def test_a_timeline_shows_steps_and_the_hand_off(cluster: RunningCluster) -> None:
+def test_the_timeline_shows_steps_and_the_handoff(cluster: RunningCluster) -> None:
     answer = cluster.complete("word " * 100, max_tokens=20, ignore_eos=True)
     cluster.assert_nothing_leaked()
     timeline = cluster.get(f"/v1/requests/{answer['id']}/timeline")

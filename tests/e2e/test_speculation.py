@@ -51,7 +51,7 @@ def plain(cluster: RunningCluster, parameters: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.parametrize("method", ["auto", "eagle3", "suffix", "ngram", "lookahead", None])
-def test_tokens_are_those_without_speculation(
+def test_tokens_match_decoding_without_speculation(
     cluster: RunningCluster, method: str | None, parameters: dict[str, Any], plain: list[int]
 ) -> None:
     answer = ask(cluster, method, **parameters)
@@ -62,7 +62,7 @@ def test_tokens_are_those_without_speculation(
         assert accepted + rejected > 0
 
 
-def test_the_head_that_comes_along_guesses_right_now_and_then(cluster: RunningCluster) -> None:
+def test_drafts_of_the_bundled_head_are_sometimes_accepted(cluster: RunningCluster) -> None:
     accepted, rejected = drafted(ask(cluster, "eagle3"))
     assert accepted >= 10
     assert rejected > 0
@@ -80,7 +80,7 @@ def test_a_method_whose_draft_is_not_loaded_is_refused(cluster: RunningCluster) 
         )
 
 
-def test_the_timeline_tells_what_was_drafted(cluster: RunningCluster) -> None:
+def test_the_timeline_reports_the_drafts(cluster: RunningCluster) -> None:
     answer = ask(cluster, "eagle3")
     accepted, rejected = drafted(answer)
     timeline = cluster.get(f"/v1/requests/{answer['id']}/timeline")

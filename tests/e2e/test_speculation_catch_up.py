@@ -16,9 +16,9 @@ SETTINGS = {
 
 
 @pytest.mark.thorough(
-    covered_by="tests/integration/test_handoff_drafts.py::test_a_draft_on_one_side_only_changes_no_token[decode-eagle3]"
+    covered_by="tests/integration/test_handoff_drafts.py::test_a_draft_on_one_side_changes_no_token[decode-eagle3]"
 )
-def test_the_head_catches_up_and_no_token_changes(cluster: RunningCluster) -> None:
+def test_the_head_catches_up_without_changing_tokens(cluster: RunningCluster) -> None:
     plain, answer = ask(cluster, "none"), ask(cluster, "eagle3")
     assert answer["choices"][0]["token_ids"] == plain["choices"][0]["token_ids"]
     assert drafted(answer)[0] > 0

@@ -12,9 +12,9 @@ KV_BYTES_PER_TOKEN = 23_040
 
 
 @pytest.mark.thorough(
-    covered_by="tests/integration/test_handoff.py::test_the_first_token_does_not_wait_for_the_hand_off"
+    covered_by="tests/integration/test_handoff.py::test_the_first_token_does_not_wait_for_the_handoff"
 )
-def test_first_token_does_not_wait_for_the_hand_off(cluster: RunningCluster) -> None:
+def test_the_first_token_does_not_wait_for_the_handoff(cluster: RunningCluster) -> None:
     body = cluster.complete("One more sentence for a long prompt. " * 110, max_tokens=6, ignore_eos=True)
     num_prompt_tokens = body["usage"]["prompt_tokens"]
     assert num_prompt_tokens > 700

@@ -83,7 +83,7 @@ def answers(cluster: RunningCluster) -> list[Answer]:
     return found
 
 
-def test_stages_add_up_to_what_the_client_saw(cluster: RunningCluster, answers: list[Answer]) -> None:
+def test_stages_add_up_to_the_latency_of_the_client(cluster: RunningCluster, answers: list[Answer]) -> None:
     off = []
     for answer in answers:
         assert answer.body.startswith(b"HTTP/1.1 200"), answer.body[:200]
@@ -98,7 +98,7 @@ def test_stages_add_up_to_what_the_client_saw(cluster: RunningCluster, answers: 
     assert len(wrong) <= LATE_CLIENT_SHARE * NUM_REQUESTS, sorted(off, reverse=True)[:10]
 
 
-def test_every_stage_is_there_and_in_order(cluster: RunningCluster, answers: list[Answer]) -> None:
+def test_every_stage_is_present_and_in_order(cluster: RunningCluster, answers: list[Answer]) -> None:
     for answer in answers[:: NUM_REQUESTS // 10]:
         timeline = cluster.get(f"/v1/requests/{answer.request_id}/timeline")
         names = [stage["name"] for stage in timeline["stages"]]
@@ -108,7 +108,7 @@ def test_every_stage_is_there_and_in_order(cluster: RunningCluster, answers: lis
         assert starts[0] == 0
 
 
-def test_rounds_chunks_and_parts_are_all_told(cluster: RunningCluster, answers: list[Answer]) -> None:
+def test_all_rounds_chunks_and_parts_are_listed(cluster: RunningCluster, answers: list[Answer]) -> None:
     timeline = cluster.get("/v1/requests/sum-39/timeline")
     attributes = timeline["attributes"]
     chunks, rounds = timeline["prefill_steps"]["kept"], timeline["decode_steps"]["kept"]
@@ -138,14 +138,14 @@ def test_blame_names_the_largest_stage(cluster: RunningCluster, answers: list[An
             assert blame["hint"]
 
 
-def test_the_slowest_is_listed_first(cluster: RunningCluster, answers: list[Answer]) -> None:
+def test_the_slowest_request_is_listed_first(cluster: RunningCluster, answers: list[Answer]) -> None:
     listed = cluster.get("/v1/requests?order=slowest&limit=1000")["data"]
     times = [entry["total_ms"] for entry in listed]
     assert len(times) >= NUM_REQUESTS
     assert times == sorted(times, reverse=True)
 
 
-def test_choices_have_a_timeline_each(cluster: RunningCluster) -> None:
+def test_every_choice_has_its_own_timeline(cluster: RunningCluster) -> None:
     body = cluster.complete("Tell me about rivers.", max_tokens=6, n=3, temperature=0.9, seed=1, ignore_eos=True)
     cluster.assert_nothing_leaked()
     shown = cluster.get(f"/v1/requests/{body['id']}/timeline")

@@ -73,7 +73,7 @@ def router_that_hands_over(model: ModelCard, registry: WorkerRegistry, metrics: 
 
 
 @pytest.mark.parametrize("architecture", [architecture_param(name) for name in ARCHITECTURES])
-async def test_greedy_tokens_equal_transformers(architecture: str) -> None:
+async def test_greedy_tokens_match_transformers(architecture: str) -> None:
     model, expected = model_with_reference(architecture, PROMPTS, NUM_TOKENS)
     async with worker_pair(Runners.of(model)) as pair:
         registry, metrics = WorkerRegistry(), RouterMetrics()

@@ -70,19 +70,21 @@ def case(request: pytest.FixtureRequest) -> Case:
     return Case(build_runner(model, decoder=decoder), expected)
 
 
-def test_llamas_and_their_like_are_fused() -> None:
+def test_llama_like_models_use_the_fused_decoder() -> None:
     fused = {name for name in CONFIGS if build_runner(tiny_model(name)).is_fused}
     assert fused == {"llama", "llama_yarn", "ministral3", "qwen2", "qwen3"}
 
 
 @pytest.mark.parametrize(("name", "decoder"), DECODERS, ids="-".join)
-def test_self_check_passes(name: str, decoder: str) -> None:
+def test_the_self_check_passes_for_every_architecture(name: str, decoder: str) -> None:
     """The self-check compares logits over the paged cache with those of the model alone, for every architecture."""
     check_model(build_runner(tiny_model(name), decoder=decoder))
 
 
 @CHUNKS
-def test_sixteen_at_once_with_and_without_prefix_hits(case: Case, chunk_tokens: int) -> None:
+def test_sixteen_concurrent_requests_match_transformers_with_and_without_prefix_hits(
+    case: Case, chunk_tokens: int
+) -> None:
     engine = build_engine(case.runner, chunk_tokens=chunk_tokens)
     assert run_tokens(engine, PROMPTS, NUM_TOKENS) == case.expected
 
@@ -97,14 +99,14 @@ def test_sixteen_at_once_with_and_without_prefix_hits(case: Case, chunk_tokens: 
 @pytest.mark.parametrize(
     "chunk_tokens", [16, *(pytest.param(n, marks=pytest.mark.thorough(covered_by="[16]")) for n in (64, 2048))]
 )
-def test_alone(case: Case, chunk_tokens: int) -> None:
+def test_single_requests_match_transformers(case: Case, chunk_tokens: int) -> None:
     for index in ALONE:
         engine = build_engine(case.runner, chunk_tokens=chunk_tokens, prefix_caching=False)
         assert run_tokens(engine, [PROMPTS[index]], NUM_TOKENS) == [case.expected[index]]
 
 
 @pytest.mark.parametrize("prefix_caching", [True, pytest.param(False, marks=pytest.mark.thorough(covered_by="[True]"))])
-def test_under_preemption(case: Case, prefix_caching: bool) -> None:
+def test_preempted_requests_match_transformers(case: Case, prefix_caching: bool) -> None:
     longest = max(map(len, PROMPTS)) + NUM_TOKENS
     engine = build_engine(
         case.runner, chunk_tokens=32, num_blocks=longest // BLOCK_SIZE + 3, prefix_caching=prefix_caching
@@ -114,12 +116,12 @@ def test_under_preemption(case: Case, prefix_caching: bool) -> None:
     assert engine.scheduler.blocks.check([]) == []
 
 
-def test_the_matrix_covers_what_is_promised() -> None:
+def test_the_matrix_covers_all_supported_architectures() -> None:
     promised = {"llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_neox", "olmo2"}
     assert promised | {"mixtral", "gpt_oss", "deepseek_v3"} <= CONFIGS.keys()
 
 
-def test_windows_are_those_of_the_masks_that_models_build() -> None:
+def test_windows_match_the_masks_of_the_models() -> None:
     def windows(name: str) -> list[int | None]:
         return [layer.sliding_window for layer in prepare_model(tiny_model(name), "float32").attention_layers]
 
@@ -130,7 +132,7 @@ def test_windows_are_those_of_the_masks_that_models_build() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_saved_folder_loads_and_runs_the_same(name: str, tmp_path: Path) -> None:
+def test_a_saved_folder_loads_and_generates_the_same(name: str, tmp_path: Path) -> None:
     model, expected = model_with_reference(name, PROMPTS, NUM_TOKENS)
     fingerprint = prepare_model(model, "float32").fingerprint
     model.set_attn_implementation("eager")
@@ -161,18 +163,18 @@ def test_half_precision_passes_the_self_check(name: str, dtype: str, decoder: st
     check_model(ModelRunner(prepare_model(model, dtype), 16, BLOCK_SIZE, RunnerOptions(decoder=decoder)))
 
 
-def test_checkpoint_without_a_head_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_head_is_refused(tmp_path: Path) -> None:
     tiny_model("llama").base_model.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"lacks 1 of the weights of LlamaForCausalLM, such as lm_head\.weight"):
         load_model(ModelSource(str(tmp_path), "headless"), "auto", CPU)
 
 
-def test_missing_folder_is_refused(tmp_path: Path) -> None:
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="could not be read"):
         load_model(ModelSource(str(tmp_path / "nothing"), "nothing"), "auto", CPU)
 
 
-def test_context_length_ends_where_longrope_would_change_cached_keys() -> None:
+def test_the_context_length_ends_before_longrope_changes_cached_keys() -> None:
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     settings = {**CONFIGS["phi3"]().to_dict(), "rope_parameters": rope, "original_max_position_embeddings": 48}
     loaded = prepare_model(build_model(transformers.Phi3Config(**settings)), "float32")
@@ -223,7 +225,7 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_architecture_is_refused_with_its_reason(name: str, tmp_path: Path) -> None:
+def test_an_unsupported_architecture_is_refused_with_the_reason(name: str, tmp_path: Path) -> None:
     build_config, reason = REFUSED[name]
     config = build_config()
     if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -271,7 +273,7 @@ def _with_a_little_hidden_state(model: PreTrainedModel) -> PreTrainedModel:
 
 @pytest.mark.parametrize("kv_cache", ["native", "int8"])
 @pytest.mark.parametrize("damage", [_with_hidden_state, _with_a_little_hidden_state, _with_ignored_positions])
-def test_self_check_catches_what_the_probe_cannot_see(
+def test_the_self_check_catches_what_the_probe_misses(
     damage: Callable[[PreTrainedModel], PreTrainedModel], kv_cache: str
 ) -> None:
     runner = build_runner(damage(tiny_model("llama")), decoder="transformers", kv_cache=kv_cache)
@@ -279,7 +281,7 @@ def test_self_check_catches_what_the_probe_cannot_see(
         check_model(runner)
 
 
-def test_self_check_reports_a_forward_that_fails() -> None:
+def test_the_self_check_reports_a_failing_forward() -> None:
     runner = build_runner(tiny_model("llama"))
 
     def fail(*args: object, **kwargs: object) -> None:

@@ -70,7 +70,7 @@ SAMPLED = (
 
 
 @pytest.mark.parametrize("params", SAMPLED)
-async def test_seeded_sampling_is_that_of_one_engine(runners: Runners, params: SamplingParams) -> None:
+async def test_seeded_sampling_matches_a_single_engine(runners: Runners, params: SamplingParams) -> None:
     alone = [await aggregated(runners.decode, prompt, params) for prompt in PROMPTS]
     async with worker_pair(runners) as pair:
         answers = await asyncio.gather(*(pair.generate(prompt, params) for prompt in PROMPTS))
@@ -83,7 +83,7 @@ async def test_seeded_sampling_is_that_of_one_engine(runners: Runners, params: S
 
 
 @pytest.mark.parametrize("methods", [("none",), ("none", "ngram")])
-async def test_steps_that_are_launched_ahead_change_no_token(
+async def test_overlapped_steps_change_no_token(
     runners: Runners, methods: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This holds on both sides, even if requests with drafts share the worker."""
@@ -115,7 +115,7 @@ async def test_steps_that_are_launched_ahead_change_no_token(
 
 
 @pytest.mark.parametrize(("shared_memory", "connections", "share"), [("auto", 4, 1), ("off", 4, 0), ("off", 0, 0)])
-async def test_tokens_do_not_depend_on_the_way_that_kv_takes(
+async def test_tokens_do_not_depend_on_the_kv_transport(
     runners: Runners, expected: list[list[int]], shared_memory: str, connections: int, share: int
 ) -> None:
     config = pair_config(kv_transfer={"shared_memory": shared_memory, "connections": connections})
@@ -131,7 +131,7 @@ async def test_tokens_do_not_depend_on_the_way_that_kv_takes(
 
 @pytest.mark.parametrize("params", [greedy(NUM_TOKENS), *SAMPLED[:4]])
 @pytest.mark.parametrize("num_known", [0, 1, 7])
-async def test_a_decode_worker_alone_continues_with_the_same_tokens(
+async def test_a_lone_decode_worker_continues_with_the_same_tokens(
     runners: Runners, params: SamplingParams, num_known: int
 ) -> None:
     async with worker_pair(runners) as pair:
@@ -144,7 +144,7 @@ async def test_a_decode_worker_alone_continues_with_the_same_tokens(
         await pair.settle()
 
 
-async def test_exactly_the_missing_tokens_travel(runners: Runners) -> None:
+async def test_only_missing_tokens_are_transferred(runners: Runners) -> None:
     spec = runners.decode.spec
     system = random_prompts((21,), seed=5)[0]
     async with worker_pair(runners) as pair:
@@ -164,7 +164,7 @@ async def test_exactly_the_missing_tokens_travel(runners: Runners) -> None:
         await pair.settle()
 
 
-async def test_what_the_prefill_worker_has_cached_travels_all_the_same(
+async def test_tokens_cached_by_the_prefill_worker_are_transferred_too(
     runners: Runners, expected: list[list[int]]
 ) -> None:
     prompt = PROMPTS[3]
@@ -208,7 +208,7 @@ async def test_a_first_token_that_is_the_last_ends_the_transfer(
         object.__setattr__(loaded, "eos_token_ids", before)
 
 
-async def test_the_stream_tells_when_things_happened(runners: Runners) -> None:
+async def test_the_stream_reports_the_times_of_events(runners: Runners) -> None:
     async with worker_pair(runners) as pair:
         prompt, params, request_id = PROMPTS[4], greedy(4), pair.new_id()
         message = pair.prefill_request(request_id, prompt, params)
@@ -226,7 +226,7 @@ async def test_the_stream_tells_when_things_happened(runners: Runners) -> None:
         await pair.settle()
 
 
-async def test_the_first_token_does_not_wait_for_the_hand_off(runners: Runners) -> None:
+async def test_the_first_token_does_not_wait_for_the_handoff(runners: Runners) -> None:
     config = pair_config(kv_transfer={"max_bytes_per_second": 20_000.0, "part_bytes": 4096})
     async with worker_pair(runners, config) as pair:
         prompt = PROMPTS[4]
@@ -240,7 +240,7 @@ async def test_the_first_token_does_not_wait_for_the_hand_off(runners: Runners) 
         assert at_s[Event.TRANSFER_ACKNOWLEDGED] - unpack_events(first.events)[Event.FIRST_TOKEN_SAMPLED] > 0.2
 
 
-async def test_kv_leaves_while_the_prompt_is_still_being_computed(runners: Runners) -> None:
+async def test_kv_is_sent_while_the_prompt_is_still_computed(runners: Runners) -> None:
     config = pair_config(prefill={"chunk_tokens": 8})
     num_chunks, num_early_bytes = 0, 0
     async with worker_pair(runners, config) as pair:
@@ -273,7 +273,7 @@ async def test_workers_with_different_layouts_refuse_each_other(runners: Runners
         await pair.settle()
 
 
-async def test_a_decode_worker_that_is_gone_is_reported_and_the_source_is_freed(runners: Runners) -> None:
+async def test_a_lost_decode_worker_is_reported_and_the_source_is_freed(runners: Runners) -> None:
     async with worker_pair(runners) as pair:
         message = pair.prefill_request(pair.new_id(), PROMPTS[3], greedy(4))
         message.handoff.peer = "127.0.0.1:1"
@@ -284,7 +284,7 @@ async def test_a_decode_worker_that_is_gone_is_reported_and_the_source_is_freed(
         await pair.settle()
 
 
-async def test_kv_of_another_prompt_is_not_accepted(runners: Runners) -> None:
+async def test_kv_of_another_prompt_is_refused(runners: Runners) -> None:
     async with worker_pair(runners) as pair:
         message = pair.prefill_request(pair.new_id(), PROMPTS[3], greedy(4))
         async with aclosing(pair.prefill.client.prefill(message, TIMEOUT_S)) as stream:
@@ -297,7 +297,7 @@ async def test_kv_of_another_prompt_is_not_accepted(runners: Runners) -> None:
         await pair.settle()
 
 
-async def test_kv_without_its_first_token_is_not_accepted(runners: Runners) -> None:
+async def test_kv_without_its_first_token_is_refused(runners: Runners) -> None:
     async with worker_pair(runners) as pair:
         message = pair.prefill_request(pair.new_id(), PROMPTS[3], greedy(4))
         async with aclosing(pair.prefill.client.prefill(message, TIMEOUT_S)) as stream:
@@ -307,7 +307,7 @@ async def test_kv_without_its_first_token_is_not_accepted(runners: Runners) -> N
         await pair.settle()
 
 
-async def test_requests_that_cannot_run_are_refused_by_both_workers(runners: Runners) -> None:
+async def test_both_workers_refuse_requests_that_cannot_run(runners: Runners) -> None:
     async with worker_pair(runners) as pair:
         for answer, prompt, params, error in (
             (Answer(), [999], greedy(4), InvalidRequestError),
@@ -326,7 +326,7 @@ async def test_requests_that_cannot_run_are_refused_by_both_workers(runners: Run
         await pair.settle()
 
 
-async def test_room_on_the_decode_worker_comes_and_goes(expected: list[list[int]], model: PreTrainedModel) -> None:
+async def test_a_handoff_waits_for_room_on_the_decode_worker(expected: list[list[int]], model: PreTrainedModel) -> None:
     config = pair_config(kv_transfer={"reserve_timeout_s": 60.0, "claim_timeout_s": 60.0})
     async with worker_pair(Runners.of(model, num_decode_blocks=20), config) as pair:
         tokens = await pair.generate_all(PROMPTS * 3, greedy(NUM_TOKENS))
@@ -334,7 +334,7 @@ async def test_room_on_the_decode_worker_comes_and_goes(expected: list[list[int]
         await pair.settle()
 
 
-async def test_a_prompt_too_large_for_the_decode_worker_is_an_error_of_the_hand_off(
+async def test_a_prompt_too_large_for_the_decode_worker_fails_the_handoff(
     model: PreTrainedModel,
 ) -> None:
     async with worker_pair(Runners.of(model, num_decode_blocks=5)) as pair:
@@ -345,7 +345,7 @@ async def test_a_prompt_too_large_for_the_decode_worker_is_an_error_of_the_hand_
         await pair.settle()
 
 
-async def test_the_same_request_again_before_the_first_attempt_is_over(
+async def test_a_request_can_be_repeated_before_its_first_attempt_ends(
     runners: Runners, expected: list[list[int]]
 ) -> None:
     """A router that tries again does not wait until the workers have heard of it."""

@@ -34,7 +34,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 @pytest.mark.parametrize(
     "chunk_tokens", [16, *(pytest.param(n, marks=pytest.mark.thorough(covered_by="[16-")) for n in (64, 2048))]
 )
-async def test_with_prefix_hits(case: Case, chunk_tokens: int) -> None:
+async def test_tokens_match_transformers_with_prefix_hits(case: Case, chunk_tokens: int) -> None:
     config = pair_config(prefill={"chunk_tokens": chunk_tokens}, decode={"chunk_tokens": chunk_tokens})
     spec = case.runners.decode.spec
     async with worker_pair(case.runners, config) as pair:
@@ -55,7 +55,7 @@ async def test_with_prefix_hits(case: Case, chunk_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("case", EVERY_KIND, indirect=True)
-async def test_without_prefix_hits(case: Case) -> None:
+async def test_tokens_match_transformers_without_prefix_caching(case: Case) -> None:
     config = pair_config(engine={"prefix_caching": False}, prefill={"chunk_tokens": 2048})
     async with worker_pair(case.runners, config) as pair:
         assert await pair.generate_all([*PROMPTS, *PROMPTS[-2:]], greedy(NUM_TOKENS)) == [

@@ -37,7 +37,9 @@ def expected(reference: tuple[PreTrainedModel, list[list[int]]]) -> list[list[in
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_leaving_at_random_moments_leaks_nothing(runners: Runners, expected: list[list[int]], seed: int) -> None:
+async def test_cancelling_at_random_moments_leaks_nothing(
+    runners: Runners, expected: list[list[int]], seed: int
+) -> None:
     """24 requests: most leave at a random moment, on the prefill or the decode stream; the others must not notice."""
     chance = random.Random(seed)
     config = pair_config(
@@ -63,7 +65,7 @@ async def test_leaving_at_random_moments_leaks_nothing(runners: Runners, expecte
         await pair.settle()
 
 
-async def test_leaving_while_the_kv_is_on_its_way(runners: Runners) -> None:
+async def test_cancelling_during_the_transfer_leaks_nothing(runners: Runners) -> None:
     config = pair_config(kv_transfer={"max_bytes_per_second": 5_000.0})
     async with worker_pair(runners, config) as pair:
         message = pair.prefill_request("request", PROMPTS[4], greedy(8))
@@ -73,7 +75,7 @@ async def test_leaving_while_the_kv_is_on_its_way(runners: Runners) -> None:
         await pair.settle()
 
 
-async def test_kv_that_is_there_when_its_request_is_over_is_given_back_at_once(runners: Runners) -> None:
+async def test_kv_of_a_finished_request_is_freed_at_once(runners: Runners) -> None:
     """Unclaimed KV would stay for ``kv_transfer.claim_timeout_s``, which is longer than this test waits."""
     async with worker_pair(runners, pair_config(kv_transfer={"claim_timeout_s": 600.0})) as pair:
         message = pair.prefill_request("request", PROMPTS[4], greedy(8))
@@ -92,7 +94,7 @@ async def claimed(pair: WorkerPair, transfer_id: str) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_prefill_leaves_while_decode_waits_for_its_kv(runners: Runners) -> None:
+async def test_prefill_can_be_cancelled_while_decode_waits_for_kv(runners: Runners) -> None:
     config = pair_config(kv_transfer={"max_bytes_per_second": 5_000.0})
     async with worker_pair(runners, config) as pair:
         message = pair.prefill_request("request", PROMPTS[4], greedy(8))
@@ -113,7 +115,7 @@ async def test_prefill_leaves_while_decode_waits_for_its_kv(runners: Runners) ->
         await pair.settle()
 
 
-async def test_decode_leaves_while_prefill_is_sending(runners: Runners) -> None:
+async def test_decode_can_be_cancelled_while_prefill_is_sending(runners: Runners) -> None:
     config = pair_config(kv_transfer={"max_bytes_per_second": 5_000.0})
     async with worker_pair(runners, config) as pair:
         message = pair.prefill_request("request", PROMPTS[4], greedy(8))
@@ -140,7 +142,7 @@ def slow_down(worker: HostedWorker) -> None:
     worker.engine.subscribe(CallOn(scheduled=lambda plan: time.sleep(0.01)))
 
 
-async def test_a_decode_worker_that_stops_ends_its_streams_as_a_lost_worker(runners: Runners) -> None:
+async def test_stopping_a_decode_worker_ends_its_streams_with_a_lost_worker_error(runners: Runners) -> None:
     async with worker_pair(runners) as pair:
         slow_down(pair.decode)
         running = asyncio.create_task(pair.continue_from(Answer(), "request", PROMPTS[0], greedy(150)))
@@ -151,7 +153,7 @@ async def test_a_decode_worker_that_stops_ends_its_streams_as_a_lost_worker(runn
 
 
 @pytest.mark.parametrize("worker", ["prefill", "decode"])
-async def test_an_engine_that_stops_ends_its_streams_as_a_lost_worker(runners: Runners, worker: str) -> None:
+async def test_stopping_an_engine_ends_its_streams_with_a_lost_worker_error(runners: Runners, worker: str) -> None:
     config = pair_config(prefill={"chunk_tokens": 1, "max_num_seqs": 1})
     async with worker_pair(runners, config) as pair:
         stopped = getattr(pair, worker)
@@ -167,7 +169,7 @@ async def test_an_engine_that_stops_ends_its_streams_as_a_lost_worker(runners: R
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_random_messages_on_the_worker_ports_harm_nobody(
+async def test_random_messages_to_worker_ports_are_harmless(
     runners: Runners, expected: list[list[int]], seed: int
 ) -> None:
     chance = random.Random(seed)

@@ -115,7 +115,7 @@ def settings(method: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("name", DRAFTS)
-async def test_drafts_equal_those_of_an_aggregated_engine(name: str, tmp_path: Path) -> None:
+async def test_drafts_match_those_of_a_single_engine(name: str, tmp_path: Path) -> None:
     make_draft = make(name, tmp_path)
     runners = Runners.with_drafts(tiny_target(), make_draft, make_draft)
     assert runners.prefill_draft is not None
@@ -147,7 +147,7 @@ async def test_drafts_equal_those_of_an_aggregated_engine(name: str, tmp_path: P
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("has", ["decode", "prefill"])
-async def test_a_draft_on_one_side_only_changes_no_token(name: str, has: str, tmp_path: Path) -> None:
+async def test_a_draft_on_one_side_changes_no_token(name: str, has: str, tmp_path: Path) -> None:
     make_draft = make(name, tmp_path)
     plain = Runners.of(tiny_target())
     async with worker_pair(plain, pair_config(speculation={"method": "none"})) as pair:
@@ -170,7 +170,7 @@ async def test_a_draft_on_one_side_only_changes_no_token(name: str, has: str, tm
         await pair.settle()
 
 
-async def test_other_drafts_on_the_two_sides_do_not_mix(tmp_path: Path) -> None:
+async def test_different_drafts_on_the_two_sides_do_not_mix(tmp_path: Path) -> None:
     runners = Runners.with_drafts(tiny_target(), eagle("eagle3", tmp_path, seed=2), eagle("eagle3", tmp_path, seed=7))
     plain = Runners.of(tiny_target())
     async with worker_pair(plain, pair_config(speculation={"method": "none"})) as pair:
@@ -193,7 +193,7 @@ async def test_other_drafts_on_the_two_sides_do_not_mix(tmp_path: Path) -> None:
         *(pytest.param(n, marks=pytest.mark.thorough(covered_by="[eagle3]")) for n in ("medusa", "draft_model")),
     ],
 )
-async def test_a_draft_that_breaks_while_serving_costs_no_request(
+async def test_a_draft_that_fails_while_serving_costs_no_request(
     name: str, side: str, what: str, tmp_path: Path
 ) -> None:
     make_draft = make(name, tmp_path)

@@ -51,7 +51,7 @@ async def with_rounded_prompt(runner: ModelRunner, prompt: list[int]) -> list[in
 
 
 @pytest.mark.parametrize("shared_memory", ["auto", "off"])
-async def test_tokens_are_those_of_a_prompt_that_was_rounded_once(runners: Runners, shared_memory: str) -> None:
+async def test_tokens_match_a_prompt_that_was_rounded_once(runners: Runners, shared_memory: str) -> None:
     expected = [await with_rounded_prompt(runners.decode, prompt) for prompt in PROMPTS]
     config = pair_config(
         kv_transfer={"encoding": "int8", "shared_memory": shared_memory}, speculation={"draft": "none"}
@@ -67,7 +67,7 @@ async def test_tokens_are_those_of_a_prompt_that_was_rounded_once(runners: Runne
         await pair.settle()
 
 
-async def test_a_rounded_prefix_is_found_again_and_need_not_travel(runners: Runners) -> None:
+async def test_a_rounded_prefix_is_reused_without_another_transfer(runners: Runners) -> None:
     prompt = random_prompts((40,))[0]
     async with worker_pair(runners, pair_config(kv_transfer={"encoding": "int8"})) as pair:
         first = await pair.generate(prompt, greedy(NUM_TOKENS))
@@ -79,7 +79,7 @@ async def test_a_rounded_prefix_is_found_again_and_need_not_travel(runners: Runn
         await pair.settle()
 
 
-async def test_kv_of_drafts_travels_as_int8_too(tmp_path: Path) -> None:
+async def test_kv_of_drafts_is_also_sent_as_int8(tmp_path: Path) -> None:
     make_draft = eagle("eagle3", tmp_path)
     runners = Runners.with_drafts(tiny_target(), make_draft, make_draft)
     spec = runners.prefill.spec

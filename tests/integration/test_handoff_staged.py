@@ -54,7 +54,7 @@ def copies_of(runner: ModelRunner) -> LateCopies:
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
 @pytest.mark.parametrize("way", EACH_WAY)
-async def test_tokens_are_those_of_the_model(
+async def test_tokens_match_the_model(
     runners: Runners,
     reference: tuple[PreTrainedModel, list[list[int]]],
     way: str,
@@ -87,7 +87,7 @@ async def test_int8_is_rounded_once(runners: Runners, way: str) -> None:
         await pair.settle()
 
 
-async def test_what_an_abandoned_transfer_still_brings_comes_before_the_blocks_are_anybody_elses(
+async def test_data_of_an_abandoned_transfer_arrives_before_its_blocks_are_reused(
     runners: Runners, reference: tuple[PreTrainedModel, list[list[int]]]
 ) -> None:
     received = copies_of(runners.decode)
@@ -102,7 +102,7 @@ async def test_what_an_abandoned_transfer_still_brings_comes_before_the_blocks_a
             assert (await pair.generate(prompt, greedy(NUM_TOKENS))).token_ids == tokens
 
 
-async def test_each_part_waits_for_the_step_that_computed_it_and_for_no_other(
+async def test_each_part_waits_only_for_the_step_that_computed_it(
     runners: Runners, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent, forward = copies_of(runners.prefill), runners.prefill.forward
@@ -123,7 +123,7 @@ async def test_each_part_waits_for_the_step_that_computed_it_and_for_no_other(
     assert set(steps) == {1, 2, 3}
 
 
-async def test_a_device_that_is_behind_is_waited_for_and_not_by_the_event_loop(
+async def test_waiting_for_a_slow_device_does_not_block_the_event_loop(
     runners: Runners, reference: tuple[PreTrainedModel, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     received = copies_of(runners.decode)
@@ -157,7 +157,7 @@ def break_copies(
 
 
 @pytest.mark.parametrize(("side", "place"), COPY_PLACES)
-async def test_a_device_that_is_lost_in_a_copy_ends_the_engine(
+async def test_a_device_lost_during_a_copy_ends_the_engine(
     runners: Runners, monkeypatch: pytest.MonkeyPatch, side: str, place: str
 ) -> None:
     """A decode worker whose hand-offs all fail never runs a step, which would find out."""
@@ -171,7 +171,7 @@ async def test_a_device_that_is_lost_in_a_copy_ends_the_engine(
 
 
 @pytest.mark.parametrize(("side", "place"), COPY_PLACES)
-async def test_a_copy_without_memory_fails_its_request_alone(
+async def test_a_copy_without_memory_fails_only_its_own_request(
     runners: Runners, reference: tuple[PreTrainedModel, list[list[int]]], side: str, place: str
 ) -> None:
     config = pair_config(kv_transfer={"shared_memory": "off"}, speculation={"method": "none"})

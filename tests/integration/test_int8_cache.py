@@ -28,7 +28,7 @@ def test_preemption_and_prefix_hits_change_no_token(decoder: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "mistral"])
-async def test_tokens_are_those_of_one_engine_with_such_a_cache(name: str) -> None:
+async def test_tokens_match_a_single_engine_with_an_int8_cache(name: str) -> None:
     """Half of the bytes are sent, and the transfer rounds nothing."""
     runner = build_runner(tiny_model(name), kv_cache="int8")
     expected = run_tokens(build_engine(runner), PROMPTS, NUM_TOKENS)
@@ -45,7 +45,7 @@ async def test_tokens_are_those_of_one_engine_with_such_a_cache(name: str) -> No
     assert spec.bytes_per_token == spec.layer_bytes_per_token(0, len(spec.layers), KVEncoding.INT8)
 
 
-async def test_drafts_change_no_token_and_their_kv_stays_native(tmp_path: Path) -> None:
+async def test_drafts_change_no_token_and_keep_native_kv(tmp_path: Path) -> None:
     make_draft = eagle("eagle3", tmp_path)
     plain = Runners.with_drafts(tiny_target(), None, None, kv_cache="int8")
     async with worker_pair(plain, pair_config(speculation={"draft": "none"})) as pair:

@@ -43,7 +43,7 @@ def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_tokens_are_those_of_the_engine(llm: LLM, temperature: float) -> None:
+def test_tokens_match_the_engine(llm: LLM, temperature: float) -> None:
     params = [SamplingParams(max_tokens=9, temperature=temperature, seed=seed) for seed in range(len(PROMPTS))]
     expected = tokens_of(run(build_engine(build_runner(model())), PROMPTS, params))
     assert tokens(llm.generate(PROMPTS, params)) == expected
@@ -58,7 +58,7 @@ def test_a_single_prompt_is_a_batch_of_one(llm: LLM) -> None:
     assert output.logprobs is None
 
 
-def test_a_conversation_goes_through_the_chat_template(llm: LLM) -> None:
+def test_a_conversation_uses_the_chat_template(llm: LLM) -> None:
     messages = [{"role": "user", "content": "hello"}]
     [output] = llm.chat(messages, SamplingParams(max_tokens=2))
     assert list(output.prompt_token_ids) == llm.tokenizer.apply_chat_template(messages)
@@ -84,7 +84,7 @@ def test_logprobs_and_cached_tokens_are_reported(llm: LLM) -> None:
         ([1] * 2000, None, "context length"),
     ],
 )
-def test_a_batch_with_a_wrong_request_is_refused_as_a_whole(
+def test_a_batch_with_one_invalid_request_is_refused_as_a_whole(
     llm: LLM, prompts: list[list[int]], params: list[SamplingParams] | None, message: str
 ) -> None:
     with pytest.raises(InvalidRequestError, match=message):
@@ -103,7 +103,7 @@ def test_a_batch_with_a_wrong_request_is_refused_as_a_whole(
         ({"max_model_len": 10**6}, "max_model_len"),
     ],
 )
-def test_a_wrong_argument_is_named(folder: str, setting: dict[str, object], message: str) -> None:
+def test_a_wrong_argument_is_named_in_the_error(folder: str, setting: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LLM(folder, **setting)
 
@@ -113,7 +113,7 @@ def test_importing_baton_imports_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_an_unknown_name_is_no_attribute() -> None:
+def test_an_unknown_attribute_raises_attribute_error() -> None:
     import baton
 
     with pytest.raises(AttributeError, match="LMM"):

@@ -79,7 +79,7 @@ def prompts(count: int) -> list[tuple[int, ...]]:
     return made
 
 
-async def test_a_worker_finds_exactly_what_the_index_says(runners: Runners) -> None:
+async def test_cached_tokens_on_the_worker_match_the_prefix_index(runners: Runners) -> None:
     hits = evicted = 0
     async with worker_pair(runners) as pair, listening(pair) as index:
         before: set[bytes] = set()
@@ -99,7 +99,7 @@ async def test_a_worker_finds_exactly_what_the_index_says(runners: Runners) -> N
     assert evicted > 10
 
 
-async def test_a_router_that_starts_later_knows_as_much(runners: Runners) -> None:
+async def test_a_router_that_starts_later_has_the_same_index(runners: Runners) -> None:
     async with worker_pair(runners) as pair:
         async with listening(pair) as first:
             for prompt in prompts(6):
@@ -112,7 +112,7 @@ async def test_a_router_that_starts_later_knows_as_much(runners: Runners) -> Non
         await until(lambda: not pair.prefill.engine.blocks.prefix_cache.events._readers)
 
 
-async def test_without_prefix_caching_there_is_nothing_to_say(runners: Runners) -> None:
+async def test_without_prefix_caching_no_cache_events_are_sent(runners: Runners) -> None:
     config = pair_config(engine={"prefix_caching": False})
     async with worker_pair(runners, config) as pair, listening(pair) as index:
         prompt = prompts(1)[0] * 3
@@ -124,7 +124,7 @@ async def test_without_prefix_caching_there_is_nothing_to_say(runners: Runners) 
         assert index.sizes() == dict.fromkeys(IDS, 0)
 
 
-async def test_a_worker_stops_while_its_cache_is_watched(runners: Runners) -> None:
+async def test_a_worker_stops_while_a_router_watches_its_cache(runners: Runners) -> None:
     async with worker_pair(runners) as pair, listening(pair) as index:
         await pair.generate(prompts(1)[0], PARAMS)
         await pair.prefill.server.stop(grace=0)

@@ -116,7 +116,7 @@ async def affinity_router(runners: Sequence[Runners], local_prefill: str = "neve
 
 
 @pytest.mark.parametrize("local_prefill", ["never", "always"])
-async def test_conversations_go_on_where_they_began(runners: list[Runners], local_prefill: str) -> None:
+async def test_conversations_stay_on_their_worker(runners: list[Runners], local_prefill: str) -> None:
     turns = random_prompts((21, 17, 30, 25))
     async with affinity_router(runners, local_prefill) as router:
         places: dict[int, str] = {}
@@ -131,7 +131,7 @@ async def test_conversations_go_on_where_they_began(runners: list[Runners], loca
         assert len(set(places.values())) == 2
 
 
-async def test_a_burst_with_one_beginning_goes_to_one_worker(runners: list[Runners]) -> None:
+async def test_a_burst_with_a_common_prefix_goes_to_one_worker(runners: list[Runners]) -> None:
     (beginning,) = random_prompts((40,))
     async with affinity_router(runners) as router:
         answers = await asyncio.gather(*(router.ask([*beginning, number]) for number in range(2, 12)))

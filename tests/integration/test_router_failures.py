@@ -75,7 +75,7 @@ class TestPrefillFailures:
         await until(lambda: cluster.is_idle)
 
     @pytest.mark.parametrize("after", [(death,), ()], ids=["died", "ended_without_word"])
-    async def test_a_prefill_worker_lost_after_the_first_token(self, cluster, after):
+    async def test_the_decode_worker_recomputes_when_prefill_is_lost_after_the_first_token(self, cluster, after):
         prefill, decode = await cluster.add_all(["p1", "d1"])
         claimed = asyncio.Event()
         prefill.scripts = [prefill_then(lambda _: claimed.wait(), *after)]
@@ -88,7 +88,7 @@ class TestPrefillFailures:
         assert decode.num_cancelled == 1
 
     @pytest.mark.parametrize("silent", ["p1", "d1"])
-    async def test_of_a_hand_off_without_a_word_the_end_that_answers_nothing_is_left_alone(self, cluster, silent):
+    async def test_a_handoff_that_fails_silently_avoids_the_unresponsive_worker(self, cluster, silent):
         """The decode worker receives nothing more, and the router does not know why."""
         prefill, decode, _ = await cluster.add_all(["p1", "d1", "d2"])
         prefill.scripts = [prefill_then(for_ever)]
@@ -111,7 +111,7 @@ class TestPrefillFailures:
         ],
         ids=lambda error: error.code,
     )
-    async def test_a_failed_handoff_is_made_up_for_by_another_decode_worker(self, cluster, error):
+    async def test_another_decode_worker_takes_over_after_a_failed_handoff(self, cluster, error):
         prefill, first, second = await cluster.add_all(["p1", "d1", "d2"])
         claimed = asyncio.Event()
         prefill.scripts = [prefill_then(lambda _: claimed.wait(), handoff_failed(error))]
@@ -126,7 +126,7 @@ class TestPrefillFailures:
         assert cluster.metric("baton_kv_transfers_total", outcome="failed") == 1
         await until(lambda: cluster.is_idle)
 
-    async def test_a_handoff_that_fails_behind_the_second_token_disturbs_nobody(self, cluster):
+    async def test_a_handoff_failure_after_the_second_token_is_harmless(self, cluster):
         prefill, decode = await cluster.add_all(["p1", "d1"])
         arrived = asyncio.Event()
         prefill.scripts = [prefill_then(lambda _: arrived.wait(), handoff_failed(TransferError("no acknowledgement")))]
@@ -140,7 +140,7 @@ class TestPrefillFailures:
         assert len(decode.requests) == 1
         await until(lambda: cluster.is_idle)
 
-    async def test_a_second_first_token_is_ignored_and_the_request_recomputed(self, cluster):
+    async def test_a_second_first_token_is_ignored_and_the_request_is_recomputed(self, cluster):
         prefill, decode = await cluster.add_all(["p1", "d1"])
         again = worker_pb2.PrefillEvent(first_token=worker_pb2.TokenBatch(token_ids=[4]))
         claimed = asyncio.Event()
@@ -148,7 +148,7 @@ class TestPrefillFailures:
         decode.scripts = [hang_telling(claimed)]
         assert await cluster.run() == expected_tokens(6)
 
-    async def test_word_of_a_handoff_before_the_first_token_is_no_token(self):
+    async def test_a_handoff_event_before_the_first_token_is_not_a_token(self):
         async with fresh(max_attempts=1) as cluster:
             prefill, _ = await cluster.add_all(["p1", "d1"])
 
@@ -160,7 +160,7 @@ class TestPrefillFailures:
                 await cluster.run()
             await until(lambda: cluster.is_idle)
 
-    async def test_an_event_that_nobody_knows_is_an_internal_error_and_not_a_hang(self, cluster):
+    async def test_an_unknown_event_is_an_internal_error(self, cluster):
         prefill, _ = await cluster.add_all(["p1", "d1"])
 
         async def unknown_event(worker, request):
@@ -179,7 +179,7 @@ class TestDecodeFailures:
     @pytest.mark.parametrize(
         "then", [death, WorkerLostError("gone"), OutOfBlocksError("full")], ids=["died", "lost", "full"]
     )
-    async def test_another_worker_goes_on_where_the_stream_broke(self, cluster, num_tokens, then):
+    async def test_another_worker_continues_a_broken_stream(self, cluster, num_tokens, then):
         _, bad, good = await cluster.add_all(["p1", "d1", "d2"])
         bad.scripts = [decode_some(num_tokens, then)]
         assert await cluster.run() == expected_tokens(6)
@@ -190,7 +190,7 @@ class TestDecodeFailures:
         assert 1 <= len(passed_on) <= 1 + num_tokens
         await until(lambda: cluster.is_idle)
 
-    async def test_an_error_in_the_stream_comes_behind_its_tokens(self, cluster):
+    async def test_an_error_in_the_stream_follows_its_tokens(self, cluster):
         _, bad, good = await cluster.add_all(["p1", "d1", "d2"])
         bad.scripts = [decode_some(3, TransferError("no"))]
         assert await cluster.run() == expected_tokens(6)
@@ -223,7 +223,7 @@ class TestDecodeFailures:
             task.cancel()
         await asyncio.gather(*stuck, return_exceptions=True)
 
-    async def test_drafts_of_every_attempt_are_counted_by_their_method(self, cluster):
+    async def test_drafts_of_every_attempt_are_counted_by_method(self, cluster):
         _, bad, good = await cluster.add_all(["p1", "d1", "d2"])
 
         def drafting(method: str, then: TransferError | None):
@@ -248,7 +248,7 @@ class TestDecodeFailures:
         }
         assert (shown["attributes"]["drafted_tokens"], shown["attributes"]["accepted_tokens"]) == (20, 5)
 
-    async def test_the_only_worker_is_tried_again(self, cluster):
+    async def test_the_only_worker_is_retried(self, cluster):
         _, decode = await cluster.add_all(["p1", "d1"])
         decode.scripts = [decode_some(2, TransferError("no")), decode_some(1, TransferError("no"))]
         request = cluster.request()
@@ -256,7 +256,7 @@ class TestDecodeFailures:
         assert request.timeline.attributes["attempts"] == 3
         assert len(set(decode.call_ids)) == 3
 
-    async def test_the_last_error_reaches_the_client_when_attempts_are_used_up(self, cluster):
+    async def test_the_client_gets_the_last_error_after_all_attempts(self, cluster):
         _, decode = await cluster.add_all(["p1", "d1"])
         decode.scripts = [
             failing(TransferError("one")),
@@ -271,7 +271,7 @@ class TestDecodeFailures:
         await until(lambda: cluster.is_idle)
 
     @pytest.mark.parametrize("error", [InvalidRequestError("bad"), ContextLengthError("long")])
-    async def test_other_errors_are_not_tried_again(self, cluster, error):
+    async def test_other_errors_are_not_retried(self, cluster, error):
         _, decode, other = await cluster.add_all(["p1", "d1", "d2"])
         decode.scripts = [failing(error)]
         with pytest.raises(type(error), match=error.message):
@@ -279,7 +279,7 @@ class TestDecodeFailures:
         assert other.requests == []
         await until(lambda: cluster.is_idle)
 
-    async def test_invalid_requests_fail_at_once_in_prefill_too(self, cluster):
+    async def test_invalid_requests_fail_at_once_in_prefill(self, cluster):
         prefill, other, decode = await cluster.add_all(["p1", "p2", "d1"])
         prefill.scripts = [failing(InvalidRequestError("bad token"))]
         with pytest.raises(InvalidRequestError, match="bad token"):
@@ -287,7 +287,7 @@ class TestDecodeFailures:
         assert other.requests == decode.requests == []
 
     @pytest.mark.parametrize("error", [WorkerLostError("too late"), InternalError("too late")], ids=lambda e: e.code)
-    async def test_an_error_behind_the_last_token_does_not_matter(self, cluster, error):
+    async def test_an_error_after_the_last_token_is_ignored(self, cluster, error):
         _, decode = await cluster.add_all(["p1", "d1"])
 
         async def fail_after_the_end(worker, request):
@@ -301,7 +301,7 @@ class TestDecodeFailures:
         assert cluster.metric("baton_retries_total", reason="worker_lost") == 0
         assert len(decode.requests) == 1
 
-    async def test_a_worker_that_leaves_the_table_loses_its_streams_but_no_client(self, cluster):
+    async def test_removing_a_worker_moves_its_streams_to_another(self, cluster):
         _, leaving, _ = await cluster.add_all(["p1", "d1", "d2"])
         leaving.scripts = [decode_some(2, for_ever)]
         async with aclosing(cluster.stream()) as chunks:
@@ -311,7 +311,7 @@ class TestDecodeFailures:
             await removal
         assert got == expected_tokens(6)
 
-    async def test_waiting_for_another_worker_is_waiting_for_a_route(self, cluster):
+    async def test_waiting_for_another_worker_counts_as_routing(self, cluster):
         _, leaving = await cluster.add_all(["p1", "d1"])
         leaving.scripts = [decode_some(2, for_ever)]
         request = cluster.request()
@@ -336,7 +336,7 @@ class TestDecodeFailures:
 
 
 class TestManyAtOnce:
-    async def test_none_is_lost_or_doubled_while_workers_fail(self, cluster):
+    async def test_no_token_is_lost_or_repeated_while_workers_fail(self, cluster):
         workers = await cluster.add_all(["p1", "p2", "d1", "d2", "d3"])
         for worker in workers[:2]:
             worker.scripts = [failing(OutOfBlocksError("full"))] * 2

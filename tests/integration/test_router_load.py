@@ -28,7 +28,7 @@ def model(tmp_path: Path) -> Path:
     return write_model_folder(tmp_path / "tiny")
 
 
-def test_every_measurement_has_its_figures_and_its_processes_end(
+def test_every_measurement_has_its_figures_and_ends_its_processes(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     pids: list[int] = []
@@ -70,7 +70,7 @@ def test_every_measurement_has_its_figures_and_its_processes_end(
     assert lines
 
 
-async def test_a_router_that_cannot_start_is_an_error_and_leaves_nothing_behind(
+async def test_a_router_that_cannot_start_is_an_error_and_leaves_no_process(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "no_workers.py").write_text("import sys\nprint([], flush=True)\nsys.stdin.read()\n")

@@ -42,7 +42,7 @@ async def local_prefill(
         yield message
 
 
-async def test_the_decode_worker_does_it_all(cluster: FakeCluster) -> None:
+async def test_the_decode_worker_runs_prefill_and_decode(cluster: FakeCluster) -> None:
     prefill, decode = await cluster.add_all(["p1", "d1"])
     decode.scripts = [local_prefill]
     request = cluster.request()
@@ -60,7 +60,7 @@ async def test_the_decode_worker_does_it_all(cluster: FakeCluster) -> None:
     assert (attributes["decode_worker"], attributes["cached_tokens"]) == ("d1", 2)
 
 
-async def test_its_prompt_is_prefill_in_the_timeline(cluster: FakeCluster) -> None:
+async def test_local_prefill_counts_as_prefill_in_the_timeline(cluster: FakeCluster) -> None:
     [decode] = await cluster.add_all(["d1"])
     decode.scripts = [local_prefill]
     request = cluster.request()
@@ -85,7 +85,7 @@ async def test_its_prompt_is_prefill_in_the_timeline(cluster: FakeCluster) -> No
     assert shown["time_to_first_token"]["duration_ms"] == pytest.approx(request.timeline.ttft_ms, abs=0.01)
 
 
-async def test_the_routing_record_says_what_happened(cluster: FakeCluster) -> None:
+async def test_the_routing_record_reports_local_prefill(cluster: FakeCluster) -> None:
     await cluster.add_all(["p1", "d1"])
     request = cluster.request()
     await cluster.run(request)
@@ -98,7 +98,7 @@ async def test_the_routing_record_says_what_happened(cluster: FakeCluster) -> No
     assert record["actual"]["tpot_ms"] == pytest.approx(request.timeline.tpot_ms(6), abs=0.001)
 
 
-async def test_its_predictions_are_learned_apart_from_those_of_pairs(cluster: FakeCluster) -> None:
+async def test_local_prefill_has_its_own_prediction_errors(cluster: FakeCluster) -> None:
     await cluster.add_all(["p1", "d1"])
     for number in range(3):
         await cluster.run(cluster.request(str(number)))
@@ -110,7 +110,7 @@ async def test_its_predictions_are_learned_apart_from_those_of_pairs(cluster: Fa
     assert model._links == {}
 
 
-async def test_it_fails_over_before_and_after_the_first_token(cluster: FakeCluster) -> None:
+async def test_local_prefill_fails_over_before_and_after_the_first_token(cluster: FakeCluster) -> None:
     first, second = await cluster.add_all(["d1", "d2"])
     first.scripts = [failing(OutOfBlocksError("full"))]
     second.scripts = [decode_some(3, TransferError("gone"))]
@@ -121,7 +121,7 @@ async def test_it_fails_over_before_and_after_the_first_token(cluster: FakeClust
     assert cluster.metric("baton_local_prefills_total", reason="recovery") == 1
 
 
-async def test_an_error_of_the_request_itself_is_not_repeated(cluster: FakeCluster) -> None:
+async def test_an_error_of_the_request_itself_is_not_retried(cluster: FakeCluster) -> None:
     decode, _ = await cluster.add_all(["d1", "d2"])
     decode.scripts = [failing(InvalidRequestError("no"))]
     with pytest.raises(InvalidRequestError):
@@ -129,7 +129,7 @@ async def test_an_error_of_the_request_itself_is_not_repeated(cluster: FakeClust
     await until(lambda: cluster.is_idle)
 
 
-async def test_it_is_cancelled_with_its_client(cluster: FakeCluster) -> None:
+async def test_a_disconnect_cancels_local_prefill(cluster: FakeCluster) -> None:
     [decode] = await cluster.add_all(["d1"])
     decode.scripts = [hang]
     running = asyncio.create_task(cluster.run())
@@ -142,14 +142,14 @@ async def test_it_is_cancelled_with_its_client(cluster: FakeCluster) -> None:
     assert not cluster.predictions.ledger.computes_prompts("d1")
 
 
-async def test_by_default_the_model_decides() -> None:
+async def test_by_default_the_latency_model_chooses_local_prefill() -> None:
     async with FakeCluster(routing=RoutingConfig()) as cluster:
         prefill, decode = await cluster.add_all(["p1", "d1"])
         assert await cluster.run() == expected_tokens(6)
         assert (len(prefill.requests), len(decode.requests)) == (0, 1), "four tokens are not worth a hand-off"
 
 
-async def test_workers_hear_how_urgent_a_request_is() -> None:
+async def test_workers_receive_the_priority_of_a_request() -> None:
     async with FakeCluster() as cluster:
         prefill, decode = await cluster.add_all(["p1", "d1"])
         request = cluster.request()

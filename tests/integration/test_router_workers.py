@@ -41,7 +41,7 @@ async def cluster():
 
 
 class TestHappyPath:
-    async def test_tokens_come_once_in_order_and_with_one_finish(self, cluster):
+    async def test_tokens_arrive_once_in_order_with_one_finish(self, cluster):
         prefill, decode = await cluster.add_all(["p1", "d1"])
         chunks = await cluster.chunks()
         assert [token for chunk in chunks for token in chunk.token_ids] == expected_tokens(6)
@@ -55,7 +55,7 @@ class TestHappyPath:
         assert list(claimed.sequence.output_token_ids) == expected_tokens(1)
         await until(lambda: cluster.is_idle)
 
-    async def test_metrics_and_timeline(self, cluster):
+    async def test_a_request_fills_metrics_and_timeline(self, cluster):
         await cluster.add_all(["p1", "d1"])
         request = cluster.request()
         await cluster.run(request)
@@ -75,7 +75,7 @@ class TestHappyPath:
         assert (shown["attributes"]["prefill_worker"], shown["attributes"]["decode_worker"]) == ("p1", "d1")
 
     @pytest.mark.parametrize("shift_s", [0.0, 5 * 3600.0, -7 * 3600.0])
-    async def test_events_of_workers_with_other_clocks_are_in_order(self, cluster, shift_s):
+    async def test_events_of_workers_with_other_clocks_stay_in_order(self, cluster, shift_s):
         for worker in (await cluster.add("p1", shift_s), await cluster.add("d1", -2 * shift_s)):
             worker.pause_s = 0.1  # the offset between clocks is known only as well as an answer is quick
         request = cluster.request()
@@ -108,13 +108,13 @@ class TestHappyPath:
             acknowledged.set()
             assert [token async for chunk in chunks for token in chunk.token_ids] == expected_tokens(6)[1:]
 
-    async def test_one_token_needs_no_decode_worker_and_no_handoff(self, cluster):
+    async def test_a_single_token_needs_no_decode_worker_and_no_handoff(self, cluster):
         prefill, decode = await cluster.add_all(["p1", "d1"])
         assert await cluster.run(cluster.request(max_tokens=1)) == expected_tokens(1)
         assert not prefill.requests[0].HasField("handoff")
         assert decode.requests == []
 
-    async def test_a_sequence_may_end_with_its_first_token(self, cluster):
+    async def test_a_sequence_can_end_with_its_first_token(self, cluster):
         prefill, decode = await cluster.add_all(["p1", "d1"])
 
         async def stop_at_once(worker, request):
@@ -128,7 +128,7 @@ class TestHappyPath:
         assert decode.requests == []
         await until(lambda: cluster.is_idle)
 
-    async def test_a_reused_request_id_gets_another_name_on_the_workers(self, cluster):
+    async def test_a_reused_request_id_gets_a_new_id_on_the_workers(self, cluster):
         prefill, decode = await cluster.add_all(["p1", "d1"])
         for _ in range(5):
             async with aclosing(cluster.stream(cluster.request("same"))) as chunks:
@@ -144,7 +144,7 @@ class TestHappyPath:
         await asyncio.gather(*(cluster.run(cluster.request(f"r{i}")) for i in range(12)))
         assert [len(worker.requests) for worker in workers] == [4, 4, 4, 6, 6]
 
-    async def test_a_new_request_goes_where_the_least_are(self, cluster):
+    async def test_a_new_request_goes_to_the_least_loaded_worker(self, cluster):
         busy, free, _ = await cluster.add_all(["p1", "p2", "d1"])
         busy.scripts = [hang]
         stuck = asyncio.create_task(cluster.run(cluster.request("stuck")))
@@ -166,7 +166,7 @@ class TestWorkersThatComeAndGo:
             assert cluster.metric("baton_requests_total", outcome="no_worker_available") == 1
             assert cluster.is_idle
 
-    async def test_a_worker_that_appears_while_a_request_waits_is_used(self, cluster):
+    async def test_a_waiting_request_uses_a_worker_that_appears(self, cluster):
         await cluster.add("p1")
         waiting = asyncio.create_task(cluster.run())
         await asyncio.sleep(0.02)
@@ -174,7 +174,7 @@ class TestWorkersThatComeAndGo:
         await cluster.add("d1")
         assert await waiting == expected_tokens(6)
 
-    async def test_while_one_pool_is_empty_no_worker_of_the_other_is_held(self, cluster):
+    async def test_an_empty_pool_reserves_no_worker_of_the_other_pool(self, cluster):
         await cluster.add("d1")
         waiting = asyncio.create_task(cluster.run())
         await asyncio.sleep(0.02)
@@ -186,7 +186,7 @@ class TestWorkersThatComeAndGo:
         await cluster.add_all(["p1", "d2"])
         assert await waiting == expected_tokens(6)
 
-    async def test_draining_and_suspect_workers_get_nothing_new(self, cluster):
+    async def test_draining_and_suspect_workers_get_no_new_requests(self, cluster):
         workers = await cluster.add_all(["p1", "p2", "p3", "d1"])
         cluster.registry.drain("p1")
         suspect = cluster.registry.get("p2")
@@ -197,7 +197,7 @@ class TestWorkersThatComeAndGo:
             await cluster.run(cluster.request(f"r{index}"))
         assert [len(worker.requests) for worker in workers[:3]] == [0, 0, 3]
 
-    async def test_a_dead_worker_becomes_a_suspect(self, cluster):
+    async def test_a_lost_worker_becomes_a_suspect(self, cluster):
         bad, _, _ = await cluster.add_all(["p1", "p2", "d1"])
         bad.scripts = [die]
         await cluster.run()
@@ -206,7 +206,7 @@ class TestWorkersThatComeAndGo:
         assert not worker.is_accepting
         assert cluster.router.is_ready()
 
-    async def test_draining_waits_for_the_handoff_and_not_only_for_the_first_token(self, cluster):
+    async def test_draining_waits_for_the_end_of_the_handoff(self, cluster):
         prefill, _ = await cluster.add_all(["p1", "d1"])
         acknowledged = asyncio.Event()
         prefill.scripts = [prefill_then(lambda _: acknowledged.wait(), prefill.handoff_done())]
@@ -233,7 +233,7 @@ class TestWorkersThatComeAndGo:
         assert worker.idle.is_set()
         assert prefill.num_cancelled == 0
 
-    async def test_a_request_counts_from_the_moment_it_is_routed(self, cluster):
+    async def test_a_request_is_counted_as_soon_as_it_is_routed(self, cluster):
         """Nothing may happen between the choice of a worker and its assignment, or a drain would overtake it."""
         prefill, _ = await cluster.add_all(["p1", "d1"])
         prefill.scripts = [hang]
@@ -301,7 +301,7 @@ class TestLimits:
 
 
 class TestCancellation:
-    async def test_before_the_first_token(self, cluster):
+    async def test_cancelling_before_the_first_token_stops_the_work(self, cluster):
         prefill, _ = await cluster.add_all(["p1", "d1"])
         prefill.scripts = [hang]
         running = asyncio.create_task(cluster.run())
@@ -312,7 +312,7 @@ class TestCancellation:
         await until(lambda: cluster.is_idle)
         assert prefill.num_cancelled == 1
 
-    async def test_after_the_first_token_with_the_handoff_under_way(self, cluster):
+    async def test_cancelling_after_the_first_token_stops_the_handoff(self, cluster):
         prefill, decode = await cluster.add_all(["p1", "d1"])
         prefill.scripts = [prefill_then(for_ever)]
         async with aclosing(cluster.stream()) as chunks:
@@ -321,7 +321,7 @@ class TestCancellation:
         await until(lambda: cluster.is_idle)
         assert (prefill.num_cancelled, decode.requests) == (1, [])
 
-    async def test_kv_that_nobody_comes_for_any_more_is_abandoned(self, cluster):
+    async def test_kv_of_a_cancelled_request_is_abandoned(self, cluster):
         """One case is a request whose stop string is its first token: its KV may be complete and unclaimed."""
         prefill, decode = await cluster.add_all(["p1", "d1"])
         await cluster.run()
@@ -337,7 +337,7 @@ class TestCancellation:
         assert decode.abandoned == [prefill.requests[-1].handoff.transfer_id]
         await until(lambda: cluster.is_idle)
 
-    async def test_while_both_workers_are_busy_with_it(self, cluster):
+    async def test_cancelling_stops_both_workers(self, cluster):
         prefill, decode = await cluster.add_all(["p1", "d1"])
         prefill.scripts = [prefill_then(for_ever)]
         decode.scripts = [hang]
@@ -354,7 +354,7 @@ class TestCancellation:
         assert cluster.metric("baton_requests_total", outcome="cancelled") == 1
 
     @pytest.mark.parametrize("num_chunks", [2, 3, 5])
-    async def test_in_the_middle_of_the_stream(self, cluster, num_chunks):
+    async def test_cancelling_in_the_middle_of_the_stream_stops_the_decode_worker(self, cluster, num_chunks):
         _, decode = await cluster.add_all(["p1", "d1"])
         decode.scripts = [decode_some(5, for_ever)]
         async with aclosing(cluster.stream(cluster.request(max_tokens=50))) as chunks:
@@ -364,7 +364,7 @@ class TestCancellation:
         await until(lambda: cluster.is_idle)
         assert decode.num_cancelled == 1
 
-    async def test_while_waiting_for_a_worker(self, cluster):
+    async def test_cancelling_while_waiting_for_a_worker_leaves_nothing(self, cluster):
         running = asyncio.create_task(cluster.run())
         await asyncio.sleep(0.02)
         running.cancel()
@@ -372,7 +372,7 @@ class TestCancellation:
             await running
         assert cluster.is_idle
 
-    async def test_of_a_resumed_request(self, cluster):
+    async def test_cancelling_a_resumed_request_stops_its_worker(self, cluster):
         _, decode = await cluster.add_all(["p1", "d1"])
         decode.scripts = [failing(TransferError("no")), decode_some(1, for_ever)]
         async with aclosing(cluster.stream()) as chunks:
@@ -381,7 +381,7 @@ class TestCancellation:
         await until(lambda: cluster.is_idle)
         assert decode.num_cancelled == 1
 
-    async def test_at_any_moment(self, cluster):
+    async def test_cancelling_at_any_moment_leaves_nothing(self, cluster):
         """One request after the other, cancelled a little later each time: nothing may stay behind."""
         await cluster.add_all(["p1", "p2", "d1", "d2"])
         for step in range(40):

@@ -84,7 +84,7 @@ def lab() -> Lab:
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix", "lookahead"])
-def test_without_a_draft(lab: Lab, method: str) -> None:
+def test_tokens_match_plain_decoding_without_a_draft(lab: Lab, method: str) -> None:
     answers, accepted = lab.run(lab.load(), None, method, SpeculationConfig(tree_max_batch=0))
     assert answers == lab.plain
     assert accepted > 0
@@ -100,7 +100,7 @@ def test_without_a_draft(lab: Lab, method: str) -> None:
     ],
     ids=["chains", "trees", "auto"],
 )
-def test_with_the_head_that_comes_with_baton(
+def test_tokens_match_plain_decoding_with_the_bundled_head(
     lab: Lab, method: str, limits: SpeculationConfig, least_accepted: int
 ) -> None:
     model = lab.load()
@@ -111,7 +111,7 @@ def test_with_the_head_that_comes_with_baton(
     assert accepted >= least_accepted
 
 
-def test_with_a_draft_model(lab: Lab) -> None:
+def test_tokens_match_plain_decoding_with_a_draft_model(lab: Lab) -> None:
     """The model as its own draft, which is right nearly always: what remains is rounding."""
     model = lab.load()
     draft = load_draft("default", "default", lab.source.path, model)
@@ -121,7 +121,7 @@ def test_with_a_draft_model(lab: Lab) -> None:
     assert accepted > 50
 
 
-def test_with_medusa_heads(lab: Lab, tmp_path: Path) -> None:
+def test_tokens_match_plain_decoding_with_medusa_heads(lab: Lab, tmp_path: Path) -> None:
     """Untrained heads: each repeats the model's own guess of the next token."""
     model = lab.load()
     write_copies_of_the_lm_head(model.model, tmp_path, num_heads=3)

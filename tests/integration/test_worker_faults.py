@@ -42,7 +42,7 @@ def fail(*_: Any) -> Any:
 
 
 @pytest.mark.parametrize("break_it", [break_prefill, break_decode, break_sender, break_receiver])
-async def test_faults_are_logged_where_they_happen_and_travel_without_their_text(
+async def test_faults_are_logged_on_the_worker_and_travel_without_their_text(
     runners: Runners, break_it: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = pair_config(kv_transfer={"claim_timeout_s": 2.0})  # KV that a broken decode worker never claims
