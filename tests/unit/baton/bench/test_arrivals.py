@@ -14,11 +14,11 @@ def gaps(process: str, burstiness: float = 1.0) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("process", "burstiness"), [("poisson", 1), ("bursty", 0.25), ("bursty", 4), ("constant", 1)])
-def test_the_rate_is_what_was_asked_for(process, burstiness):
+def test_the_rate_is_the_requested_one(process, burstiness):
     assert 1 / gaps(process, burstiness).mean() == pytest.approx(20.0, rel=0.05)
 
 
-def test_the_spread_is_that_of_the_process():
+def test_the_spread_matches_the_process():
     def spread(values):
         return values.std() / values.mean()
 
@@ -28,11 +28,11 @@ def test_the_spread_is_that_of_the_process():
     assert spread(gaps("bursty", 0.25)) == pytest.approx(2.0, rel=0.05)  # one over the root of the shape
 
 
-def test_a_replay_can_be_faster():
+def test_a_replay_can_be_sped_up():
     assert replayed_times([0.0, 3.0, 10.0], 2.0) == [0.0, 1.5, 5.0]
 
 
-def test_what_is_no_process_is_refused():
+def test_an_unknown_process_is_refused():
     rng = np.random.default_rng(0)
     with pytest.raises(ConfigError, match="Did you mean poisson"):
         intended_times("poison", 1.0, 1, rng)

@@ -58,7 +58,7 @@ async def test_counts_come_from_usage_and_times_from_chunks(kind):
     assert ("messages" in body) == (kind == CHAT)
 
 
-async def test_without_usage_chunks_are_counted():
+async def test_chunks_are_counted_without_usage():
     run, _ = await run_against(Schedule(0.0, 0.0, tokens_per_chunk=4, reports_usage=False), one_request(), SPEC)
     (sample,) = run.samples
     assert sample.is_ok
@@ -79,7 +79,7 @@ def test_tpot_is_per_token_and_gaps_are_per_chunk():
     assert sample.tpot_s() is None
 
 
-async def test_roles_and_ends_are_no_tokens():
+async def test_roles_and_finish_chunks_are_not_tokens():
     role = b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\n'
     end = b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n'
     word = b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'
@@ -88,7 +88,7 @@ async def test_roles_and_ends_are_no_tokens():
     assert len(sample.chunk_times_s) == 1
 
 
-async def test_tokens_without_text_are_tokens():
+async def test_tokens_without_text_count():
     sample = await ask(
         b'data: {"choices": [{"text": ""}]}\n\n', b'data: {"choices": [], "usage": {"completion_tokens": 1}}\n\n', DONE
     )
@@ -119,20 +119,20 @@ async def test_tokens_without_text_are_tokens():
         ((TEXT, b'data: {"usage": {"completion_tokens": -1}}\n\n', DONE), 200, "malformed", "usage"),
     ],
 )
-async def test_failures_have_a_kind(writes, status, kind, message):
+async def test_failures_are_classified(writes, status, kind, message):
     sample = await ask(*writes, status=status)
     assert sample.error == kind
     assert sample.error_message == message if kind.startswith("http_4") else message in sample.error_message
     assert sample.finished_s is not None
 
 
-async def test_a_server_that_hangs_is_a_timeout():
+async def test_a_hanging_server_is_a_timeout():
     sample = await ask(TEXT, timeout_s=0.05, hang=True)
     assert sample.error == "timeout"
     assert len(sample.chunk_times_s) <= 1
 
 
-async def test_nobody_there_is_a_failure_to_connect():
+async def test_a_refused_connection_is_a_connect_failure():
     async with serving(web.Application()) as url:
         pass
     sample = Sample(0.0, False, 3, 6)
@@ -141,7 +141,7 @@ async def test_nobody_there_is_a_failure_to_connect():
     assert sample.error == "connect"
 
 
-async def test_a_connection_that_takes_too_long_is_a_failure_to_connect(monkeypatch):
+async def test_a_slow_connection_is_a_connect_failure(monkeypatch):
     def post(*arguments, **options):
         raise aiohttp.ConnectionTimeoutError("Connection timeout to host http://127.0.0.1")
 
@@ -152,7 +152,7 @@ async def test_a_connection_that_takes_too_long_is_a_failure_to_connect(monkeypa
     assert (sample.error, sample.error_message) == ("connect", "Connection timeout to host http://127.0.0.1")
 
 
-async def test_what_is_cancelled_stays_unfinished():
+async def test_cancelled_requests_stay_unfinished():
     sample = Sample(0.0, False, 3, 6)
     schedule = Schedule(ttft_s=3600)
     run, _ = await run_against(schedule, Stage(0, Bounds(requests=1, seconds=0.01, grace_s=0.05), concurrency=1), SPEC)
@@ -161,7 +161,7 @@ async def test_what_is_cancelled_stays_unfinished():
     assert sample.finished_s is None
 
 
-def test_the_key_is_sent_and_never_shown():
+def test_the_key_is_sent_and_never_displayed():
     endpoint = Endpoint("http://127.0.0.1/v1", MODEL, api_key="secret")
     assert endpoint.headers["Authorization"] == "Bearer secret"
     assert "secret" not in repr(endpoint)

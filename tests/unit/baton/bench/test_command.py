@@ -72,7 +72,7 @@ def bench(*arguments: object) -> int:
     return run(["bench", *map(str, arguments)])
 
 
-def test_serve_writes_everything_it_is_asked_for(quick, tmp_path, capsys):
+def test_serve_writes_all_requested_reports(quick, tmp_path, capsys):
     status = bench(
         "serve", "--url", quick, "--concurrency", "1,2", "--requests", 20, "--input", "uniform:5-30", "--output", 4,
         "--slo", "ttft=10s,tpot=10s", "--json", tmp_path / "a.json", "--samples",
@@ -115,7 +115,7 @@ def test_a_trace_is_replayed(quick, tmp_path):
     assert {(s["input_tokens"], s["output_tokens"]) for s in stage["samples"]} == {(60, 4)}
 
 
-def test_an_interrupt_shows_and_writes_what_there_is(reference, tmp_path, capsys):
+def test_an_interrupt_shows_and_writes_partial_results(reference, tmp_path, capsys):
     url = reference(Schedule(0.005, 0.0), interrupt_after=30)
     arguments = ("--concurrency", "2,4", "--requests", 10**6, "--duration", 60, "--json", tmp_path / "a.json")
     assert bench("serve", "--url", url, *arguments) == 130
@@ -142,7 +142,7 @@ def test_an_interrupt_between_stages_ends_the_run(quick, tmp_path, capsys, monke
 
 
 @pytest.mark.parametrize("arguments", [("serve",), ("sweep", "--slo", "ttft=1s")])
-def test_an_interrupt_before_the_load_is_one_too(reference, capsys, arguments):
+def test_an_interrupt_before_the_load_ends_the_run(reference, capsys, arguments):
     """The server says nothing for a minute: it is the interrupt that ends the wait for its first answer."""
     url = reference(Schedule(60.0, 0.0), interrupt_after=1)
     name, *rest = arguments
@@ -150,7 +150,7 @@ def test_an_interrupt_before_the_load_is_one_too(reference, capsys, arguments):
     assert "interrupted before" in capsys.readouterr().out
 
 
-def test_what_was_measured_is_shown_when_it_cannot_be_written(quick, tmp_path, capsys, monkeypatch):
+def test_results_that_cannot_be_written_are_displayed(quick, tmp_path, capsys, monkeypatch):
     def fail(document, file):
         raise OSError(28, "No space left on device")
 
@@ -161,7 +161,7 @@ def test_what_was_measured_is_shown_when_it_cannot_be_written(quick, tmp_path, c
     assert "1 at once" in shown.out + shown.err
 
 
-def test_a_sweep_that_measures_nothing_says_what_to_change(quick, capsys):
+def test_a_sweep_without_measurements_suggests_what_to_change(quick, capsys):
     status = bench(
         "sweep", "--url", quick, "--slo", "ttft=1s", "--start-rate", 0.1, "--duration", 0.01, "--repeats", 2,
         "--warmup-requests", 0, "--output", 1,
@@ -172,7 +172,7 @@ def test_a_sweep_that_measures_nothing_says_what_to_change(quick, capsys):
     assert "--duration" in shown
 
 
-def test_sources_that_are_not_installed_have_an_environment(monkeypatch):
+def test_the_version_of_an_uninstalled_package_is_unknown(monkeypatch):
     def missing(name):
         raise metadata.PackageNotFoundError(name)
 
@@ -180,7 +180,7 @@ def test_sources_that_are_not_installed_have_an_environment(monkeypatch):
     assert environment()["packages"]["baton-serve"] == "unknown"
 
 
-def test_a_run_without_an_answer_has_failed(reference, tmp_path):
+def test_a_run_without_answers_fails(reference, tmp_path):
     # The first two requests settle how the server is talked to.
     url = reference(Schedule(0.0, 0.0, fail_every=2))
     assert bench("serve", "--url", url, "--requests", 1, "--warmup-requests", 0, "--prompts", _prompts(tmp_path)) == 1
@@ -192,7 +192,7 @@ def _prompts(folder):
     return file
 
 
-def test_compare_tells_better_from_worse(quick, reference, tmp_path, capsys):
+def test_compare_distinguishes_better_from_worse(quick, reference, tmp_path, capsys):
     slow = reference(Schedule(0.05, 0.02))
     for name, url in (("a", slow), ("b", quick), ("c", quick)):
         requests = 12 if name == "c" else 10
@@ -218,7 +218,7 @@ def _verdict(shown, figure):
     return next(line for line in shown.splitlines() if figure in line).split()[-1]
 
 
-def test_compare_refuses_other_files(tmp_path, capsys):
+def test_compare_refuses_files_of_another_kind(tmp_path, capsys):
     other = tmp_path / "other.json"
     other.write_text('{"format": "baton-bench-serve", "version": 99, "stages": []}')
     assert bench("compare", other, other) == 1
@@ -226,7 +226,7 @@ def test_compare_refuses_other_files(tmp_path, capsys):
     assert bench("compare", tmp_path / "none.json", other) == 1
 
 
-def test_sweep_finds_what_one_slot_can_do(reference, tmp_path, capsys):
+def test_sweep_finds_the_capacity_of_one_slot(reference, tmp_path, capsys):
     """One slot and 20 ms a request: 50 requests/s at most, and fewer in time when they come at random."""
     url = reference(Schedule(0.02, 0.0, slots=1))
     status = bench(
@@ -272,7 +272,7 @@ def test_sweep_finds_what_one_slot_can_do(reference, tmp_path, capsys):
         (("sweep", "--slo", "ttft=1s", "--arrival", "trace"), "varies the rate"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_sent(quick, capsys, arguments, fragment):
+def test_wrong_options_are_refused_before_anything_is_sent(quick, capsys, arguments, fragment):
     name, *rest = arguments
     assert bench(name, "--url", quick, *rest) == 1
     assert fragment in " ".join(capsys.readouterr().err.split())
@@ -321,7 +321,7 @@ def files(tmp_path, monkeypatch):
         (("sweep", "--slo", "ttft=1s", "--trace-seconds", "2"), "--trace-seconds would have no effect without --trace"),
     ],
 )
-def test_options_are_looked_at_before_the_server_is_asked(files, capsys, arguments, fragment):
+def test_options_are_checked_before_the_server_is_contacted(files, capsys, arguments, fragment):
     name, *rest = arguments
     assert bench(name, "--url", NOBODY, *rest) == 1
     assert fragment in " ".join(capsys.readouterr().err.split())
@@ -337,25 +337,25 @@ def test_options_are_looked_at_before_the_server_is_asked(files, capsys, argumen
         ("sweep", "--slo", "ttft=1s", "--max-inflight", "9", "--trace", "TRACE", "--arrival", "constant"),
     ],
 )
-def test_options_that_are_used_reach_the_server(files, capsys, arguments):
+def test_options_reach_the_server(files, capsys, arguments):
     name, *rest = arguments
     assert bench(name, "--url", NOBODY, *rest) == 1
     assert "Is the server running?" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_prompt_over_the_context_is_refused_before_it_is_written(reference, capsys):
+def test_a_prompt_beyond_the_context_is_refused_before_generation(reference, capsys):
     url = reference(Schedule(0.0, 0.0, max_model_len=512))
     assert bench("serve", "--url", url, "--input", 600, "--output", 4) == 1
     assert "a prompt of 600 tokens does not fit into the context of 512" in " ".join(capsys.readouterr().err.split())
     assert bench("serve", "--url", url, "--input", 600, "--output", 4, "--requests", 2, "--context", 512) == 0
 
 
-def test_nobody_there_is_said(capsys):
+def test_an_unreachable_server_is_reported(capsys):
     assert bench("serve", "--url", NOBODY) == 1
     assert "Is the server running?" in " ".join(capsys.readouterr().err.split())
 
 
-def test_reports_are_written_whatever_is_pressed():
+def test_reports_are_written_despite_interrupts():
     before = signal.getsignal(signal.SIGINT)
     with without_interruption():
         signal.raise_signal(signal.SIGINT)

@@ -37,19 +37,19 @@ def server(refused: tuple[str, ...] = (), models: object = None, usage: bool = T
     ("refused", "exact_lengths", "asks_usage", "num_notes"),
     [((), True, True, 0), (("ignore_eos",), False, True, 1), (("ignore_eos", "stream_options"), False, False, 2)],
 )
-async def test_what_a_server_refuses_is_left_out(refused, exact_lengths, asks_usage, num_notes):
+async def test_options_that_a_server_refuses_are_left_out(refused, exact_lengths, asks_usage, num_notes):
     async with serving(server(refused)) as url:
         endpoint, notes = await settle(Endpoint(url, "m"))
     assert (endpoint.exact_lengths, endpoint.asks_usage, len(notes)) == (exact_lengths, asks_usage, num_notes)
 
 
-async def test_a_server_that_refuses_everything_is_named():
+async def test_a_server_that_refuses_everything_is_reported():
     async with serving(server(("prompt",))) as url:
         with pytest.raises(TargetError, match="http_400"):
             await settle(Endpoint(url, "m"))
 
 
-async def test_the_service_tier_is_sent_and_what_the_server_says_to_it_is_shown():
+async def test_the_service_tier_is_sent_and_the_response_tier_is_shown():
     async with serving(server(("service_tier",))) as url:
         plain, chosen = (describe_endpoint(TargetSettings(url=url, service_tier=tier)) for tier in (None, "gold"))
         spec = RequestSpec("Hello", None, 2)
@@ -59,7 +59,7 @@ async def test_the_service_tier_is_sent_and_what_the_server_says_to_it_is_shown(
             await settle(chosen)
 
 
-async def test_the_first_model_is_taken_and_an_unknown_one_refused():
+async def test_the_first_model_is_the_default_and_an_unknown_one_is_refused():
     async with serving(server(models={"data": [{"id": "alpha"}, {"id": "beta"}]})) as url:
         assert (await find_model(Endpoint(url, ""))).model == "alpha"
         assert (await find_model(Endpoint(url, "beta"))).model == "beta"
@@ -68,21 +68,21 @@ async def test_the_first_model_is_taken_and_an_unknown_one_refused():
 
 
 @pytest.mark.parametrize(("told", "known"), [(2048, 2048), (None, None), ("many", None), (True, None), (0, None)])
-async def test_the_context_is_what_the_server_tells(told, known):
+async def test_the_context_is_the_one_reported_by_the_server(told, known):
     models = [{"id": "alpha"}, {"id": "beta", "max_model_len": told}]
     async with serving(server(models={"data": models})) as url:
         assert (await find_model(Endpoint(url, "beta"))).max_model_len == known
         assert (await find_model(Endpoint(url, ""))).max_model_len is None
 
 
-async def test_without_a_list_the_model_must_be_named():
+async def test_without_a_model_list_the_model_must_be_named():
     async with serving(server()) as url:
         assert (await find_model(Endpoint(url, "mine"))).model == "mine"
         with pytest.raises(TargetError, match="--model"):
             await find_model(Endpoint(url, ""))
 
 
-async def test_prompts_are_counted_by_the_server():
+async def test_prompt_tokens_are_counted_by_the_server():
     async with serving(server()) as url:
         assert await count_prompt(Endpoint(url, "m"), "text") == 5
     async with serving(server(usage=False)) as url:
@@ -100,5 +100,5 @@ async def test_prompts_are_counted_by_the_server():
         ("https://host/serving", "https://host/serving"),
     ],
 )
-def test_urls(url, base_url):
+def test_urls_are_normalized(url, base_url):
     assert describe_endpoint(TargetSettings(url=url)).base_url == base_url

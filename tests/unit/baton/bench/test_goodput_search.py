@@ -18,7 +18,7 @@ def server(capacity: float, num_requests: int = 200):
 
 
 @pytest.mark.parametrize("capacity", [0.3, 1.0, 7.3, 119.0])
-async def test_it_finds_the_capacity(capacity):
+async def test_the_search_finds_the_capacity(capacity):
     probe, rates = server(capacity)
     result = await search_goodput(probe, SearchLimits(precision=0.05))
     assert result.is_complete
@@ -27,7 +27,7 @@ async def test_it_finds_the_capacity(capacity):
     assert len(rates) == len(result.verdicts) <= 16
 
 
-async def test_the_allowed_range_ends_it():
+async def test_the_allowed_range_ends_the_search():
     probe, rates = server(1000.0)
     result = await search_goodput(probe, SearchLimits(start=4, highest=10))
     assert (result.goodput, result.failed_at, result.is_complete) == (10, None, True)
@@ -38,14 +38,14 @@ async def test_the_allowed_range_ends_it():
     assert rates == [1, 0.5, 0.4]
 
 
-async def test_the_number_of_rates_is_bounded():
+async def test_the_number_of_probed_rates_is_bounded():
     probe, rates = server(7.3)
     result = await search_goodput(probe, SearchLimits(precision=1e-9, max_rates=6))
     assert not result.is_complete
     assert len(rates) == 6
 
 
-async def test_a_near_thing_is_probed_again_and_pooled():
+async def test_a_close_result_is_probed_again_and_pooled():
     counts = iter([(90, 100), (92, 100), (93, 100)])
 
     async def probe(rate):
@@ -58,7 +58,7 @@ async def test_a_near_thing_is_probed_again_and_pooled():
     assert not verdict.is_certain
 
 
-async def test_an_interrupted_search_says_what_it_knows():
+async def test_an_interrupted_search_reports_what_it_found():
     answers = iter([(100, 100), None])
 
     async def probe(rate):
@@ -69,7 +69,7 @@ async def test_an_interrupted_search_says_what_it_knows():
     assert not result.is_complete
 
 
-async def test_nothing_measured_is_no_verdict_and_ends_the_search():
+async def test_a_rate_without_measurements_ends_the_search_without_a_verdict():
     counts = iter([(100, 100), (0, 0), (0, 0), (0, 0)])
 
     async def probe(rate):
@@ -82,7 +82,7 @@ async def test_nothing_measured_is_no_verdict_and_ends_the_search():
     assert (result.goodput, result.failed_at) == (1.0, None)
 
 
-async def test_a_probe_that_measured_nothing_is_repeated():
+async def test_a_probe_without_measurements_is_repeated():
     counts = iter([(0, 0), (100, 100)])
 
     async def probe(rate):
@@ -92,7 +92,7 @@ async def test_a_probe_that_measured_nothing_is_repeated():
     assert (result.goodput, result.unmeasured_at) == (1.0, None)
 
 
-def test_the_interval_holds_the_truth_as_often_as_it_says():
+def test_the_confidence_interval_has_its_stated_coverage():
     rng = np.random.default_rng(4)
     draws = rng.binomial(150, 0.9, 3000)
     by_count = {good: RateVerdict(1.0, 0.9, good, 150).interval for good in set(draws.tolist())}

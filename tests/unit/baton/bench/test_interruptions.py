@@ -26,7 +26,7 @@ def prompts(tmp_path):
         ("1,2,4", "interrupted before the first of 3 stages had a result: nothing was measured"),
     ],
 )
-def test_a_run_without_a_figure_shows_no_table(reference, prompts, tmp_path, capsys, concurrency, said):
+def test_a_run_without_figures_shows_no_table(reference, prompts, tmp_path, capsys, concurrency, said):
     url = reference(SLOW, interrupt_after=2)  # the first one settles how the server is talked to
     arguments = ("--concurrency", concurrency, *prompts, "--json", tmp_path / "a.json")
     assert bench("serve", "--url", url, *arguments) == 130
@@ -34,7 +34,7 @@ def test_a_run_without_a_figure_shows_no_table(reference, prompts, tmp_path, cap
     assert json.loads((tmp_path / "a.json").read_text())["stages"] == []
 
 
-def test_a_stage_without_a_figure_is_left_out(reference, prompts, capsys):
+def test_a_stage_without_figures_is_left_out(reference, prompts, capsys):
     url = reference(Schedule(0.001, 0.001), interrupt_after=5)
     arguments = ("--concurrency", "1,2", *prompts, "--requests", 3)
     assert bench("serve", "--url", url, *arguments) == 130

@@ -24,20 +24,20 @@ def test_uniform_reaches_both_ends():
     assert set(values) == {3, 4, 5, 6}
 
 
-def test_lognormal_has_the_median_and_the_p95_that_were_asked_for():
+def test_lognormal_has_the_requested_median_and_p95():
     values = draws("lognormal:median=200,p95=800")
     assert np.median(values) == pytest.approx(200, rel=0.03)
     assert np.percentile(values, 95) == pytest.approx(800, rel=0.05)
 
 
-def test_lognormal_has_the_mean_that_was_asked_for():
+def test_lognormal_has_the_requested_mean():
     values = draws("lognormal:mean=300,sigma=0.9")
     assert values.mean() == pytest.approx(300, rel=0.03)
     assert np.log(values).std() == pytest.approx(0.9, rel=0.03)
 
 
 @given(st.floats(0.01, 3), st.floats(0.1, 3), st.integers(0, 1000))
-def test_no_length_is_under_one(median, sigma, seed):
+def test_every_length_is_at_least_one(median, sigma, seed):
     rng = np.random.default_rng(seed)
     assert all(lognormal(np.log(median), sigma).sample(rng) >= 1 for _ in range(20))
 
@@ -46,11 +46,11 @@ def test_no_length_is_under_one(median, sigma, seed):
     ("text", "mean"),
     [("512", 512), ("uniform:100-300", 200), ("lognormal:mean=300,sigma=0.9", 300)],
 )
-def test_the_mean_is_that_of_the_draws(text, mean):
+def test_the_mean_matches_the_draws(text, mean):
     assert parse_lengths("--input", text).mean == pytest.approx(mean)
 
 
-def test_no_draw_is_longer_than_can_be_built():
+def test_no_draw_exceeds_the_longest_possible_prompt():
     assert max(draws("lognormal:median=0.01,p95=1e7", 500)) == 10_000_000
 
 
@@ -73,7 +73,7 @@ def test_no_draw_is_longer_than_can_be_built():
         ("lognormal:median=5,p95=1e9", "1000000000 tokens are more than 10000000"),
     ],
 )
-def test_what_is_no_distribution_is_refused_in_words(text, fragment):
+def test_an_unknown_distribution_is_refused_with_an_explanation(text, fragment):
     with pytest.raises(ConfigError) as caught:
         parse_lengths("--input", text)
     assert "--input" in caught.value.message or text.startswith("lognormal")

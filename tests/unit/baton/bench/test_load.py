@@ -58,7 +58,7 @@ class TestStall:
         run, _ = await run_against(Schedule(0.002, 0.002, stall_at_s=0.5, stall_s=STALL_S), stage, SPEC)
         return evaluate(run, parse_slo("--slo", "ttft=1s"))
 
-    async def test_an_open_loop_shows_it(self):
+    async def test_an_open_loop_shows_a_stall(self):
         """Some 50 of 200 requests are due during the stall; a tenth of them waits for 1.8 s and more."""
         result = await self.measure(Stage(0, Bounds(requests=200, seconds=30), "constant", rate=50.0))
         assert result.num_failed == 0
@@ -67,7 +67,7 @@ class TestStall:
         assert result.attainment is not None
         assert result.attainment <= 0.8
 
-    async def test_a_cap_on_requests_in_flight_cannot_hide_it(self):
+    async def test_a_limit_on_requests_in_flight_does_not_hide_a_stall(self):
         """Two requests see the stall from when they are sent; those that wait for a place, from when they are due."""
         stage = Stage(0, Bounds(requests=400, seconds=30), "constant", rate=100.0, max_inflight=2)
         result = await self.measure(stage)
@@ -75,7 +75,7 @@ class TestStall:
         assert result.latencies_from_send["ttft_ms"].p99 < 1000
         assert result.latencies_from_send["e2e_ms"].max >= 1500
 
-    async def test_a_closed_loop_would_not_have_noticed(self):
+    async def test_a_closed_loop_hides_a_stall(self):
         """One client sends one request into the stall and waits with all others until the stall ends."""
         result = await self.measure(Stage(0, Bounds(requests=400, seconds=30), concurrency=1))
         # The stall comes before the first token of that request or before its second: E2E has both.
@@ -84,35 +84,35 @@ class TestStall:
 
 
 class TestClosedLoop:
-    async def test_concurrency_is_kept_and_never_passed(self):
+    async def test_concurrency_is_kept_and_never_exceeded(self):
         sender = RecordingSender(0.002)
         run = await run_with(sender, Stage(0, Bounds(requests=40), concurrency=4))
         assert sender.most_in_flight == 4
         assert len(run.samples) >= 40
 
-    async def test_the_warm_up_comes_on_top_and_is_left_out(self):
+    async def test_warm_up_requests_are_additional_and_not_measured(self):
         run = await run_with(RecordingSender(), Stage(0, Bounds(requests=10, warmup_requests=5), concurrency=1))
         assert [sample.is_warmup for sample in run.samples] == [True] * 5 + [False] * 10
         assert evaluate(run).num_measured == 10
 
-    async def test_the_clock_starts_behind_the_warm_up(self):
+    async def test_the_clock_starts_after_the_warm_up(self):
         """The one request of the warm-up takes longer than the stage; the others are measured all the same."""
         bounds = Bounds(seconds=0.05, warmup_requests=1, grace_s=30)
         run = await run_with(RecordingSender(0.2), Stage(0, bounds, concurrency=1))
         assert [sample.is_warmup for sample in run.samples] == [True, False]
         assert evaluate(run).num_measured == 1
 
-    async def test_a_warm_up_that_never_ends_is_given_up(self):
+    async def test_an_endless_warm_up_is_abandoned(self):
         bounds = Bounds(seconds=0.01, warmup_requests=1, grace_s=0.01)
         result = evaluate(await run_with(RecordingSender(3600), Stage(0, bounds, concurrency=1)))
         assert result.num_measured == 0
         assert "--duration" in " ".join(result.notes)
 
-    async def test_time_ends_it_and_late_answers_are_awaited(self):
+    async def test_the_time_limit_ends_the_stage_after_late_answers(self):
         run = await run_with(RecordingSender(1.0), Stage(0, Bounds(seconds=0.5, grace_s=30), concurrency=2))
         assert [sample.error for sample in run.samples] == [None, None]
 
-    async def test_what_never_comes_counts_as_failed(self):
+    async def test_missing_answers_count_as_failed(self):
         run = await run_with(RecordingSender(3600), Stage(0, Bounds(seconds=0.01, grace_s=0.01), concurrency=2))
         result = evaluate(run, parse_slo("--slo", "ttft=1h"))
         assert result.failures == {UNFINISHED: 2}
@@ -121,7 +121,7 @@ class TestClosedLoop:
 
 
 class TestOpenLoop:
-    async def test_slow_answers_do_not_slow_the_load(self):
+    async def test_slow_answers_do_not_slow_down_the_load(self):
         """Fifty requests are sent although no answer comes."""
         sender = RecordingSender(3600)
         stage = Stage(0, Bounds(requests=50, grace_s=0.01), "constant", rate=500.0)
@@ -129,35 +129,35 @@ class TestOpenLoop:
         assert sender.num_sent == sender.most_in_flight == 50
         assert evaluate(run).num_failed == 50
 
-    async def test_times_are_the_schedules_whatever_happens(self):
+    async def test_send_times_follow_the_schedule(self):
         stage = Stage(0, Bounds(requests=20), "poisson", rate=400.0)
         fast, slow = await run_with(RecordingSender(), stage), await run_with(RecordingSender(0.05), stage)
         assert [sample.intended_s for sample in fast.samples] == [sample.intended_s for sample in slow.samples]
 
-    async def test_those_that_wait_for_a_place_are_counted(self):
+    async def test_requests_waiting_for_a_slot_are_counted(self):
         sender = RecordingSender(3600)
         stage = Stage(0, Bounds(requests=10, grace_s=0.01), "constant", rate=500.0, max_inflight=3)
         result = evaluate(await run_with(sender, stage))
         assert sender.num_sent == 3
         assert result.failures == {UNSENT: 7, UNFINISHED: 3}
 
-    async def test_time_cuts_the_schedule(self):
+    async def test_the_time_limit_cuts_the_schedule(self):
         run = await run_with(RecordingSender(), Stage(0, Bounds(requests=1000, seconds=0.1), "constant", rate=100.0))
         assert 8 <= len(run.samples) <= 10
 
-    async def test_the_clock_starts_behind_the_last_request_of_the_warm_up(self):
+    async def test_the_clock_starts_after_the_last_warm_up_request(self):
         """At 100 requests/s the warm-up alone takes longer than the 45 ms that are measured."""
         stage = Stage(0, Bounds(requests=50, seconds=0.045, warmup_requests=10), "constant", rate=100.0)
         run = await run_with(RecordingSender(), stage)
         assert [sample.is_warmup for sample in run.samples] == [True] * 10 + [False] * 4
 
-    async def test_a_warm_up_in_seconds_comes_on_top(self):
+    async def test_a_warm_up_in_seconds_is_additional(self):
         stage = Stage(0, Bounds(requests=50, seconds=0.04, warmup_s=0.105), "constant", rate=100.0)
         run = await run_with(RecordingSender(), stage)
         assert [sample.is_warmup for sample in run.samples] == [True] * 10 + [False] * 4
 
 
-async def test_an_interrupted_stage_keeps_what_it_has():
+async def test_an_interrupted_stage_keeps_its_results():
     stop, sender = asyncio.Event(), RecordingSender(0.001)
     asyncio.get_running_loop().call_later(0.1, stop.set)
     run = await run_with(sender, Stage(0, Bounds(requests=10**6, seconds=600), concurrency=3), stop)
@@ -168,7 +168,7 @@ async def test_an_interrupted_stage_keeps_what_it_has():
     assert "interrupted" in result.notes[0]
 
 
-async def test_failures_are_counted_by_kind_and_are_no_goodput():
+async def test_failures_are_counted_by_kind_and_not_as_goodput():
     schedule = Schedule(0.0, 0.0, fail_every=4)
     run, _ = await run_against(schedule, Stage(0, Bounds(requests=40), concurrency=1), SPEC)
     result = evaluate(run, parse_slo("--slo", "ttft=1h,tpot=1h,e2e=1h"))
@@ -182,7 +182,7 @@ class TestPlan:
     def plan(self, trace_length=None, **options):
         return plan_stages(LoadSettings(**options), trace_length)
 
-    def test_a_stage_for_each_number(self):
+    def test_every_number_gets_a_stage(self):
         assert [stage.label for stage in self.plan(concurrency=(1, 4))] == ["1 at once", "4 at once"]
         assert [stage.label for stage in self.plan(rate=(0.5, 2.0))] == ["0.5/s poisson", "2/s poisson"]
         assert [stage.label for stage in self.plan(trace_length=9, arrival="trace", speed_up=5)] == ["trace x 5"]
@@ -223,7 +223,7 @@ class TestPlan:
             ({"grace_s": inf}, "--grace must be a number of at least 0; got inf."),
         ],
     )
-    def test_what_makes_no_load_is_refused(self, options, fragment):
+    def test_an_impossible_load_is_refused(self, options, fragment):
         with pytest.raises(ConfigError) as caught:
             self.plan(**options)
         assert fragment in caught.value.message

@@ -40,7 +40,7 @@ def word_tokenizer(num_words: int = 300) -> Tokenizer:
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 500])
-def test_lengths_are_exact_where_words_are_tokens(tokens):
+def test_lengths_are_exact_when_words_are_tokens(tokens):
     tokenizer = word_tokenizer()
     writer = writer_for_tokenizer(tokenizer, COMPLETIONS, "salt", "here")
     assert writer.is_exact
@@ -55,7 +55,7 @@ def test_the_chat_template_is_part_of_the_length():
     assert len(tokenizer.apply_chat_template([{"role": "user", "content": text}])) == 40
 
 
-def test_another_tokenizer_is_met_on_average():
+def test_lengths_are_right_on_average_for_another_tokenizer():
     tokenizer = byte_level_tokenizer()
     assert len(single_token_words(tokenizer)) < 200
     writer = writer_for_tokenizer(tokenizer, COMPLETIONS, "salt", "here")
@@ -71,7 +71,7 @@ def test_calibration_finds_overhead_and_tokens_per_word():
     assert writer.overhead == 5
 
 
-def test_equal_keys_are_equal_text_and_the_shorter_is_a_prefix():
+def test_equal_keys_give_equal_text_and_shorter_ones_prefixes():
     writer = PromptWriter([f"w{number}" for number in range(1000)], 1.0, 0, "salt", "here")
     long, short = (writer.write([Segment("a", tokens)]).split() for tokens in (50, 20))
     assert long[:20] == short
@@ -89,32 +89,32 @@ class TestSyntheticWorkload:
         source = workload.requests(stage)
         return [next(source) for _ in range(count)]
 
-    def test_the_same_seed_is_the_same_load(self):
+    def test_equal_seeds_give_equal_loads(self):
         assert self.take(self.make(seed=3), 20) == self.take(self.make(seed=3), 20)
         assert self.take(self.make(seed=3), 20) != self.take(self.make(seed=4), 20)
 
-    def test_no_two_prompts_begin_alike(self):
+    def test_no_two_prompts_start_alike(self):
         specs = self.take(self.make(), 50) + self.take(self.make(), 50, stage=1)
         assert len({tuple(spec.prompt.split()[:5]) for spec in specs}) == 100
 
-    def test_a_chat_template_takes_nothing_from_the_part_of_its_own(self):
+    def test_a_chat_template_does_not_shorten_the_unique_part(self):
         specs = self.take(self.make(overhead=12), 50)
         assert all(len(spec.prompt.split()) + 12 == spec.input_tokens for spec in specs)
         assert len({spec.prompt for spec in specs}) == 50
 
-    def test_a_template_longer_than_the_prompt_leaves_a_word(self):
+    def test_a_template_longer_than_the_prompt_leaves_one_word(self):
         specs = self.take(self.make(overhead=100), 5)
         assert all(len(spec.prompt.split()) == 1 for spec in specs)
 
 
-def test_prompts_of_a_file_come_in_turn(tmp_path):
+def test_prompts_of_a_file_are_used_in_turn(tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "one"}\n\n{"prompt": "two"}\n')
     source = FileWorkload(read_prompts(file), fixed(4), LengthLimits(), 0, "f").requests(0)
     assert [next(source).prompt for _ in range(3)] == ["one", "two", "one"]
 
 
-def test_another_stage_begins_with_other_prompts_of_a_file():
+def test_another_stage_starts_with_other_prompts_of_a_file():
     workload = FileWorkload([f"prompt {number}" for number in range(100)], fixed(4), LengthLimits(), 0, "f")
     stages = [[next(source).prompt for _ in range(10)] for source in map(workload.requests, range(5))]
     assert len({prompt for prompts in stages for prompt in prompts}) == 50

@@ -26,7 +26,7 @@ def run_of(samples, start_s, end_s, stage=None) -> StageRun:
     return run
 
 
-def test_percentiles_are_those_of_all_samples():
+def test_percentiles_include_all_samples():
     summary = Summary.of_seconds([None, *(number / 1000 for number in range(101))])
     assert (summary.count, summary.min, summary.p50, summary.p95, summary.p99, summary.max) == pytest.approx(
         (101, 0, 50, 95, 99, 100)
@@ -35,7 +35,7 @@ def test_percentiles_are_those_of_all_samples():
     assert percentile_ms([None, 1.0, 3.0], 50) == 2000
 
 
-def test_throughput_is_that_of_the_window():
+def test_throughput_is_measured_within_the_window():
     """One request a second for ten seconds; the last one ends behind the window."""
     result = evaluate(run_of((answered(float(second)) for second in range(11)), 0.0, 10.0))
     assert result.window.is_steady
@@ -44,7 +44,7 @@ def test_throughput_is_that_of_the_window():
     assert result.input_tokens_per_s == pytest.approx(10.0)
 
 
-def test_an_open_loop_is_measured_once_the_server_has_filled():
+def test_an_open_loop_is_measured_once_the_server_is_full():
     """Ten requests/s, each answered after 1 s with two tokens: exactly what a server that keeps up gives back."""
     samples = [answered(second / 10, ttft_s=0.5, gap_s=0.5, chunks=2) for second in range(101)]
     result = evaluate(run_of(samples, 0.0, 10.0, Stage(0, Bounds(), "constant", rate=10.0)), Slo(ttft_s=1.0))
@@ -57,28 +57,28 @@ def test_an_open_loop_is_measured_once_the_server_has_filled():
     assert result.output_tokens_per_s == pytest.approx(20.0, abs=0.25)
 
 
-def test_a_warm_up_that_filled_the_server_is_left_out_and_no_more():
+def test_a_warm_up_that_filled_the_server_is_all_that_is_left_out():
     samples = [answered(second / 10, is_warmup=second < 30) for second in range(101)]
     result = evaluate(run_of(samples, 3.0, 10.0, Stage(0, Bounds(warmup_requests=30), "constant", rate=10.0)))
     assert result.window.start_s == 3.0
     assert result.offered_per_s == pytest.approx(10.0)
 
 
-def test_tokens_of_an_answer_that_goes_on_count_up_to_the_end():
+def test_tokens_of_unfinished_answers_count_up_to_the_end():
     samples = [answered(float(second), ttft_s=0.5, gap_s=1.0, chunks=2) for second in range(11)]
     result = evaluate(run_of(samples, 0.0, 10.0))
     # 10 first tokens and 9 second ones come in ten seconds
     assert result.output_tokens_per_s == pytest.approx(1.9)
 
 
-def test_a_stage_that_is_too_short_goes_on_to_its_end():
+def test_a_short_stage_is_measured_to_its_end():
     result = evaluate(run_of([answered(0.0, ttft_s=1.0), answered(0.1, ttft_s=1.0)], 0.0, 0.1))
     assert not result.window.is_steady
     assert result.window.end_s == pytest.approx(1.3)
     assert any("too short" in note for note in result.notes)
 
 
-def test_a_window_with_few_of_the_answers_in_it_is_not_steady():
+def test_a_window_with_few_answers_is_not_steady():
     """Four due within 0.4 s, three of which end behind it."""
     samples = [answered(0.0, 0.05, 0.0), *(answered(0.1 * index, 0.45 - 0.1 * index, 0.05) for index in (1, 2, 3))]
     result = evaluate(run_of(samples, 0.0, 0.4, Stage(0, Bounds(), "trace")))
@@ -86,14 +86,14 @@ def test_a_window_with_few_of_the_answers_in_it_is_not_steady():
     assert result.requests_per_s == pytest.approx(4 / result.window.seconds)
 
 
-def test_the_warm_up_is_in_no_latency():
+def test_latencies_exclude_the_warm_up():
     slow = answered(0.0, ttft_s=50.0, is_warmup=True)
     result = evaluate(run_of([slow, *(answered(1.0 + second) for second in range(9))], 1.0, 9.0))
     assert result.num_measured == 9
     assert result.latencies["ttft_ms"].max == pytest.approx(100)
 
 
-def test_failures_are_misses_and_never_latencies():
+def test_failures_are_misses_and_have_no_latency():
     failed = Sample(2.0, False, 10, 3, sent_s=2.0, finished_s=2.1, error="http_503", error_message="busy")
     samples = [answered(0.0), answered(1.0), failed, answered(3.0, ttft_s=5.0)]
     result = evaluate(run_of(samples, 0.0, 10.0), Slo(ttft_s=1.0))
@@ -103,7 +103,7 @@ def test_failures_are_misses_and_never_latencies():
     assert result.latencies["ttft_ms"].count == 3
 
 
-def test_what_is_odd_is_said():
+def test_unusual_results_are_noted():
     odd = [
         answered(0.0, counts_are_chunks=True),
         answered(1.0, output_tokens=2),
@@ -119,7 +119,7 @@ def test_what_is_odd_is_said():
     assert "4 of 6 requests were shortened" in notes
 
 
-def test_nothing_at_all_has_figures_too():
+def test_an_empty_stage_has_figures():
     result = evaluate(run_of([], 0.0, 0.0), Slo(ttft_s=1.0))
     assert result.num_measured == 0
     assert result.attainment is None
@@ -129,7 +129,7 @@ def test_nothing_at_all_has_figures_too():
 
 
 class TestSlo:
-    def test_units(self):
+    def test_slo_limits_have_units(self):
         assert parse_slo("--slo", "ttft=500ms, tpot=0.05,e2e=1min") == Slo(0.5, 0.05, 60.0)
 
     def test_every_limit_must_hold(self):
@@ -139,10 +139,10 @@ class TestSlo:
         assert not Slo(0.5, 0.03, 1.0).is_met(sample)
         assert not Slo(0.5, 0.05, 0.4).is_met(sample)
 
-    def test_waiting_to_be_sent_is_waiting(self):
+    def test_time_waiting_to_be_sent_counts(self):
         assert not Slo(0.5).is_met(answered(0.0, ttft_s=0.4, intended_s=-0.2))
 
-    def test_one_token_has_no_tpot_to_miss(self):
+    def test_one_token_cannot_miss_its_tpot(self):
         assert Slo(tpot_s=0.001).is_met(answered(0.0, chunks=1))
 
     @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ class TestSlo:
             ("", "must have at least one limit"),
         ],
     )
-    def test_what_is_no_limit_is_refused(self, text, fragment):
+    def test_an_invalid_limit_is_refused(self, text, fragment):
         with pytest.raises(ConfigError) as caught:
             parse_slo("--slo", text)
         assert fragment in caught.value.message

@@ -32,18 +32,18 @@ def settings(tokenizer):
     return TargetSettings(tokenizer=tokenizer)
 
 
-def test_the_hub_is_asked_for_a_tokenizer_that_was_named(hub_loads):
+def test_a_named_tokenizer_is_fetched_from_the_hub(hub_loads):
     assert find_tokenizer(settings("owner/name"), ENDPOINT, lambda _: None)
     assert hub_loads == [("owner/name", False)]
 
 
-def test_the_hub_is_not_asked_for_the_served_model(hub_loads):
+def test_the_served_model_is_not_fetched_from_the_hub(hub_loads):
     assert find_tokenizer(settings(None), Endpoint(NOBODY, "owner/name"), lambda _: None) is None
     assert find_tokenizer(settings(None), Endpoint(NOBODY, "owner/here"), lambda _: None)
     assert hub_loads == [("owner/name", True), ("owner/here", True)]
 
 
-def test_a_tokenizer_that_cannot_be_loaded_is_named():
+def test_the_error_names_a_tokenizer_that_cannot_be_loaded():
     with pytest.raises(ConfigError, match="/nowhere"):
         find_tokenizer(settings("/nowhere"), ENDPOINT, lambda _: None)
 

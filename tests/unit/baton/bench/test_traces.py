@@ -43,7 +43,7 @@ def writer() -> PromptWriter:
     return PromptWriter([f"w{number}" for number in range(5000)], 1.0, 0, "salt", "words")
 
 
-def test_mooncake_times_are_milliseconds_and_begin_at_zero(mooncake):
+def test_mooncake_times_are_milliseconds_from_zero(mooncake):
     requests = read_trace(mooncake)
     assert [request.at_s for request in requests] == [0.0, 1.0, 2.5]
     assert [request.hash_ids for request in requests] == [(7, 8, 9), (11, 12), (7, 8, 10)]
@@ -56,7 +56,7 @@ def test_azure_times_have_seven_decimals(azure):
     assert [(request.input_tokens, request.output_tokens) for request in requests] == [(4808, 10), (3180, 8), (110, 27)]
 
 
-def test_a_part_is_cut_out_by_the_traces_own_clock(mooncake):
+def test_a_part_is_selected_by_the_clock_of_the_trace(mooncake):
     (only,) = cut_trace(read_trace(mooncake), 0.5, 1.0)
     assert only.at_s == 0.5
     assert only.input_tokens == 600
@@ -75,7 +75,7 @@ def test_a_part_is_cut_out_by_the_traces_own_clock(mooncake):
         ("", "neither Mooncake JSONL nor a CSV"),
     ],
 )
-def test_what_is_no_trace_is_refused_by_line(tmp_path, text, fragment):
+def test_an_invalid_trace_is_refused_with_the_line(tmp_path, text, fragment):
     file = tmp_path / "broken"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -83,7 +83,7 @@ def test_what_is_no_trace_is_refused_by_line(tmp_path, text, fragment):
     assert fragment in caught.value.message
 
 
-def test_equal_hash_ids_are_equal_text_and_others_are_not(mooncake):
+def test_equal_hash_ids_give_equal_text_and_others_do_not(mooncake):
     first, other, second, *_ = _texts(TraceWorkload(writer(), read_trace(mooncake), LengthLimits(), "t"), 3)
     assert [len(text) for text in (first, other, second)] == [1100, 600, 1030]
     assert first[:1024] == second[:1024]
@@ -98,7 +98,7 @@ def test_sharing_survives_scaling(mooncake):
     assert first[:103] != second[:103]
 
 
-def test_prompts_that_are_cut_off_stay_different(mooncake):
+def test_truncated_prompts_stay_different(mooncake):
     limits = LengthLimits(max_input=600)
     first, _, second = _texts(TraceWorkload(writer(), read_trace(mooncake), limits, "t"), 3)
     assert len(first) == len(second) == 600
@@ -106,7 +106,7 @@ def test_prompts_that_are_cut_off_stay_different(mooncake):
     assert first != second
 
 
-def test_a_chat_template_cuts_no_tail(mooncake):
+def test_a_chat_template_keeps_the_end_of_the_text(mooncake):
     """Of the last block's 6 tokens a template of 20 leaves none: the end of the text is still the last block's."""
     templated = PromptWriter(writer().words, 1.0, 20, "salt", "words")
     first, _, second = _texts(TraceWorkload(templated, read_trace(mooncake), LengthLimits(max_input=1030), "t"), 3)
@@ -114,7 +114,7 @@ def test_a_chat_template_cuts_no_tail(mooncake):
     assert first != second
 
 
-def test_another_stage_begins_elsewhere_in_the_trace():
+def test_another_stage_starts_elsewhere_in_the_trace():
     trace = [TraceRequest(float(number), 10 + number, 5) for number in range(100)]
     workload = TraceWorkload(writer(), trace, LengthLimits(), "t")
     stages = [[spec.input_tokens for spec in itertools.islice(workload.requests(stage), 10)] for stage in range(5)]
@@ -122,7 +122,7 @@ def test_another_stage_begins_elsewhere_in_the_trace():
     assert len({length for lengths in stages for length in lengths}) == 50
 
 
-def test_another_lap_and_another_stage_are_new_to_every_cache(mooncake):
+def test_every_lap_and_stage_misses_every_cache(mooncake):
     workload = TraceWorkload(writer(), read_trace(mooncake), LengthLimits(), "t")
     texts = _texts(workload, 6)
     assert texts[0][:50] != texts[3][:50]
@@ -134,7 +134,7 @@ def test_another_lap_and_another_stage_are_new_to_every_cache(mooncake):
     st.floats(0.05, 600),
     st.integers(1, 4000),
 )
-def test_segments_always_have_the_wanted_length(hash_ids, block_tokens, input_tokens):
+def test_segments_always_have_the_requested_length(hash_ids, block_tokens, input_tokens):
     segments = block_segments(hash_ids, block_tokens, input_tokens, "k")
     assert sum(segment.tokens for segment in segments) == input_tokens
     assert all(segment.tokens > 0 for segment in segments)
@@ -146,18 +146,18 @@ class TestLimits:
         assert limits.fit(150, 20) == (75, 40, False)
         assert limits.fit(500, 60) == (100, 50, True)
 
-    def test_the_prompt_gives_way_to_the_answer(self):
+    def test_prompts_are_shortened_in_favour_of_answers(self):
         assert make_limits("1", 1.0, None, None, 2048).fit(2000, 300) == (1748, 300, True)
         assert make_limits("1", 1.0, None, None, 100).fit(50, 300) == (1, 99, True)
 
     @given(st.integers(1, 10**6), st.integers(1, 10**5), st.integers(2, 10_000), st.floats(0.001, 2))
-    def test_what_is_asked_for_always_fits(self, input_tokens, output_tokens, context, scale):
+    def test_requests_within_the_limits_always_fit(self, input_tokens, output_tokens, context, scale):
         fitted = make_limits(str(scale), scale, None, None, context).fit(input_tokens, output_tokens)
         assert fitted[0] >= 1
         assert fitted[1] >= 1
         assert fitted[0] + fitted[1] <= context
 
-    def test_auto_fits_the_longest(self):
+    def test_auto_fits_the_longest_request(self):
         limits = scale_to_longest(make_limits("auto", 1.0, None, 100, 1100), [10, 4000])
         assert limits.fit(4000, 100) == (1000, 100, False)
         assert limits.fit(40, 100)[0] == 10
@@ -185,17 +185,17 @@ class TestRoom:
             ((2000.0, 49.0), "2000 tokens and an answer of 49 do not fit the context of 2048"),
         ],
     )
-    def test_what_cannot_fit_is_refused(self, lengths, fragment):
+    def test_requests_that_cannot_fit_are_refused(self, lengths, fragment):
         with pytest.raises(ConfigError, match="--context 2048") as caught:
             check_room(LengthLimits(), *lengths, 2048)
         assert fragment in caught.value.message
 
-    def test_limits_make_it_fit(self):
+    def test_limits_make_requests_fit(self):
         check_room(LengthLimits(), 2000.0, 48.0, 2048)
         check_room(LengthLimits(context=2048), 4096.0, 10.0, 2048)
         check_room(LengthLimits(input_scale=0.1), 4096.0, 10.0, 2048)
         check_room(LengthLimits(), 4096.0, 10.0, None)
 
-    def test_there_is_an_end_without_a_context_too(self):
+    def test_lengths_are_bounded_without_a_context(self):
         with pytest.raises(ConfigError, match="20000000 tokens are more than 10000000"):
             check_room(LengthLimits(input_scale=1e5), 200.0, 10.0, None)

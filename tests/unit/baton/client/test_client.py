@@ -31,20 +31,20 @@ def chat(text: str) -> dict[str, object]:
     return {"messages": [{"role": "user", "content": text}]}
 
 
-async def test_answers_come_back_whole(client):
+async def test_answers_are_returned_whole(client):
     assert await client.model() == "fake"
     answer = await client.generate(COMPLETION_PATH, {"prompt": "a"})
     assert answer["choices"][0]["text"] == "echo a"
     assert (await client.timeline("one"))["request_id"] == "one"
 
 
-async def test_a_stream_is_read_to_its_end(client):
+async def test_a_stream_is_read_to_the_end(client):
     chunks = [chunk async for chunk in client.stream(CHAT_PATH, chat("a"))]
     assert "".join(choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"]) == "echo a"
     assert chunks[-1]["usage"]["completion_tokens"] == 3
 
 
-async def test_an_error_is_rebuilt_as_the_class_it_was(client):
+async def test_an_error_is_rebuilt_with_its_class(client):
     with pytest.raises(ContextLengthError, match=r"The prompt is \[too\] long"):
         await client.generate(CHAT_PATH, chat("FAIL"))
     with pytest.raises(ContextLengthError):
@@ -53,19 +53,19 @@ async def test_an_error_is_rebuilt_as_the_class_it_was(client):
         _ = [chunk async for chunk in client.stream(CHAT_PATH, chat("DIE"))]
 
 
-async def test_overload_says_when_to_come_back(client):
+async def test_an_overload_error_has_its_retry_time(client):
     with pytest.raises(OverloadedError) as caught:
         await client.generate(CHAT_PATH, chat("BUSY once"))
     assert caught.value.retry_after_s == 0.01
 
 
-async def test_a_stream_that_breaks_off_is_an_error(client):
+async def test_a_broken_stream_is_an_error(client):
     with pytest.raises(RouterUnreachableError, match="ended the stream before it was complete"):
         _ = [chunk async for chunk in client.stream(CHAT_PATH, chat("CUT"))]
 
 
 @pytest.mark.parametrize(("key", "header"), [("", None), ("a-key", "Bearer a-key")])
-async def test_the_key_of_the_environment_is_sent(monkeypatch, key, header):
+async def test_the_key_in_the_environment_is_sent(monkeypatch, key, header):
     monkeypatch.setenv("BATON_API_KEY", key)
     seen: list[str | None] = []
 
@@ -88,19 +88,19 @@ async def test_the_key_of_the_environment_is_sent(monkeypatch, key, header):
         (httpx.Response(200, json=[1]), RouterUnreachableError, "JSON object"),
     ],
 )
-async def test_answers_of_something_else_are_errors(response, error, message):
+async def test_answers_of_another_server_are_errors(response, error, message):
     async with RouterClient("http://x", transport=httpx.MockTransport(lambda request: response)) as client:
         with pytest.raises(error, match=message):
             await client.status()
 
 
-async def test_nobody_there_is_an_error_that_says_what_to_do():
+async def test_an_unreachable_server_is_an_error_with_advice():
     async with RouterClient("http://127.0.0.1:9") as client:
         with pytest.raises(RouterUnreachableError, match=r"No answer from http://127.0.0.1:9 .*baton up"):
             await client.status()
 
 
-async def test_a_proxy_of_the_environment_is_not_asked_for_loopback(router, monkeypatch):
+async def test_a_proxy_in_the_environment_is_not_used_for_loopback(router, monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.delenv("NO_PROXY", raising=False)
     async with RouterClient(router.endpoint) as client:
@@ -115,7 +115,7 @@ async def test_a_proxy_of_the_environment_is_not_asked_for_loopback(router, monk
         ("https://h/v1/", "https://h"),
     ],
 )
-def test_endpoints_are_taken_as_people_write_them(given, expected, monkeypatch):
+def test_common_forms_of_endpoints_are_accepted(given, expected, monkeypatch):
     assert find_endpoint(given) == expected
     monkeypatch.setenv("BATON_ENDPOINT", given)
     assert find_endpoint() == expected
@@ -123,18 +123,18 @@ def test_endpoints_are_taken_as_people_write_them(given, expected, monkeypatch):
 
 
 @pytest.mark.parametrize("given", ["ftp://h", "http://", "://", "localhost:80a", "h:99999", "http://[::1"])
-def test_what_is_no_endpoint_is_refused(given):
+def test_an_invalid_endpoint_is_refused(given):
     with pytest.raises(ConfigError, match="is not an endpoint"):
         find_endpoint(given)
 
 
-def test_a_client_of_what_is_no_url_is_refused():
+def test_a_client_with_an_invalid_url_is_refused():
     for endpoint in ("http://[::1", "http://a\x07b"):
         with pytest.raises(ConfigError, match="is not an endpoint"):
             RouterClient(endpoint)
 
 
-def test_the_recorded_cluster_is_found_while_it_lives():
+def test_the_recorded_cluster_is_found_while_it_runs():
     with pytest.raises(ConfigError, match="No cluster runs"):
         find_endpoint()
     state = RunState.of_this_process({"model": "m"})
@@ -146,7 +146,7 @@ def test_the_recorded_cluster_is_found_while_it_lives():
     assert read_state() == state.with_endpoint("http://127.0.0.1:5")
 
 
-def test_a_later_process_with_the_same_pid_is_not_taken_for_the_cluster():
+def test_a_later_process_with_the_same_pid_is_not_the_cluster():
     state = RunState.of_this_process({})
     assert state.is_running()
     assert not RunState(state.pid, state.pid_started_s - 100).is_running()
@@ -154,13 +154,13 @@ def test_a_later_process_with_the_same_pid_is_not_taken_for_the_cluster():
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"pid": "x"}'])
-def test_an_unreadable_record_counts_as_none(content):
+def test_an_unreadable_record_is_ignored(content):
     state_file().parent.mkdir(parents=True)
     state_file().write_text(content)
     assert read_state() is None
 
 
-def test_only_its_own_record_is_cleared():
+def test_a_cluster_clears_only_its_own_record():
     state = RunState.of_this_process({})
     write_state(state)
     clear_state(state.pid + 1)
@@ -170,14 +170,14 @@ def test_only_its_own_record_is_cleared():
 
 
 @pytest.mark.parametrize("key", ["two words-of-a-key", "sk-schlüssel-0123456789", "sk-0123456789\nabcdef"])
-def test_a_key_that_cannot_be_sent_is_named_and_not_quoted(monkeypatch, key):
+def test_an_unsendable_key_is_reported_without_its_value(monkeypatch, key):
     monkeypatch.setenv("BATON_API_KEY", key)
     with pytest.raises(ConfigError, match="BATON_API_KEY") as caught:
         RouterClient("http://127.0.0.1:1")
     assert key not in str(caught.value)
 
 
-async def test_the_end_of_a_line_of_an_environment_file_is_no_part_of_the_key(monkeypatch, router):
+async def test_a_trailing_newline_is_not_part_of_the_key(monkeypatch, router):
     monkeypatch.setenv("BATON_API_KEY", "sk-secret-0123456789abcdef\r\n")
     async with RouterClient(router.endpoint) as connected:
         assert await connected.model() == "fake"

@@ -29,7 +29,7 @@ steps_of = {
 
 
 @given(target_s=st.floats(0, 10), **steps_of)
-def test_a_budget_is_between_the_floor_and_the_chunk(
+def test_a_budget_is_between_the_minimum_and_the_chunk(
     chunk_tokens: int,
     decoding: int,
     context_tokens: int,
@@ -43,7 +43,7 @@ def test_a_budget_is_between_the_floor_and_the_chunk(
 
 
 @given(targets_s=st.tuples(st.floats(1e-4, 10), st.floats(1e-4, 10)), **steps_of)
-def test_a_looser_target_never_leaves_less(
+def test_a_looser_target_never_lowers_the_budget(
     chunk_tokens: int,
     decoding: int,
     context_tokens: int,
@@ -59,7 +59,7 @@ def test_a_looser_target_never_leaves_less(
 
 
 @given(target_s=st.floats(1e-3, 1), **steps_of)
-def test_a_step_is_within_the_target_or_its_prompt_at_the_least(
+def test_a_step_meets_the_target_or_has_the_smallest_chunk(
     chunk_tokens: int,
     decoding: int,
     context_tokens: int,
@@ -74,25 +74,25 @@ def test_a_step_is_within_the_target_or_its_prompt_at_the_least(
     assert in_time or budget <= MIN_PROMPT_TOKENS or decoding == 0
 
 
-def test_nobody_decodes_or_nobody_was_promised_anything() -> None:
+def test_without_decoding_or_targets_the_budget_is_the_whole_chunk() -> None:
     assert prompt_budget(512, 0, 0, 0.05, CPU) == 512
     assert prompt_budget(512, 4, 4000, 0.0, CPU) == 508
 
 
-def test_drafts_take_their_time_from_prompts() -> None:
+def test_drafts_reduce_the_time_for_prompts() -> None:
     assert prompt_budget(512, 4, 4000, 0.05, CPU, drafted_tokens=3.0) < prompt_budget(512, 4, 4000, 0.05, CPU)
 
 
-def test_several_tokens_a_round_make_no_step_longer() -> None:
+def test_several_tokens_per_round_do_not_lengthen_steps() -> None:
     alone, several = (prompt_allowance(508, 4, 4000, 0.05, Pace(CPU, tokens)) for tokens in (1.0, 2.5))
     assert alone == several
 
 
-def test_what_stands_before_a_chunk_makes_it_dearer() -> None:
+def test_a_longer_context_makes_a_chunk_more_expensive() -> None:
     assert prompt_budget(512, 4, 4000, 0.05, CPU, start=8000) < prompt_budget(512, 4, 4000, 0.05, CPU)
 
 
-def test_a_target_that_is_missed_anyway_does_not_hold_prompts_up_for_ever() -> None:
+def test_an_impossible_target_does_not_starve_prompts() -> None:
     """On a GPU a tenth of the step is more than the smallest chunk."""
     assert prompt_budget(512, 4, 4000, 0.001, CPU) == MIN_PROMPT_TOKENS
     assert prompt_budget(2048, 64, 200_000, 0.001, GPU) > MIN_PROMPT_TOKENS
@@ -110,7 +110,7 @@ def test_prompts_share_an_allowance() -> None:
     assert CPU.decode_ms(4, 4000) + spent_ms <= 50.0
 
 
-def test_tokens_that_are_sure_are_so_once() -> None:
+def test_a_certain_token_is_counted_once() -> None:
     allowance = PromptAllowance(100, ms=0.0, costs=CPU)
     assert allowance.tokens_at(0) == MIN_PROMPT_TOKENS
     allowance.take(10, 0)
@@ -120,6 +120,6 @@ def test_tokens_that_are_sure_are_so_once() -> None:
 
 
 @pytest.mark.parametrize("costs", [StepCosts(1, 0, 0, 0, 0), StepCosts(0, 0, 0, 0, 0)])
-def test_prompts_that_cost_nothing_get_everything(costs: StepCosts) -> None:
+def test_free_prompts_get_the_whole_budget(costs: StepCosts) -> None:
     assert prompt_budget(512, 2, 10, 0.05, costs) == 510
     assert PromptAllowance(7, inf).tokens_at(123) == 7

@@ -19,7 +19,7 @@ CHANGES = {
 }
 
 
-def test_sizes_in_bytes() -> None:
+def test_sizes_in_bytes_match_the_layout() -> None:
     assert SPEC.layer_bytes_per_token(0, 1) == 2 * 2 * (64 + 64)
     assert SPEC.layer_bytes_per_token(1, 2) == 2 * 2 * (64 + 32)
     assert SPEC.layer_bytes_per_token(1, 1) == 0
@@ -27,7 +27,7 @@ def test_sizes_in_bytes() -> None:
     assert replace(SPEC, dtype="float32").bytes_per_token == 2 * SPEC.bytes_per_token
 
 
-def test_int8_is_a_byte_for_each_number_and_four_for_each_vector() -> None:
+def test_int8_takes_one_byte_per_number_and_four_per_vector() -> None:
     assert SPEC.layer_bytes_per_token(0, 1, KVEncoding.INT8) == 2 * (64 + 4 + 64 + 4)
     assert SPEC.layer_bytes_per_token(0, 2, KVEncoding.INT8) == 2 * (64 + 4 + 64 + 4) + 2 * (64 + 4 + 32 + 4)
     assert replace(SPEC, dtype="float32").layer_bytes_per_token(1, 2, KVEncoding.INT8) == 2 * (64 + 4 + 32 + 4)
@@ -36,7 +36,7 @@ def test_int8_is_a_byte_for_each_number_and_four_for_each_vector() -> None:
         assert spec.layer_bytes_per_token(0, 2, KVEncoding.NATIVE) == spec.bytes_per_token
 
 
-def test_a_cache_of_int8_keeps_drafts_as_they_are() -> None:
+def test_an_int8_cache_keeps_native_drafts() -> None:
     spec = replace(SPEC, encoding=KVEncoding.INT8).with_draft("draft", (LayerSpec(1, 8, 8),))
     assert [spec.kept_as(layer) for layer in range(3)] == [KVEncoding.INT8, KVEncoding.INT8, KVEncoding.NATIVE]
     assert spec.layer_bytes_per_token(0, 2) == SPEC.layer_bytes_per_token(0, 2, KVEncoding.INT8)
@@ -44,7 +44,7 @@ def test_a_cache_of_int8_keeps_drafts_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("spec", [SPEC, replace(SPEC, encoding=KVEncoding.INT8)])
-def test_json_keeps_everything(spec: KVCacheSpec) -> None:
+def test_json_preserves_every_field(spec: KVCacheSpec) -> None:
     copy = KVCacheSpec.from_json(spec.to_json())
     assert copy == spec
     assert copy.encoding is spec.encoding
@@ -52,13 +52,13 @@ def test_json_keeps_everything(spec: KVCacheSpec) -> None:
     assert copy.differences(spec) == []
 
 
-def test_an_encoding_that_is_not_known_is_no_layout() -> None:
+def test_an_unknown_encoding_is_refused() -> None:
     with pytest.raises(ValueError, match="int3"):
         KVCacheSpec.from_json(SPEC.to_json().replace("native", "int3", 1).replace("native", "int3", 1))
 
 
 @pytest.mark.parametrize("name", sorted(CHANGES))
-def test_every_change_shows_in_the_fingerprint_and_is_named(name: str) -> None:
+def test_every_difference_changes_the_fingerprint_and_is_named(name: str) -> None:
     other = CHANGES[name]
     assert other.fingerprint() != SPEC.fingerprint()
     (difference,) = SPEC.differences(other)

@@ -22,7 +22,7 @@ def _restore():
         logger.setLevel(level)
 
 
-def test_a_json_line_says_who_and_when(capsys):
+def test_a_json_line_names_process_and_time(capsys):
     configure_logging(LogConfig(level="info", json=True), "decode-1")
     logging.getLogger("cluster.dispatch.router").info("request %s ended", "r1")
     line = json.loads(capsys.readouterr().err)
@@ -31,7 +31,7 @@ def test_a_json_line_says_who_and_when(capsys):
     assert line["time"].endswith("+00:00")
 
 
-def test_with_json_no_line_of_a_library_is_text(capsys):
+def test_json_logging_formats_lines_of_libraries_too(capsys):
     ray = logging.getLogger("ray")
     ray.propagate = False
     ray.addHandler(logging.StreamHandler())
@@ -50,13 +50,13 @@ def test_with_json_no_line_of_a_library_is_text(capsys):
     assert "soon gone" in lines[2]["message"]
 
 
-def test_as_text_other_libraries_keep_their_handlers():
+def test_text_logging_keeps_the_handlers_of_libraries():
     before = list(logging.getLogger().handlers)
     configure_logging(LogConfig(), "router")
     assert logging.getLogger().handlers == before
 
 
-def test_an_exception_stays_on_its_line(capsys):
+def test_an_exception_stays_on_one_line(capsys):
     configure_logging(LogConfig(json=True), "router")
     try:
         raise ValueError("two\nlines")
@@ -72,25 +72,25 @@ def test_text_lines_name_the_process(capsys):
     assert "WARNING controller cluster.controller.controller: careful" in capsys.readouterr().err
 
 
-def test_the_level_is_kept(capsys):
+def test_the_log_level_is_applied(capsys):
     configure_logging(LogConfig(level="error"), "router")
     logging.getLogger("cluster").warning("not shown")
     assert capsys.readouterr().err == ""
 
 
-def test_configuring_again_does_not_double_lines(capsys):
+def test_configuring_twice_does_not_duplicate_lines(capsys):
     for _ in range(2):
         configure_logging(LogConfig(), "router")
     logging.getLogger("cluster").warning("once")
     assert capsys.readouterr().err.count("once") == 1
 
 
-def test_what_cannot_be_json_is_shown_all_the_same():
+def test_values_that_are_not_json_are_logged_as_text():
     record = logging.LogRecord("engine", logging.INFO, "", 0, "%r", (object(),), None)
     assert "object object at" in json.loads(JsonFormatter("p").format(record))["message"]
 
 
-def test_fields_stand_beside_the_message(capsys):
+def test_fields_are_logged_with_the_message(capsys):
     configure_logging(LogConfig(level="info", json=True), "router")
     log = RequestLog(logging.getLogger("cluster.dispatch.router"), "chatcmpl-1")
     log.info("a request ended", extra={"outcome": "stop", "seconds": 1.5})
@@ -99,13 +99,13 @@ def test_fields_stand_beside_the_message(capsys):
     assert line["message"] == "a request ended"
 
 
-def test_text_lines_have_the_fields_behind_the_message(capsys):
+def test_text_lines_end_with_the_fields(capsys):
     configure_logging(LogConfig(level="info"), "router")
     RequestLog(logging.getLogger("cluster.dispatch.router"), "r1").info("ended", extra={"outcome": "stop"})
     assert capsys.readouterr().err.endswith("INFO router cluster.dispatch.router: ended [outcome=stop request_id=r1]\n")
 
 
-def test_fields_cannot_displace_what_every_line_says(capsys):
+def test_fields_cannot_replace_standard_ones(capsys):
     configure_logging(LogConfig(level="info", json=True), "router")
     names = ("time", "level", "logger", "message", "process", "name", "msg", "args")
     RequestLog(logging.getLogger("cluster"), "r1").info("said", extra=dict.fromkeys(names, "made up"))
@@ -115,7 +115,7 @@ def test_fields_cannot_displace_what_every_line_says(capsys):
     assert line["name_"] == "made up"
 
 
-def test_what_libraries_add_to_every_record_is_no_field():
+def test_attributes_added_by_libraries_are_not_fields():
     record = logging.LogRecord("engine", logging.INFO, "", 0, "said", (), None)
     record._ray_timestamp_ns = 1
     assert "timestamp_ns" not in JsonFormatter("p").format(record)
@@ -127,10 +127,10 @@ def test_an_event_is_one_line(capsys):
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_a_fault_is_described_without_its_words():
+def test_a_fault_is_described_without_its_message():
     try:
         raise ValueError("the prompt was: my secret")
     except ValueError as error:
         described = describe_fault(error)
     assert "secret" not in described
-    assert described.startswith("ValueError in test_a_fault_is_described_without_its_words (")
+    assert described.startswith("ValueError in test_a_fault_is_described_without_its_message (")

@@ -16,14 +16,14 @@ H100 = DeviceMemoryUse(
 )
 
 
-def test_a_whole_gpu_is_used_up_to_the_utilization() -> None:
+def test_a_whole_gpu_is_used_up_to_the_configured_utilization() -> None:
     budget = divide_memory(H100, 0.9, 1.0, BLOCK_BYTES)
     spent = budget.context + budget.weights + budget.activations + budget.graphs + budget.kv
     assert 0 <= 0.9 * 80 * GIB - spent < BLOCK_BYTES
     assert budget.kv == budget.kv_blocks * BLOCK_BYTES
 
 
-def test_two_half_workers_fit_side_by_side_in_either_order() -> None:
+def test_two_half_workers_fit_in_either_order() -> None:
     first = divide_memory(H100, 0.9, 0.5, BLOCK_BYTES)
     taken = first.context + first.weights + first.activations + first.graphs + first.kv
     second = divide_memory(replace(H100, free=H100.free - taken), 0.9, 0.5, BLOCK_BYTES)
@@ -31,7 +31,7 @@ def test_two_half_workers_fit_side_by_side_in_either_order() -> None:
     assert 2 * taken <= 0.9 * 80 * GIB
 
 
-def test_a_model_of_8b_leaves_a_24_gb_card_some_kv() -> None:
+def test_an_8b_model_on_a_24_gb_card_leaves_room_for_kv() -> None:
     use = DeviceMemoryUse(
         total=24 * GIB, free=7 * GIB, context=GIB // 2, weights=15 * GIB, activations=2 * GIB, graphs=GIB
     )
@@ -39,7 +39,7 @@ def test_a_model_of_8b_leaves_a_24_gb_card_some_kv() -> None:
     assert 3 * GIB < budget.kv < 3.2 * GIB  # 21.6 - 18.5
 
 
-def test_a_card_that_is_too_small_is_refused_with_what_to_lower() -> None:
+def test_a_card_that_is_too_small_is_refused_with_advice() -> None:
     use = replace(H100, total=16 * GIB, free=GIB // 4)
     with pytest.raises(ConfigError) as caught:
         divide_memory(use, 0.9, 1.0, BLOCK_BYTES)
@@ -51,7 +51,7 @@ def test_a_card_that_is_too_small_is_refused_with_what_to_lower() -> None:
     assert "engine.weights: fp8" in message
 
 
-def test_other_processes_that_hold_too_much_are_named() -> None:
+def test_other_processes_that_use_too_much_memory_are_named() -> None:
     with pytest.raises(ConfigError) as caught:
         divide_memory(replace(H100, free=20 * GIB), 0.9, 1.0, BLOCK_BYTES)
     message = caught.value.message
@@ -61,7 +61,7 @@ def test_other_processes_that_hold_too_much_are_named() -> None:
     assert "lower engine.gpu_memory_utilization" in message
 
 
-def test_a_configured_cache_may_exceed_the_utilization_but_not_the_share() -> None:
+def test_a_configured_cache_can_exceed_the_utilization_but_not_the_share() -> None:
     blocks = 29 * GIB // BLOCK_BYTES
     assert divide_memory(H100, 0.5, 0.7, BLOCK_BYTES, blocks).kv_blocks == blocks
     with pytest.raises(ConfigError, match=r"may use 40\.00 GiB: all of it.* kv_blocks or kv_memory_gib"):

@@ -22,7 +22,7 @@ def problems(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
 
 
 @given(problems())
-def test_the_conditions_of_karush_kuhn_and_tucker_hold(problem: tuple[np.ndarray, np.ndarray]) -> None:
+def test_the_karush_kuhn_tucker_conditions_hold(problem: tuple[np.ndarray, np.ndarray]) -> None:
     matrix, vector = problem
     before = matrix.copy(), vector.copy()
     values = solve_non_negative(matrix, vector)
@@ -35,7 +35,7 @@ def test_the_conditions_of_karush_kuhn_and_tucker_hold(problem: tuple[np.ndarray
     assert np.array_equal(vector, before[1])
 
 
-def test_what_came_out_negative_at_first_may_be_what_is_wanted() -> None:
+def test_an_initially_negative_coefficient_can_return() -> None:
     """Leaving out for good all that are negative without bounds would give (4/23, 0, 0)."""
     matrix = np.array([[23.0, 15.0, 7.0], [15.0, 14.0, 2.0], [7.0, 2.0, 6.0]])
     vector = np.array([4.0, -2.0, 4.0])
@@ -43,5 +43,5 @@ def test_what_came_out_negative_at_first_may_be_what_is_wanted() -> None:
     assert solve_non_negative(matrix, vector) == pytest.approx([0.0, 0.0, 2 / 3])
 
 
-def test_nothing_is_worth_having() -> None:
+def test_all_coefficients_can_be_zero() -> None:
     assert solve_non_negative(np.eye(3), np.array([-1.0, -2.0, 0.0])).tolist() == [0.0, 0.0, 0.0]

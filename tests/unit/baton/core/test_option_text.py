@@ -8,19 +8,19 @@ from baton.core.option_text import duration_s, integers, names, numbers
 
 
 @pytest.mark.parametrize("text", ["500ms", "2s", "1.5 s", ".5s", "10min", "10m", "1h", "250us", "3", "2S"])
-def test_a_duration_is_the_same_in_options_and_in_the_configuration(text):
+def test_durations_are_equal_in_options_and_configuration(text):
     assert duration_s("--slo", text) == parse_duration_s(text)
 
 
 @pytest.mark.parametrize("text", ["", "s", "2 weeks", "-1s", "1e3s", "1.2.3s"])
-def test_what_is_no_duration_is_none_in_either(text):
+def test_options_and_configuration_refuse_the_same_durations(text):
     with pytest.raises(ConfigError, match="is not a duration above 0"):
         duration_s("--slo", text)
     with pytest.raises(ValueError, match="is not a duration of at most a day"):
         parse_duration_s(text)
 
 
-def test_lists_are_read_without_repetitions():
+def test_lists_are_read_without_duplicates():
     assert names(" a, b,,a") == ("a", "b")
     assert integers("--batches", "1, 4") == (1, 4)
     assert numbers("--temperatures", "0,0.8,1e-3") == (0.0, 0.8, 0.001)
@@ -28,12 +28,12 @@ def test_lists_are_read_without_repetitions():
 
 
 @pytest.mark.parametrize("text", ["nan", "0,inf", "-inf", "1e400", "NaN,1", "0.8,warm"])
-def test_what_is_no_number_is_refused(text):
+def test_a_value_that_is_not_a_number_is_refused(text):
     with pytest.raises(ConfigError, match=r"--temperatures must be numbers .* got '"):
         numbers("--temperatures", text)
 
 
 @pytest.mark.parametrize("text", ["1.5", "inf", "two"])
-def test_what_is_no_whole_number_is_refused(text):
+def test_a_value_that_is_not_a_whole_number_is_refused(text):
     with pytest.raises(ConfigError, match="--batches must be whole numbers"):
         integers("--batches", text)

@@ -35,7 +35,7 @@ def outcomes(cluster: InstantCluster) -> dict[str, float]:
     }
 
 
-async def test_a_stop_string_is_an_end_and_no_cancellation(cluster: InstantCluster) -> None:
+async def test_a_stop_string_is_a_finish_and_not_a_cancellation(cluster: InstantCluster) -> None:
     """The gateway finds it and closes the sequence, as it would if the client had gone away."""
     word = TOKENIZER.decode([40])
     assert await post(cluster, stop=[word]) == 200
@@ -43,7 +43,7 @@ async def test_a_stop_string_is_an_end_and_no_cancellation(cluster: InstantClust
     assert cluster.metrics.registry.get_sample_value("baton_request_seconds_count") == 1
 
 
-async def test_what_another_sequence_ended_is_no_cancellation(
+async def test_a_sequence_ended_by_a_sibling_is_not_cancelled(
     cluster: InstantCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client is there, and gets an error: that counts for all sequences that had begun."""
@@ -59,7 +59,7 @@ async def test_what_another_sequence_ended_is_no_cancellation(
     assert outcomes(cluster)["internal_error"] >= 1
 
 
-async def test_the_end_of_a_sequence_is_one_line_with_its_figures(
+async def test_the_end_of_a_sequence_is_logged_in_one_line(
     cluster: InstantCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "cluster.dispatch.router"):
@@ -70,7 +70,7 @@ async def test_the_end_of_a_sequence_is_one_line_with_its_figures(
     assert line["request_id"].startswith("cmpl-")
 
 
-async def test_failures_of_ours_are_warnings(cluster: InstantCluster, caplog: pytest.LogCaptureFixture) -> None:
+async def test_internal_failures_are_warnings(cluster: InstantCluster, caplog: pytest.LogCaptureFixture) -> None:
     app = await cluster.start()
     for worker in cluster.registry.pool("prefill"):
         cluster.registry.drain(worker.info.worker_id)

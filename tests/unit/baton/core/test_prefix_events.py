@@ -130,7 +130,7 @@ Feed.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadl
 TestFeed = Feed.TestCase
 
 
-def test_a_block_that_came_and_went_was_never_there() -> None:
+def test_a_block_added_and_removed_between_reads_is_not_reported() -> None:
     events = PrefixEvents()
     with ExitStack() as stack:
         follower = Follower(events, stack)
@@ -145,7 +145,7 @@ def test_a_block_that_came_and_went_was_never_there() -> None:
         assert follower.reader.take() is None
 
 
-def test_one_who_fell_behind_gets_a_snapshot_and_the_others_do_not() -> None:
+def test_only_a_reader_that_fell_behind_gets_a_snapshot() -> None:
     events = PrefixEvents()
     with ExitStack() as stack:
         slow, fast = Follower(events, stack), Follower(events, stack)
@@ -175,7 +175,7 @@ def test_one_who_fell_behind_gets_a_snapshot_and_the_others_do_not() -> None:
         assert (slow.copy.num_snapshots, fast.copy.num_snapshots) == (2, 1)
 
 
-def test_a_reader_that_left_costs_nothing() -> None:
+def test_a_closed_reader_costs_nothing() -> None:
     events = PrefixEvents()
     with ExitStack() as stack:
         follower = Follower(events, stack)
@@ -185,7 +185,7 @@ def test_a_reader_that_left_costs_nothing() -> None:
     assert follower.reader.num_waiting == 0
 
 
-def test_snapshots_are_in_the_order_of_arrival() -> None:
+def test_snapshots_keep_the_order_of_arrival() -> None:
     events = PrefixEvents()
     for number in (3, 1, 2):
         events.stored(name(number))
@@ -193,7 +193,7 @@ def test_snapshots_are_in_the_order_of_arrival() -> None:
         assert reader.take() == CacheChanges((name(3), name(1), name(2)), is_snapshot=True)
 
 
-async def test_a_watcher_follows_a_thread_that_writes() -> None:
+async def test_a_watcher_follows_a_writing_thread() -> None:
     events, copy, rounds = PrefixEvents(), Copy(), 20_000
 
     def write() -> None:
@@ -218,7 +218,7 @@ async def test_a_watcher_follows_a_thread_that_writes() -> None:
     assert copy.hashes == set(final.stored)
 
 
-async def test_a_watcher_collects_what_comes_together_and_is_silent_otherwise() -> None:
+async def test_a_watcher_batches_events_and_is_silent_otherwise() -> None:
     events = PrefixEvents()
     events.stored(name(0))
     async with asyncio.timeout(TIMEOUT_S), aclosing(watch(events, PAUSE_S)) as deliveries:
@@ -240,7 +240,7 @@ async def test_a_watcher_collects_what_comes_together_and_is_silent_otherwise() 
         assert await following == CacheChanges((), (name(1),))
 
 
-async def test_a_watcher_that_is_closed_leaves() -> None:
+async def test_closing_a_watcher_removes_it() -> None:
     events = PrefixEvents()
     async with aclosing(watch(events)) as deliveries:
         await anext(deliveries)

@@ -70,7 +70,7 @@ def test_a_value_out_of_range_is_refused_by_name(param: str, value: object) -> N
         ("logit_bias", ((1, -100.0), (2, 100.0))),
     ],
 )
-def test_the_ends_of_every_range_are_allowed(param: str, value: object) -> None:
+def test_the_bounds_of_every_range_are_allowed(param: str, value: object) -> None:
     assert getattr(SamplingParams(**{param: value}), param) == value  # type: ignore[arg-type]
 
 
@@ -92,7 +92,7 @@ ALLOWED = {(W, R), (W, F), (R, P), (R, F), (P, R), (P, F)}
 
 @pytest.mark.parametrize("before", list(RequestStatus))
 @pytest.mark.parametrize("after", list(RequestStatus))
-def test_status_changes_follow_the_table(before: RequestStatus, after: RequestStatus) -> None:
+def test_status_transitions_follow_the_table(before: RequestStatus, after: RequestStatus) -> None:
     request = Request("id", [1], SamplingParams(), status=before)
     if (before, after) in ALLOWED:
         request.move_to(after)
@@ -117,7 +117,7 @@ def test_status_changes_follow_the_table(before: RequestStatus, after: RequestSt
         ({"max_tokens": 2, "min_tokens": 2}, [2, 2], [None, LENGTH]),
     ],
 )
-def test_append_output_says_when_a_request_ends(
+def test_append_output_reports_the_end_of_a_request(
     params: dict[str, object], tokens: list[int], reasons: list[FinishReason | None]
 ) -> None:
     request = Request("id", [1], SamplingParams(**params), eos_token_ids=frozenset({2}))  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ def test_append_output_says_when_a_request_ends(
     assert request.output_token_ids == tokens
 
 
-def test_a_resumed_request_counts_what_the_client_has_seen() -> None:
+def test_a_resumed_request_counts_tokens_the_client_has_seen() -> None:
     request = Request("id", [1], SamplingParams(max_tokens=3), output_token_ids=[5, 5])
     assert request.append_output(5) is LENGTH
 

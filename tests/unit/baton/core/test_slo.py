@@ -44,21 +44,21 @@ def timeline(ttft_s: float, decode_s: float) -> Timeline:
         ("gold", "flex", "batch", GOLD),
     ],
 )
-def test_the_header_wins_over_the_tier_and_that_over_the_key(header, tier, key_class, expected):
+def test_the_header_overrides_the_tier_and_the_tier_overrides_the_key(header, tier, key_class, expected):
     assert CLASSES.choose(header, tier, key_class) is expected
 
 
 @pytest.mark.parametrize(
     ("header", "tier"), [("interactiv", None), ("auto", None), (None, "scale"), ("gold", "Flex"), ("", None)]
 )
-def test_an_unknown_class_is_refused_with_the_known_ones(header, tier):
+def test_an_unknown_class_is_refused_with_the_known_classes(header, tier):
     with pytest.raises(InvalidRequestError) as caught:
         CLASSES.choose(header, tier)
     assert "interactive, standard, batch, gold" in caught.value.message
     assert caught.value.param == ("service_tier" if tier else "X-Baton-SLO-Class")
 
 
-def test_the_nearest_class_is_named_and_long_names_are_cut():
+def test_the_nearest_class_is_suggested_and_long_names_are_shortened():
     with pytest.raises(InvalidRequestError, match="Did you mean 'interactive'"):
         CLASSES.choose("interactiv", None)
     with pytest.raises(InvalidRequestError) as caught:
@@ -66,7 +66,7 @@ def test_the_nearest_class_is_named_and_long_names_are_cut():
     assert len(caught.value.message) < 300
 
 
-def test_a_configured_tier_wins_over_a_class_of_the_same_name():
+def test_a_configured_tier_overrides_a_class_of_the_same_name():
     classes = SloClasses((STANDARD, BATCH, FLEX), "standard", {"flex": "batch"})
     assert classes.choose(None, "flex") is BATCH
     assert classes.choose("flex", None) is FLEX
@@ -86,7 +86,7 @@ def test_a_configured_tier_wins_over_a_class_of_the_same_name():
         (INTERACTIVE, "auto", "interactive"),
     ],
 )
-def test_the_response_names_the_tier_that_served_the_request(slo, asked, used):
+def test_the_response_names_the_tier_that_was_applied(slo, asked, used):
     assert CLASSES.tier_used(slo, asked) == used
 
 
@@ -99,14 +99,14 @@ def test_the_response_names_the_tier_that_served_the_request(slo, asked, used):
         (3.5, 0.125, SloResult.MISSED_BOTH),
     ],
 )
-def test_both_targets_count(ttft_s, tpot_s, result):
+def test_both_targets_must_be_met(ttft_s, tpot_s, result):
     verdict = judge(STANDARD, timeline(ttft_s, 8 * tpot_s), "stop", 9)
     assert (verdict.result, verdict.is_met) == (result, result is SloResult.MET)
     assert verdict.ttft_margin_s == pytest.approx(3.0 - ttft_s)
     assert verdict.tpot_margin_s == pytest.approx(0.1 - tpot_s)
 
 
-def test_a_single_token_has_no_time_per_token_to_miss():
+def test_a_single_token_cannot_miss_its_tpot():
     verdict = judge(STANDARD, timeline(1.0, 50.0), "length", 1)
     assert (verdict.result, verdict.tpot_margin_s) == (SloResult.MET, None)
     assert verdict.attributes() == {"slo_result": "met", "slo_ttft_margin_ms": 2000.0}
@@ -125,13 +125,13 @@ def test_a_single_token_has_no_time_per_token_to_miss():
         ("context_length_exceeded", SloResult.EXCLUDED, None),
     ],
 )
-def test_failures_and_rejections_are_misses_and_what_the_client_did_is_none(outcome, result, is_met):
+def test_failures_and_rejections_are_misses_but_cancellations_are_not(outcome, result, is_met):
     verdict = judge(STANDARD, timeline(0.1, 0.1), outcome, 5)
     assert (verdict.result, verdict.is_met) == (result, is_met)
     assert verdict.attributes() == {"slo_result": str(result)}
 
 
-def test_every_way_to_end_has_a_verdict():
+def test_every_finish_reason_has_a_verdict():
     for outcome in (*FINISHED, CANCELLED, REJECTED, *error_classes()):
         assert judge(STANDARD, timeline(0.1, 0.1), outcome, 5).result in SloResult
 

@@ -28,7 +28,7 @@ GAPS = st.lists(st.floats(0.001, 10.0), min_size=1, max_size=60)
 
 
 @given(GAPS, st.integers(1, 20), st.integers(1, 4))
-def test_whatever_the_limit_sums_and_slowest_are_the_same(gaps_s: list[float], limit: int, num_slowest: int) -> None:
+def test_sums_and_slowest_gaps_do_not_depend_on_the_limit(gaps_s: list[float], limit: int, num_slowest: int) -> None:
     log, whole = log_of(gaps_s, limit, num_slowest), log_of(gaps_s)
     assert len(list(log.kept())) == min(limit, len(gaps_s))
     assert len(log.slowest_behind_limit()) == max(0, min(num_slowest, len(gaps_s) - limit))
@@ -42,7 +42,7 @@ def test_whatever_the_limit_sums_and_slowest_are_the_same(gaps_s: list[float], l
     assert found[0].gap_s == expected[0].gap_s
 
 
-def test_the_slowest_gap_comes_with_the_step_before_it() -> None:
+def test_the_slowest_gap_includes_the_step_before_it() -> None:
     found = log_of([0.1, 0.1, 0.7, 0.1]).slowest_gap()
     assert found is not None
     row, before = found
@@ -61,7 +61,7 @@ def test_a_gap_spans_steps_without_a_token() -> None:
     assert [row.recomputes for row in rows] == [False, True, True]
 
 
-def test_an_empty_log_is_false_and_json() -> None:
+def test_an_empty_log_is_false_and_serializes() -> None:
     log = StepLog()
     assert not log
     assert log.slowest_gap() is None

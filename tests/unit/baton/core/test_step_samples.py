@@ -17,7 +17,7 @@ def sample(ms: float) -> StepSample:
     return StepSample(ms, 0, 0, 1, 1, 5, 0, 0)
 
 
-def test_readers_get_what_they_have_not_seen() -> None:
+def test_readers_get_only_new_samples() -> None:
     samples = StepSamples(capacity=3)
     for ms in (1.0, 2.0):
         samples.add(sample(ms))
@@ -27,7 +27,7 @@ def test_readers_get_what_they_have_not_seen() -> None:
     assert samples.last_index == 2
 
 
-def test_a_late_reader_misses_the_oldest_only() -> None:
+def test_a_late_reader_misses_only_the_oldest_samples() -> None:
     samples = StepSamples(capacity=3)
     for ms in (1.0, 2.0, 3.0, 4.0, 5.0):
         samples.add(sample(ms))
@@ -36,7 +36,7 @@ def test_a_late_reader_misses_the_oldest_only() -> None:
     assert samples.after(99) == []  # of a worker that had the same name before
 
 
-def test_chunks_of_a_prompt_and_decode_steps() -> None:
+def test_prompt_chunks_and_decode_steps_are_sampled() -> None:
     engine = build_engine(build_runner(tiny_model("llama"), num_blocks=64), chunk_tokens=8)
     run(engine, [list(range(1, 21))], greedy(3))
     chunks, decodes = engine.meter.samples.after(0)[:3], engine.meter.samples.after(0)[3:]
@@ -62,7 +62,7 @@ async def engine():
     await engine.stop()
 
 
-async def test_a_profile_leaves_samples_and_nothing_else(engine: AsyncEngine) -> None:
+async def test_a_profile_leaves_nothing_but_samples(engine: AsyncEngine) -> None:
     await profile_steps(engine, max_model_len=128, budget_s=5.0)
     last_index, samples = await engine.step_samples(0)
     assert last_index == len(samples) > 0
@@ -76,13 +76,13 @@ async def test_a_profile_leaves_samples_and_nothing_else(engine: AsyncEngine) ->
     assert (await engine.stats()).blocks.cached > 0
 
 
-async def test_a_profile_without_time_measures_the_smallest_run_alone(engine: AsyncEngine) -> None:
+async def test_a_profile_without_time_measures_only_the_smallest_run(engine: AsyncEngine) -> None:
     await profile_steps(engine, max_model_len=128, budget_s=0.0)
     _, samples = await engine.step_samples(0)
     assert [sample.prompt_tokens for sample in samples if sample.prompt_tokens] == [16, 16]
 
 
-async def test_a_profile_leaves_out_what_does_not_fit() -> None:
+async def test_a_profile_skips_runs_that_do_not_fit() -> None:
     engine = AsyncEngine(build_runner(tiny_model("llama"), num_blocks=5), SchedulerLimits(8, 8, 20))
     engine.start()
     try:

@@ -33,7 +33,7 @@ def test_durations_are_milliseconds_between_their_events() -> None:
     assert timeline.tpot_ms(1) is None, "one token has no time between tokens"
 
 
-def test_a_missing_event_leaves_its_durations_unknown() -> None:
+def test_a_missing_event_leaves_its_durations_undefined() -> None:
     timeline = Timeline("id")
     timeline.record(Event.RECEIVED, 5.0)
     assert timeline.ttft_ms is None
@@ -59,7 +59,7 @@ def test_the_clock_is_monotonic_by_default() -> None:
     assert 0 <= duration_ms < 1000
 
 
-def test_the_waterfall_starts_at_zero_and_is_json() -> None:
+def test_the_waterfall_starts_at_zero_and_serializes() -> None:
     timeline = complete()
     timeline.attributes["decode_worker"] = "decode-0"
     waterfall = json.loads(json.dumps(timeline.to_dict()))
@@ -72,7 +72,7 @@ def test_the_waterfall_starts_at_zero_and_is_json() -> None:
     assert total == {"name": "total", "start_ms": 0.0, "duration_ms": 500.0 * list(Event).index(Event.FINISHED)}
 
 
-def test_the_waterfall_lists_events_in_the_order_in_which_they_happened() -> None:
+def test_the_waterfall_lists_events_in_order_of_time() -> None:
     timeline = Timeline("id")
     timeline.record(Event.FINISHED, 3.0)
     timeline.record(Event.FIRST_TOKEN, 2.0)

@@ -14,7 +14,7 @@ from tests.engine_runs import build_runner
 from tests.tiny_models import tiny_model
 
 
-async def test_streams_and_calls_end_when_the_engine_thread_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_and_calls_end_when_the_engine_thread_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = AsyncEngine(build_runner(tiny_model("llama"), num_blocks=16), SchedulerLimits(64, 4, 64))
 
     def break_down() -> list[object]:
@@ -31,7 +31,7 @@ async def test_streams_and_calls_end_when_the_engine_thread_breaks(monkeypatch: 
         await engine.stats()
 
 
-def test_requests_that_can_never_fit_are_refused_before_they_are_let_in() -> None:
+def test_requests_that_can_never_fit_are_refused_at_submission() -> None:
     """The check precedes any work for a request, such as a hand-off."""
     engine = AsyncEngine(build_runner(tiny_model("llama"), num_blocks=64), SchedulerLimits(64, 4, 64))
     request = Request("long", [1] * 60, SamplingParams(max_tokens=5))

@@ -91,7 +91,7 @@ def launches() -> Iterator[KernelLaunches]:
 
 @pytest.mark.parametrize("in_inference", [False, True])
 @pytest.mark.parametrize("name", WAITS)
-def test_every_kind_of_wait_is_found(name: str, in_inference: bool) -> None:
+def test_every_kind_of_wait_is_detected(name: str, in_inference: bool) -> None:
     kind, run = WAITS[name]
     with torch.inference_mode(in_inference):
         found = DeviceWaits().watch(run)
@@ -100,12 +100,12 @@ def test_every_kind_of_wait_is_found(name: str, in_inference: bool) -> None:
 
 
 @pytest.mark.parametrize("name", NO_WAITS)
-def test_what_waits_for_nothing_is_not_reported(name: str) -> None:
+def test_operations_that_do_not_wait_are_not_reported(name: str) -> None:
     assert DeviceWaits().watch(NO_WAITS[name]) == []
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_a_wait_in_a_forward_is_found_where_it_is(device: str) -> None:
+def test_a_wait_in_a_forward_is_located(device: str) -> None:
     loaded = prepared(tiny_model("llama"))
     steps = Steps(loaded if device == "cpu" else on_device(loaded))
 
@@ -118,7 +118,7 @@ def test_a_wait_in_a_forward_is_found_where_it_is(device: str) -> None:
     assert wait.place == "tests/unit/baton/engine/test_device_waits.py:reads_a_number"
 
 
-def test_an_upload_in_a_forward_is_found_where_it_is() -> None:
+def test_an_upload_in_a_forward_is_located() -> None:
     steps = Steps(on_device(prepared(tiny_model("llama"))))
     scale = torch.full((32,), 2.0)  # no buffer, and so left on the host
 
@@ -131,7 +131,7 @@ def test_an_upload_in_a_forward_is_found_where_it_is() -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_forward_waits_only_where_it_is_known_to(name: str, launches: KernelLaunches) -> None:
+def test_a_forward_waits_only_at_known_places(name: str, launches: KernelLaunches) -> None:
     known = {KNOWN[name]} if name in KNOWN else set()
     loaded = prepared(tiny_model(name))
     values = DeviceWaits("cpu")
@@ -150,7 +150,7 @@ def test_a_forward_waits_only_where_it_is_known_to(name: str, launches: KernelLa
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma2", "gpt_oss"])
-def test_attention_in_plain_torch_waits_for_nothing(name: str) -> None:
+def test_attention_in_plain_torch_never_waits(name: str) -> None:
     """Its tables and masks are uploaded once for each window."""
     steps, waits = Steps(on_device(prepared(tiny_model(name)))), DeviceWaits()
     steps.forward_pass = TransformersForward(steps.loaded, TorchSDPA(steps.cache))

@@ -51,7 +51,7 @@ def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch_of_sixteen(runner: Mo
         assert tokens_of(alone) == [together[index]]
 
 
-def test_seeds_differ_and_repeat(llama: ModelRunner) -> None:
+def test_different_seeds_differ_and_equal_seeds_repeat(llama: ModelRunner) -> None:
     def tokens(seed: int) -> list[int]:
         return run(build_engine(llama), [PROMPTS[0]], SamplingParams(max_tokens=12, seed=seed))[0].token_ids
 
@@ -59,7 +59,7 @@ def test_seeds_differ_and_repeat(llama: ModelRunner) -> None:
     assert len({tuple(tokens(seed)) for seed in range(8)}) == 8
 
 
-def test_preemption_does_not_change_what_a_seed_gives(llama: ModelRunner) -> None:
+def test_preemption_does_not_change_seeded_tokens(llama: ModelRunner) -> None:
     params = [sampled(index) for index in range(16)]
     expected = tokens_of(run(build_engine(llama), PROMPTS, params))
     tight = build_engine(llama, chunk_tokens=16, num_blocks=16)
@@ -67,7 +67,7 @@ def test_preemption_does_not_change_what_a_seed_gives(llama: ModelRunner) -> Non
     assert tight.scheduler.num_preemptions > 0
 
 
-def test_order_and_targets_change_when_tokens_come_but_not_which(llama: ModelRunner) -> None:
+def test_order_and_targets_change_the_times_but_not_the_tokens(llama: ModelRunner) -> None:
     """Long prompts yield to more urgent later prompts, and are chunked while other sequences decode."""
     expected = tokens_of(run(build_engine(llama), PROMPTS, [sampled(index) for index in range(16)]))
     blocks, pace = BlockManager(512, BLOCK_SIZE), Pace(STEP_PRIOR)
@@ -95,7 +95,7 @@ def test_order_and_targets_change_when_tokens_come_but_not_which(llama: ModelRun
     assert max(num_chunks) > 1
 
 
-def test_penalties_and_bias_reach_the_tokens(llama: ModelRunner) -> None:
+def test_penalties_and_bias_affect_the_tokens(llama: ModelRunner) -> None:
     forced = SamplingParams(max_tokens=3, temperature=0, logit_bias=((77, 100.0),))
     (outcome,) = run(build_engine(llama), [PROMPTS[1]], forced)
     assert outcome.token_ids == [77, 77, 77]
@@ -104,7 +104,7 @@ def test_penalties_and_bias_reach_the_tokens(llama: ModelRunner) -> None:
     assert len(set(penalised.token_ids)) > len(set(plain.token_ids))
 
 
-def test_stop_tokens_end_a_request_and_min_tokens_holds_them_back(llama: ModelRunner) -> None:
+def test_stop_tokens_end_a_request_and_min_tokens_delays_them(llama: ModelRunner) -> None:
     (free,) = run(build_engine(llama), [PROMPTS[2]], greedy(10))
     stop = free.token_ids[3]
     first = free.token_ids.index(stop)
@@ -117,7 +117,7 @@ def test_stop_tokens_end_a_request_and_min_tokens_holds_them_back(llama: ModelRu
     assert len(later.token_ids) >= 6
 
 
-def test_logprobs_come_with_every_token(llama: ModelRunner) -> None:
+def test_requested_logprobs_come_with_every_token(llama: ModelRunner) -> None:
     params = SamplingParams(max_tokens=5, temperature=0, logprobs=3)
     asked, not_asked = run(build_engine(llama), [PROMPTS[0], PROMPTS[0]], [params, greedy(5)])
     assert all(output.logprobs is None for output in not_asked.outputs)
@@ -129,7 +129,7 @@ def test_logprobs_come_with_every_token(llama: ModelRunner) -> None:
         assert sum(math.exp(value) for _, value in logprobs.top) < 1
 
 
-def test_a_hand_off_leaves_after_its_first_token_with_its_prompt_in_the_cache(llama: ModelRunner) -> None:
+def test_a_handoff_leaves_after_its_first_token_with_its_prompt_cached(llama: ModelRunner) -> None:
     expected = run(build_engine(llama), [PROMPTS[3]], greedy(1))[0].token_ids
     engine = build_engine(llama, chunk_tokens=8)
     engine.scheduler.add(Request("leaving", PROMPTS[3], greedy(50), hands_off=True))
@@ -143,7 +143,7 @@ def test_a_hand_off_leaves_after_its_first_token_with_its_prompt_in_the_cache(ll
     assert engine.scheduler.blocks.match_prefix(follow_up) == (len(PROMPTS[3]) - 1) // BLOCK_SIZE * BLOCK_SIZE
 
 
-def test_a_request_with_imported_kv_goes_on_as_if_it_had_been_here(llama: ModelRunner) -> None:
+def test_a_request_with_imported_kv_continues_as_if_computed_locally(llama: ModelRunner) -> None:
     """KV is copied as bytes between two caches with different block tables."""
     prompt, expected = PROMPTS[7], run(build_engine(llama), [PROMPTS[7]], greedy(10))[0].token_ids
     source = build_engine(llama)
@@ -176,7 +176,7 @@ class _SpoilsOne(PlainSampling):
         return super().verify(batch, logits)
 
 
-def test_logits_that_are_not_numbers_end_one_request_and_leave_no_trace(llama: ModelRunner) -> None:
+def test_nan_logits_end_one_request_and_leave_no_trace(llama: ModelRunner) -> None:
     expected = tokens_of(run(build_engine(llama), PROMPTS, greedy(8)))
     healthy = build_engine(llama)
     engine = Engine(llama, healthy.scheduler, _SpoilsOne())
@@ -195,7 +195,7 @@ def test_logits_that_are_not_numbers_end_one_request_and_leave_no_trace(llama: M
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "mistral"])
-def test_spoiled_kv_of_one_sequence_reaches_no_other(name: str) -> None:
+def test_nan_kv_of_one_sequence_does_not_reach_others(name: str) -> None:
     """Sequences of different lengths share a padded gather; the padding must not read another sequence's KV."""
     runner = build_runner(tiny_model(name))
     engine = build_engine(runner)
@@ -216,7 +216,7 @@ def test_spoiled_kv_of_one_sequence_reaches_no_other(name: str) -> None:
     assert decode.shape == (2, VOCAB_SIZE)
 
 
-def test_observers_see_the_plan_before_and_after(llama: ModelRunner) -> None:
+def test_observers_see_the_plan_before_and_after_the_step(llama: ModelRunner) -> None:
     seen: list[tuple[str, int]] = []
     scheduler = build_engine(llama, chunk_tokens=16).scheduler
     engine = Engine(
@@ -241,9 +241,7 @@ def test_a_step_without_work_does_nothing(llama: ModelRunner) -> None:
     assert not engine.last_step_ran
 
 
-def test_a_step_that_gives_no_token_waits_for_the_device_all_the_same(
-    llama: ModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_without_tokens_still_waits_for_the_device(llama: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the wait, the step's time would be that of its launch, and the device would queue up steps."""
     waits: list[None] = []
     monkeypatch.setattr(llama, "wait_for_device", lambda: waits.append(None))

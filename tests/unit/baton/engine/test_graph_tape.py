@@ -18,7 +18,7 @@ def tape_of(run: Callable[[], Any]) -> Tape:
     return tape
 
 
-def test_a_tape_reads_and_writes_the_memory_of_the_recording() -> None:
+def test_a_tape_uses_the_memory_of_the_recording() -> None:
     source, target = torch.arange(6.0), torch.zeros(2, 2)
 
     def run() -> None:
@@ -36,7 +36,7 @@ def test_a_tape_reads_and_writes_the_memory_of_the_recording() -> None:
         assert torch.equal(target, expected * torch.tensor([-1, 1]))
 
 
-def test_numbers_of_python_and_of_the_host_are_frozen() -> None:
+def test_python_and_host_numbers_are_frozen() -> None:
     number, target = [3.0], torch.zeros(2)
     tape = tape_of(lambda: target.fill_(number[0]).add_(torch.tensor(number[0])))
     number[0] = 5.0
@@ -45,7 +45,7 @@ def test_numbers_of_python_and_of_the_host_are_frozen() -> None:
     assert target.tolist() == [6, 6]
 
 
-def test_memory_that_only_the_recording_wrote_to_is_nan_afterwards() -> None:
+def test_memory_written_only_during_the_recording_becomes_nan() -> None:
     recorder, target, written = TapeRecorder(), torch.zeros(2), []
 
     def write_once(out: torch.Tensor) -> None:
@@ -60,7 +60,7 @@ def test_memory_that_only_the_recording_wrote_to_is_nan_afterwards() -> None:
     assert target.isnan().all()
 
 
-def test_a_kernel_gets_the_arguments_of_the_recording_and_the_memory_of_now() -> None:
+def test_a_kernel_gets_the_recorded_arguments_and_current_memory() -> None:
     recorder, source, target = TapeRecorder(), torch.ones(3), torch.zeros(1)
 
     def add_up(values: torch.Tensor, count: int, out: torch.Tensor) -> None:
@@ -75,7 +75,7 @@ def test_a_kernel_gets_the_arguments_of_the_recording_and_the_memory_of_now() ->
     assert (tape.names, target.tolist()) == (["add_up"], [14])
 
 
-def test_memory_that_is_gone_is_found_when_the_tape_ends_or_runs() -> None:
+def test_freed_memory_is_detected_at_the_end_of_a_tape_or_when_it_runs() -> None:
     target, kept = torch.zeros(2), [torch.ones(2)]
     recorder = TapeRecorder()
     unknown = recorder.kernel("unknown", lambda: torch.ones(2))
@@ -119,7 +119,7 @@ VALUES, MASK, COUNTS = torch.arange(4.0), torch.tensor([True, False, True, True]
         lambda: torch.nn.functional.one_hot(COUNTS),
     ],
 )
-def test_what_waits_for_the_device_is_refused(run: Callable[[], Any]) -> None:
+def test_operations_that_wait_for_the_device_are_refused(run: Callable[[], Any]) -> None:
     with pytest.raises(NotRecordableError, match="called a synchronizing CUDA operation"):
         tape_of(run)
 

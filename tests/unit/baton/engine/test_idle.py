@@ -14,7 +14,7 @@ from tests.tiny_models import tiny_model
 TIMEOUT_S = 20.0
 
 
-def test_it_is_idle_once_for_each_time_that_it_worked() -> None:
+def test_an_engine_becomes_idle_once_after_each_period_of_work() -> None:
     engine = build_engine(build_runner(tiny_model("llama"), decoder="transformers"))  # nothing to compile
     idle = threading.Semaphore(0)
     loop = EngineLoop(engine, lambda outputs: None, idle.release)

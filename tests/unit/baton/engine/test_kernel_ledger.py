@@ -104,14 +104,14 @@ def num_bytes(*modules: nn.Module) -> int:
     return sum(weight.nbytes for module in modules for weight in module.parameters())
 
 
-def test_the_table_has_the_version_that_is_installed_by_default() -> None:
+def test_the_table_covers_the_default_version() -> None:
     pinned = re.search(r"^transformers==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert pinned is not None
     assert pinned[1] in COUNTS
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_decode_step_launches_as_many_kernels_as_it_is_known_to(name: str) -> None:
+def test_a_decode_step_launches_the_recorded_number_of_kernels(name: str) -> None:
     version = ".".join(transformers.__version__.split(".")[:2])
     if version not in COUNTS:
         pytest.skip(f"kernels have been counted with transformers {', '.join(COUNTS)}, not with {version}")
@@ -122,7 +122,7 @@ def test_a_decode_step_launches_as_many_kernels_as_it_is_known_to(name: str) -> 
     assert len(ledger.of_layer(None)) == expected.outside, ledger.names(None)
 
 
-def test_attention_is_split_where_few_sequences_would_leave_the_device_idle() -> None:
+def test_attention_is_split_if_few_sequences_would_leave_the_device_idle() -> None:
     one, many = booked("Llama-3.1-8B", 1, 32768).names(0), booked("Llama-3.1-8B", 64, 1024).names(0)
     assert one - many == Counter({"merge": 1})
     assert many["attend"] == 1
@@ -138,9 +138,7 @@ def test_attention_is_split_where_few_sequences_would_leave_the_device_idle() ->
         ("Qwen3-8B", 64, 1024, 1.1),
     ],
 )
-def test_a_layer_moves_little_beside_its_weights_and_its_kv(
-    name: str, num_seqs: int, context: int, most: float
-) -> None:
+def test_a_layer_moves_little_besides_its_weights_and_kv(name: str, num_seqs: int, context: int, most: float) -> None:
     ledger, loaded = booked(name, num_seqs, context, max_keys=1024), model_on_meta(name)
     cached = loaded.attention_layers[0].spec.bytes_per_token(2, KVEncoding.NATIVE) * num_seqs * context
     needed = num_bytes(loaded.model.model.layers[0]) + cached
@@ -148,7 +146,7 @@ def test_a_layer_moves_little_beside_its_weights_and_its_kv(
 
 
 @pytest.mark.parametrize(("num_seqs", "most"), [(1, 1.002), (64, 1.08)])
-def test_what_follows_the_layers_moves_little_beside_the_vocabulary(num_seqs: int, most: float) -> None:
+def test_work_after_the_layers_moves_little_besides_the_vocabulary(num_seqs: int, most: float) -> None:
     ledger, loaded = booked("Llama-3.1-8B", num_seqs, 1024, max_keys=1024), model_on_meta("Llama-3.1-8B")
     moved = sum(kernel.num_bytes for kernel in ledger.of_layer(None))
     assert 1 <= moved / num_bytes(loaded.model.lm_head) <= most

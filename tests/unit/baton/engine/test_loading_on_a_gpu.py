@@ -35,7 +35,7 @@ print([name for name in sys.modules if name == "numba" or name.startswith("baton
 """
 
 
-def test_the_memory_of_a_picked_gpu_can_be_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_a_selected_gpu_can_be_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[tuple[float, int]] = []
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.memory._lazy_init", lambda: None)
@@ -61,7 +61,7 @@ def on_meta() -> LoadedModel:
     return loaded
 
 
-def test_a_model_elsewhere_than_on_the_cpu_asks_for_no_fused_decoder(
+def test_a_model_on_a_gpu_does_not_request_the_fused_decoder(
     on_meta: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(
@@ -74,8 +74,8 @@ def test_a_model_elsewhere_than_on_the_cpu_asks_for_no_fused_decoder(
         ModelRunner(on_meta, 4, 16, RunnerOptions(weights="int8"))
 
 
-@pytest.mark.thorough(covered_by="test_a_model_elsewhere_than_on_the_cpu_asks_for_no_fused_decoder")
-def test_a_model_elsewhere_than_on_the_cpu_imports_no_compiler() -> None:
+@pytest.mark.thorough(covered_by="test_a_model_on_a_gpu_does_not_request_the_fused_decoder")
+def test_a_model_on_a_gpu_imports_no_compiler() -> None:
     """Runs in a process of its own, so that every import counts."""
     command = [sys.executable, "-c", _RUNNER_ON_META]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300)
@@ -84,7 +84,7 @@ def test_a_model_elsewhere_than_on_the_cpu_imports_no_compiler() -> None:
 
 
 @pytest.mark.parametrize(("device", "placement"), [(CPU, None), (CUDA, {"": CUDA})])
-def test_weights_go_straight_to_the_device(
+def test_weights_are_loaded_directly_to_the_device(
     source: ModelSource, monkeypatch: pytest.MonkeyPatch, device: torch.device, placement: dict[str, Any] | None
 ) -> None:
     load, asked = AutoModelForCausalLM.from_pretrained, []
@@ -98,7 +98,7 @@ def test_weights_go_straight_to_the_device(
     assert asked == [placement]
 
 
-def test_a_placed_model_is_the_same_and_has_no_hooks(source: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_placed_model_is_unchanged_and_has_no_hooks(source: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loads as for a GPU, onto the CPU."""
     plain = load_model(source, "float32", CPU)
     load = AutoModelForCausalLM.from_pretrained
@@ -110,7 +110,7 @@ def test_a_placed_model_is_the_same_and_has_no_hooks(source: ModelSource, monkey
     assert not [name for name, module in placed.model.named_modules() if hasattr(module, "_hf_hook")]
 
 
-def test_an_engine_on_a_gpu_has_one_thread_unless_more_are_configured() -> None:
+def test_an_engine_on_a_gpu_has_one_thread_by_default() -> None:
     assert engine_threads(None, CUDA) == 1
     assert engine_threads(None, CPU) == usable_cores()
     assert engine_threads(6, CUDA) == engine_threads(6, CPU) == 6

@@ -30,7 +30,7 @@ def niceness_of(thread: int = 0) -> int:
 
 
 @pytest.mark.parametrize("niceness", [0, 3])
-def test_the_engine_s_thread_yields_and_no_other(niceness: int) -> None:
+def test_only_the_thread_of_the_engine_lowers_its_priority(niceness: int) -> None:
     before = niceness_of()
     loop = EngineLoop(build_engine(build_runner(tiny_model("llama"))), lambda outputs: None, niceness=niceness)
     loop.start()
@@ -41,7 +41,7 @@ def test_the_engine_s_thread_yields_and_no_other(niceness: int) -> None:
     assert niceness_of() == before
 
 
-def test_helpers_are_as_nice_as_whoever_leads() -> None:
+def test_helpers_have_the_niceness_of_their_leader() -> None:
     loaded, before, others = prepare_model(tiny_model("llama"), "float32"), torch.get_num_threads(), helpers()
     runner = ModelRunner(loaded, 4, 16, RunnerOptions(decoder="fused"))
     request = Request("a", [5, 6, 7], SamplingParams())
@@ -77,7 +77,7 @@ def helpers() -> set[int]:
     ("dtype", "decoder"),
     [("bfloat16", "fused"), ("float32", "fused"), ("float32", "transformers")],
 )
-def test_a_runner_says_whether_tiles_compute_it(dtype: str, decoder: str) -> None:
+def test_a_runner_reports_whether_it_uses_tiles(dtype: str, decoder: str) -> None:
     loaded = prepare_model(tiny_model("llama").to(getattr(torch, dtype)), dtype)
     runner = ModelRunner(loaded, 4, 16, RunnerOptions(decoder=decoder))
     assert runner.has_tiles == (decoder == "fused" and dtype == "bfloat16" and has_tiles())

@@ -71,7 +71,7 @@ def cases(draw: st.DrawFn) -> tuple[Shape, list[Span], AttentionVariant]:
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(case=cases())
-def test_every_query_gets_the_softmax_over_its_own_past(
+def test_every_query_attends_to_its_own_past(
     create_backend: CreateBackend, case: tuple[Shape, list[Span], AttentionVariant]
 ) -> None:
     shape, spans, variant = case
@@ -82,7 +82,10 @@ def test_every_query_gets_the_softmax_over_its_own_past(
 
 @pytest.mark.parametrize(
     "encoding",
-    [KVEncoding.NATIVE, pytest.param(KVEncoding.INT8, marks=pytest.mark.thorough(covered_by="test_half_precision"))],
+    [
+        KVEncoding.NATIVE,
+        pytest.param(KVEncoding.INT8, marks=pytest.mark.thorough(covered_by="test_half_precision_is_accurate")),
+    ],
 )
 @pytest.mark.parametrize(
     "variant",
@@ -92,7 +95,7 @@ def test_every_query_gets_the_softmax_over_its_own_past(
     ],
     ids=["plain", "everything"],
 )
-def test_contexts_of_several_programs(
+def test_contexts_span_several_programs(
     create_backend: CreateBackend, variant: AttentionVariant, encoding: KVEncoding
 ) -> None:
     """Long ones, of sequences with few new tokens and, apart from them, with many."""
@@ -105,7 +108,7 @@ def test_contexts_of_several_programs(
 
 
 @pytest.mark.parametrize("encoding", KVEncoding)
-def test_half_precision(create_backend: CreateBackend, encoding: KVEncoding) -> None:
+def test_half_precision_is_accurate(create_backend: CreateBackend, encoding: KVEncoding) -> None:
     """float16, since Triton's interpreter multiplies bfloat16 by its bits."""
     world = World(Shape(dtype="float16", encoding=encoding), [Span([3, 5, 1], 10, 1), Span([7, 9], 2, 5)])
     variant = AttentionVariant(scaling=0.35, sliding_window=6)
@@ -115,9 +118,7 @@ def test_half_precision(create_backend: CreateBackend, encoding: KVEncoding) -> 
 
 
 @pytest.mark.parametrize("encoding", KVEncoding)
-def test_many_small_weights_do_not_vanish_in_half_precision(
-    create_backend: CreateBackend, encoding: KVEncoding
-) -> None:
+def test_many_small_weights_survive_half_precision(create_backend: CreateBackend, encoding: KVEncoding) -> None:
     """One key takes nearly all of the mass and has a value of nearly nothing, as first tokens do in many models."""
     shape = Shape(num_kv_heads=1, share=1, dtype="float16", encoding=encoding, block_size=16)
     world = World(shape, [Span(list(range(16)), 255, 1)])
@@ -132,7 +133,7 @@ def test_many_small_weights_do_not_vanish_in_half_precision(
     torch.testing.assert_close(output.double(), world.expected(variant), rtol=0.01, atol=0)
 
 
-def test_layers_of_one_batch_may_differ(create_backend: CreateBackend) -> None:
+def test_layers_of_one_batch_can_differ(create_backend: CreateBackend) -> None:
     spans = [Span([3, 5, 1], 9, 3, (ROOT, ROOT)), Span([7, 9], 6, 1)]
     world = World(Shape(), spans, num_layers=2)
     backend = create_backend(world.cache)
@@ -142,7 +143,7 @@ def test_layers_of_one_batch_may_differ(create_backend: CreateBackend) -> None:
         torch.testing.assert_close(output.double(), world.expected(variant, layer), rtol=1e-4, atol=1e-5)
 
 
-def test_batches_take_turns(create_backend: CreateBackend) -> None:
+def test_batches_can_alternate(create_backend: CreateBackend) -> None:
     world = World(Shape(), [Span([3, 5, 1], 9, 2)])
     other = World(Shape(), [Span([2], 0, 2)])
     backend = create_backend(world.cache)
@@ -153,7 +154,7 @@ def test_batches_take_turns(create_backend: CreateBackend) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # meant: it is where tanh has its limit
-def test_scores_far_from_zero_neither_overflow_nor_vanish(create_backend: CreateBackend) -> None:
+def test_extreme_scores_neither_overflow_nor_vanish(create_backend: CreateBackend) -> None:
     world = World(Shape(), [Span([3, 5, 1], 9, 2)])
     for variant in (AttentionVariant(scaling=40.0), AttentionVariant(scaling=400.0, softcap=30.0)):
         output = world.run(create_backend(world.cache), variant)

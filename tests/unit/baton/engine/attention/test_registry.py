@@ -28,12 +28,12 @@ def cuda_cache(cache: PagedKVCache) -> PagedKVCache:
     return cache
 
 
-def test_auto_gathers_on_the_cpu(cache: PagedKVCache) -> None:
+def test_auto_selects_gather_on_the_cpu(cache: PagedKVCache) -> None:
     assert isinstance(create_backend("auto", cache), TorchSDPA)
 
 
 @pytest.mark.parametrize(("reason", "name"), [(None, "triton_paged"), ("no C compiler", "torch_sdpa")])
-def test_auto_takes_triton_on_cuda_where_a_kernel_runs(
+def test_auto_selects_triton_on_cuda_if_a_kernel_runs(
     cuda_cache: PagedKVCache, monkeypatch: pytest.MonkeyPatch, reason: str | None, name: str
 ) -> None:
     chosen: list[str] = []
@@ -56,7 +56,7 @@ def failing_probe(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     return errors
 
 
-def test_auto_says_why_it_does_without_triton_and_what_to_install(
+def test_auto_explains_why_triton_is_not_used_and_what_to_install(
     cuda_cache: PagedKVCache, failing_probe: list[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert isinstance(create_backend("auto", cuda_cache), TorchSDPA)
@@ -64,14 +64,14 @@ def test_auto_says_why_it_does_without_triton_and_what_to_install(
     assert "apt-get install gcc python3-dev" in caplog.text
 
 
-def test_triton_that_was_asked_for_and_cannot_run_is_refused(
+def test_explicit_triton_that_cannot_run_is_refused(
     cuda_cache: PagedKVCache, failing_probe: list[BaseException]
 ) -> None:
     with pytest.raises(ConfigError, match=r"Failed to find C compiler.*gcc python3-dev.* Or set .*torch_sdpa"):
         create_backend("triton_paged", cuda_cache)
 
 
-def test_a_gpu_that_is_at_fault_is_no_lack_of_triton(
+def test_a_gpu_fault_is_not_mistaken_for_missing_triton(
     cuda_cache: PagedKVCache, failing_probe: list[BaseException]
 ) -> None:
     failing_probe[0] = torch.AcceleratorError("an illegal memory access was encountered")
@@ -79,7 +79,7 @@ def test_a_gpu_that_is_at_fault_is_no_lack_of_triton(
         create_backend("auto", cuda_cache)
 
 
-def test_the_probe_fails_where_there_is_no_gpu_and_runs_in_the_interpreter() -> None:
+def test_the_probe_fails_without_a_gpu_and_passes_in_the_interpreter() -> None:
     cpu = torch.device("cpu")
     if not torch.cuda.is_available():
         assert registry._why_no_triton(cpu)
@@ -103,7 +103,7 @@ def test_triton_on_the_cpu_is_refused_unless_it_is_interpreted(cache: PagedKVCac
         create_backend("triton_paged", cache)
 
 
-def test_a_missing_triton_is_named(cache: PagedKVCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_missing_triton(cache: PagedKVCache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "baton.engine.attention.triton_paged", raising=False)
     monkeypatch.setitem(sys.modules, "baton.engine.attention.triton_kernels", None)
     with pytest.raises(ConfigError, match=r"triton cannot be imported.*baton-serve\[gpu\]"):

@@ -48,7 +48,7 @@ def _named(case: tuple[int, Variant]) -> str:
         for case in cases()
     ],
 )
-def test_a_kernel_costs_what_the_table_says(case: tuple[int, Variant]) -> None:
+def test_kernel_costs_match_the_table(case: tuple[int, Variant]) -> None:
     found = row_of(*case)
     if not any(row["triton"] == triton.__version__ for row in _TABLE.values()):
         pytest.skip(f"the table has no figures of Triton {triton.__version__}; it compiles and can be launched")
@@ -67,7 +67,7 @@ def test_the_table_has_every_case_of_every_pinned_version_once() -> None:
     assert Counter(key_of(row) for row in read_table()) == wanted
 
 
-def test_what_falls_short_in_the_table_is_explained() -> None:
+def test_shortfalls_in_the_table_are_explained() -> None:
     named = {name for row in _TABLE.values() for name in row["shortfalls"].split()}
     assert named <= SHORTFALLS.keys()
     assert {"narrow", "repeats"} <= named, "known until int8 rows and the tile of prompts are mended"
@@ -80,7 +80,7 @@ def test_the_summary_shows_each_variant_once() -> None:
     assert all(line.count("|") == header.count("|") for line in lines)
 
 
-def test_figures_better_and_worse_than_the_table_are_both_reported() -> None:
+def test_deviations_from_the_table_are_reported_in_both_directions() -> None:
     row = next(row for row in _TABLE.values() if row["spilled"] != "0")
     for registers, spilled in (("1", "0"), ("256", "99999")):
         found = {**row, "registers": registers, "spilled": spilled}
@@ -91,7 +91,7 @@ def test_figures_better_and_worse_than_the_table_are_both_reported() -> None:
     assert not differences(row, dict(row))
 
 
-def test_a_forced_spill_is_found() -> None:
+def test_forced_register_spills_are_found() -> None:
     launches = launches_of(Variant("attend", 64, "native", "decode", "plain"))
     forced = figures_of(launches.compile(90, maxnreg=48), 90)
     assert forced.registers <= 48
@@ -99,7 +99,7 @@ def test_a_forced_spill_is_found() -> None:
     assert forced.shortfalls(90) == ["spills"]
 
 
-def test_a_misaligned_row_is_found() -> None:
+def test_misaligned_rows_are_found() -> None:
     """Heads of 64 numbers, each followed by two more, as int8 rows are followed by their scales."""
     launches = launches_of(Variant("attend", 64, "native", "decode", "plain"))
     args, kwargs = launches.calls[-1]
@@ -112,7 +112,7 @@ def test_a_misaligned_row_is_found() -> None:
 
 
 @pytest.mark.parametrize(("num_warps", "shortfalls"), [(8, ["repeats", "exchange"]), (4, [])])
-def test_warps_that_repeat_one_another_are_found(num_warps: int, shortfalls: list[str]) -> None:
+def test_warps_with_duplicate_work_are_found(num_warps: int, shortfalls: list[str]) -> None:
     """64 rows of a prompt's tile hold four warps' rows of 16 on capability 9.0, not eight's."""
     launches = launches_of(Variant("attend", 64, "native", "prefill", "plain"))
     found = figures_of(launches.compile(90, num_warps=num_warps), 90)
@@ -120,27 +120,27 @@ def test_warps_that_repeat_one_another_are_found(num_warps: int, shortfalls: lis
     assert [product.unit for product in found.products] == ["wgmma", "wgmma"]
 
 
-def test_a_tile_without_the_newest_tensor_cores_is_found() -> None:
+def test_a_tile_that_does_not_use_the_newest_tensor_cores_is_found() -> None:
     product = Product("mma", (4, 1), (16, 8), 1)
     found = Figures(registers=128, spilled=0, shared=0, reads=(16, 16), products=(product, product), rows=64)
     assert found.shortfalls(89) == []
     assert found.shortfalls(90) == found.shortfalls(100) == ["old-mma"]
 
 
-def test_more_shared_memory_than_there_is_is_refused() -> None:
+def test_excessive_shared_memory_is_refused() -> None:
     compiled = launches_of(Variant("quantize_row", 576)).compile(89)
     figures_of(replace(compiled, shared=SHARED_LIMITS[89]), 89)
     with pytest.raises(ValueError, match=r"cannot be launched on capability 8\.9: it asks for \d+ bytes of shared"):
         figures_of(replace(compiled, shared=SHARED_LIMITS[89] + 1), 89)
 
 
-def test_a_variable_that_the_kernel_lacks_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_kernel_variable_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(figures_of.__globals__["READS"], "quantize_row", ("renamed",))
     with pytest.raises(ValueError, match="has nothing for `renamed`, only for"):
         figures_of(launches_of(Variant("quantize_row", 576)).compile(90), 90)
 
 
-def test_the_tile_of_each_batch_is_the_one_that_it_is_named_after() -> None:
+def test_each_batch_is_named_after_its_tile() -> None:
     rows = {"decode": 16, "decode split": 16, "chain split": 32, "tree": 32, "prefill": 64}
     for tile, expected in rows.items():
         (_, constants) = launches_of(Variant("attend", 64, "native", tile, "plain")).calls[-1]

@@ -63,7 +63,7 @@ def launches_of(tape: Tape) -> list[str]:
     ],
     ids=["llama", "int8", "window and cap", "sinks and experts", "latent"],
 )
-def test_launches_on_a_tape_fit_every_batch_of_their_bucket(
+def test_recorded_launches_fit_every_batch_of_their_bucket(
     create_backend: CreateBackend, name: str, kv_cache: KVEncoding, expected: list[str]
 ) -> None:
     pair = GraphedPair(
@@ -77,7 +77,7 @@ def test_launches_on_a_tape_fit_every_batch_of_their_bucket(
     assert anew == recorded
 
 
-def test_launches_of_plans_made_for_each_batch_differ(create_backend: CreateBackend) -> None:
+def test_launches_planned_for_each_batch_differ(create_backend: CreateBackend) -> None:
     """What a tape of them would freeze: the grid of the first batch."""
     pair = GraphedPair(buckets=BUCKETS[:0], create_backend=create_backend)
     tapes = []
@@ -91,7 +91,7 @@ def test_launches_of_plans_made_for_each_batch_differ(create_backend: CreateBack
     assert launches_of(tapes[1]) == ["attend[1, 2, 2]", "merge[1, 4]"] * 2
 
 
-def test_the_interpreter_takes_the_place_of_kernels_that_are_loaded_already() -> None:
+def test_the_interpreter_replaces_kernels_that_are_already_loaded() -> None:
     from baton.engine.attention import triton_paged as compiled
 
     with interpreted_triton():

@@ -76,7 +76,7 @@ def attend_cached(backend: AttentionBackend, cache: PagedKVCache, batch: Any, se
     return backend.forward(0, query, keys, values, batch, VARIANT)
 
 
-def test_long_contexts_of_few_sequences_are_split_and_short_ones_are_not(
+def test_only_long_contexts_of_few_sequences_are_split(
     create_triton: CreateBackend, launches: tuple[Counting, Counting]
 ) -> None:
     attend, merge = launches
@@ -88,7 +88,7 @@ def test_long_contexts_of_few_sequences_are_split_and_short_ones_are_not(
     assert merge.grids == [(1, NUM_HEADS)]
 
 
-def test_prompts_do_not_choose_the_tiles_of_those_that_decode(
+def test_prompts_do_not_affect_the_tiles_of_decoding_sequences(
     create_triton: CreateBackend, launches: tuple[Counting, Counting]
 ) -> None:
     attend, _ = launches
@@ -99,7 +99,7 @@ def test_prompts_do_not_choose_the_tiles_of_those_that_decode(
     assert [grid[:2] for grid in attend.grids] == [(2 // 8 + 2, 1), (65 // 8 + 1, 1)]
 
 
-def test_a_batch_is_described_to_the_device_once(create_triton: CreateBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_is_uploaded_once(create_triton: CreateBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     uploads: list[int] = []
     original = paged_plan.upload
 
@@ -124,7 +124,7 @@ def test_a_batch_is_described_to_the_device_once(create_triton: CreateBackend, m
     assert len(uploads) == 2
 
 
-def test_a_static_plan_computes_what_plans_of_the_right_size_compute(create_triton: CreateBackend) -> None:
+def test_a_static_plan_matches_exactly_sized_plans(create_triton: CreateBackend) -> None:
     """Batches of other shapes one after the other, and nothing but numbers in the rows that are left over."""
     cache = full_cache()
     cache.keys[0][-BLOCK_SIZE:] = cache.values[0][-BLOCK_SIZE:] = 0.5
@@ -153,7 +153,7 @@ def test_a_static_plan_computes_what_plans_of_the_right_size_compute(create_trit
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
-def test_whole_models_give_the_tokens_of_transformers(create_triton: CreateBackend, name: str) -> None:
+def test_whole_models_match_the_tokens_of_transformers(create_triton: CreateBackend, name: str) -> None:
     """Grouped queries; windows with capped scores; sinks. Chunked prompts among sequences that decode."""
     prompts = random_prompts([11, 3])
     model, expected = model_with_reference(name, prompts, 4)

@@ -25,7 +25,7 @@ def build(plan: list[ScheduledSequence], block_size: int = 4) -> ForwardBatch:
     return ForwardBatch.build(plan, block_size, CPU, torch.float32)
 
 
-def test_layout_of_two_decodes_a_verification_and_a_chunk() -> None:
+def test_decodes_precede_verifications_and_chunks() -> None:
     chunk = sequence("3", 2, 4, [5, 6])
     chunk.request.prompt_token_ids.append(999)  # one more token to come: no logits yet
     batch = build(
@@ -42,7 +42,7 @@ def test_layout_of_two_decodes_a_verification_and_a_chunk() -> None:
     assert batch.num_tokens == 9
 
 
-def test_short_contexts_are_not_padded_to_long_ones() -> None:
+def test_short_contexts_are_not_padded_to_the_longest() -> None:
     batch = build([sequence("1", 3, 1, [0]), sequence("2", 39, 1, list(range(1, 11)))])
     assert [[span.end for span in group.spans] for group in batch.groups] == [[40], [4]]
 

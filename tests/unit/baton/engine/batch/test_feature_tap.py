@@ -17,7 +17,7 @@ PROMPT = [5, 9, 13, 21, 34, 55, 8, 3, 2]
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "phi3", "gpt_neox", "olmo2", "mixtral"])
-def test_features_are_transformers_hidden_states(name: str) -> None:
+def test_features_match_the_hidden_states_of_transformers(name: str) -> None:
     model = tiny_model(name)
     with torch.inference_mode():
         states = model(torch.tensor([PROMPT]), output_hidden_states=True).hidden_states
@@ -39,7 +39,7 @@ def test_features_are_transformers_hidden_states(name: str) -> None:
     tap.close()
 
 
-def test_what_leaves_the_last_layer_is_not_normed_yet() -> None:
+def test_the_output_of_the_last_layer_is_not_normalized() -> None:
     model = tiny_model("llama")
     runner = build_runner(model, decoder="transformers")
     tap = FeatureTap(model, (2, FINAL_HIDDEN))
@@ -52,6 +52,6 @@ def test_what_leaves_the_last_layer_is_not_normed_yet() -> None:
     assert not torch.allclose(raw, final)
 
 
-def test_a_layer_that_is_not_there_is_refused() -> None:
+def test_an_unknown_layer_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="has 2 layers"):
         FeatureTap(tiny_model("llama"), [7])

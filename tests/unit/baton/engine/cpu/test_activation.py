@@ -26,7 +26,7 @@ def gated(gate: Row, up: Row) -> Row:
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 64, 100])
 @pytest.mark.parametrize("spread", [0.1, 1.0, 30.0])
-def test_it_is_what_numpy_computes(count: int, spread: float) -> None:
+def test_the_activation_matches_numpy(count: int, spread: float) -> None:
     rng = np.random.default_rng(count)
     gate, up = (rng.standard_normal((2, count)) * spread).astype(np.float32)
     exact = gate / (1 + np.exp(-gate.astype(np.float64))) * up
@@ -34,7 +34,7 @@ def test_it_is_what_numpy_computes(count: int, spread: float) -> None:
     assert (np.abs(gated(gate, up) - exact) <= 3e-7 * (1 + np.abs(gate)) * np.abs(exact)).all()
 
 
-def test_large_gates_stay_finite_and_nan_stays() -> None:
+def test_large_gates_stay_finite_and_nan_propagates() -> None:
     gate = np.array([1e4, 3e38, -1e4, -3e38, -0.0, np.nan, np.inf] + [0.0] * 9, dtype=np.float32)
     result = gated(gate, np.full(16, 2.0, dtype=np.float32))
     np.testing.assert_array_equal(result[:5], np.array([2e4, np.inf, 0.0, 0.0, 0.0], dtype=np.float32))
@@ -43,7 +43,7 @@ def test_large_gates_stay_finite_and_nan_stays() -> None:
 
 
 @pytest.mark.parametrize("count", [16, 21])
-def test_bfloat16_is_the_same_rounded(count: int) -> None:
+def test_bfloat16_rounds_the_same_result(count: int) -> None:
     gate, up = np.random.default_rng(1).standard_normal((2, count)).astype(np.float32)
     out = np.full(count + 1, 77, dtype=np.uint16)
     _gated_silu(np.uint16(0), gate.ctypes.data, up.ctypes.data, count, out.ctypes.data)
@@ -53,7 +53,7 @@ def test_bfloat16_is_the_same_rounded(count: int) -> None:
     assert (np.abs(wide - exact) <= 2.0**-8 * np.abs(exact)).all()
 
 
-def test_a_row_may_lie_on_its_result() -> None:
+def test_the_result_can_overwrite_its_input() -> None:
     gate, up = np.random.default_rng(2).standard_normal((2, 40)).astype(np.float32)
     expected = gated(gate, up)
     _gated_silu(np.float32(0), gate.ctypes.data, up.ctypes.data, 40, gate.ctypes.data)

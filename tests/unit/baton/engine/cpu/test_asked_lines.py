@@ -59,7 +59,7 @@ class Steps:
 @pytest.mark.parametrize(
     ("step", "item"), [(4, 1), (8, 1), (16, 1), (32, 1), (8, 2), (16, 2), (32, 2), (8, 4), (16, 4)]
 )
-def test_every_line_of_every_row_is_asked_for(step: int, item: int, num_rows: int) -> None:
+def test_every_line_of_every_row_is_prefetched(step: int, item: int, num_rows: int) -> None:
     first, stride, num_lines = 1 << 20, 10 * LINE_BYTES, 3
     recorder: Any = Recorder()
     steps: Any = Steps(step, item)

@@ -102,7 +102,7 @@ class Cache:
     num_threads=st.sampled_from([1, 2, 8]),
     seed=st.integers(0, 1000),
 )
-def test_few_rows_attend_rightly_and_to_the_bits_of_many(
+def test_few_rows_are_correct_and_bit_identical_to_many(
     heads: tuple[int, int],
     dim: int,
     block_size: int,
@@ -129,7 +129,7 @@ def test_few_rows_attend_rightly_and_to_the_bits_of_many(
         assert torch.equal(found, cache.attend(queries, length, first_key, 1)[many - num_tokens :])
 
 
-def test_small_blocks_whose_ends_look_like_one_block_are_not_taken_for_it() -> None:
+def test_small_blocks_are_not_mistaken_for_one_block() -> None:
     cache = Cache(1, 64, 4, int8=False, seed=7)
     ends = [5, 9, 2, 8]  # the 16th slot lies 15 behind the first
     cache.blocks = [*ends, *(block for block in cache.blocks if block not in ends)]

@@ -51,7 +51,7 @@ def operands(name: str, rng: np.random.Generator, *shape: int) -> np.ndarray:
 @pytest.mark.parametrize("name", ["bfloat16", "float32"])
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize(("first", "num_rows"), [(0, 16), (0, 63), (5, 21)])
-def test_many_rows_get_the_bits_of_few(name: str, dim: int, first: int, num_rows: int) -> None:
+def test_many_rows_are_bit_identical_to_few(name: str, dim: int, first: int, num_rows: int) -> None:
     rng = np.random.default_rng(dim + num_rows)
     kind = KINDS[name]
     q, keys = operands(name, rng, MAX_ROWS, dim), operands(name, rng, NUM_SLOTS, NUM_HEADS, dim)
@@ -73,7 +73,7 @@ def test_many_rows_get_the_bits_of_few(name: str, dim: int, first: int, num_rows
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float32"])
-def test_other_heads_and_few_rows_are_left_alone(name: str) -> None:
+def test_unsupported_heads_and_few_rows_are_left_alone(name: str) -> None:
     kind = KINDS[name]
     q, slots = operands(name, np.random.default_rng(0), MAX_ROWS, 72), np.zeros(KEY_CHUNK, dtype=np.int64)
     memory, scores = np.zeros(100_000, dtype=np.uint8), np.zeros((MAX_ROWS, KEY_CHUNK), dtype=np.float32)

@@ -64,7 +64,7 @@ def test_every_head_of_every_token_is_computed_once(
     assert all(end <= begin for (_, end), (begin, _) in pairwise(states))
 
 
-def test_few_rows_take_all_heads_and_a_prompt_one_at_a_time() -> None:
+def test_few_rows_take_all_heads_and_a_prompt_takes_one_at_a_time() -> None:
     plan = AttentionPlan(9, 3, HEAD_DIM, 128)
     decoding = plan.tables([span(4000, 1) for _ in range(8)], 2).items
     assert decoding[:, Item.HEADS].tolist() == [3] * 8
@@ -73,7 +73,7 @@ def test_few_rows_take_all_heads_and_a_prompt_one_at_a_time() -> None:
     assert heads_of == [{1}, {3}]
 
 
-def test_heads_are_kept_apart_where_threads_would_idle() -> None:
+def test_heads_are_split_if_threads_would_be_idle() -> None:
     plan = AttentionPlan(32, 8, HEAD_DIM, 128)
     items = plan.tables([span(200, 1)], 2).items
     assert sorted(items[:, Item.HEAD].tolist()) == [0, 2, 4, 6]
@@ -81,14 +81,14 @@ def test_heads_are_kept_apart_where_threads_would_idle() -> None:
     assert len(plan.tables([span(200, 1)], 1).items) == 1
 
 
-def test_heads_pass_together_over_a_context_whose_splits_are_enough() -> None:
+def test_heads_are_grouped_when_context_splits_suffice() -> None:
     plan = AttentionPlan(9, 3, HEAD_DIM, 64)
     items = plan.tables([span(4 * SPLIT_KEYS - 1, 1)], 2).items
     assert items[:, Item.HEADS].tolist() == [3] * 4
     assert set(plan.tables([span(2 * SPLIT_KEYS, 1)], 2).items[:, Item.HEADS].tolist()) == {1}
 
 
-def test_items_take_as_many_heads_as_their_rows_and_their_states_have_memory_for() -> None:
+def test_items_group_as_many_heads_as_memory_allows() -> None:
     heads = {}
     for num_heads, num_kv_heads, max_rows in ((32, 8, 64), (32, 32, 64), (64, 4, 64), (32, 8, 128)):
         plan = AttentionPlan(num_heads, num_kv_heads, HEAD_DIM, max_rows)

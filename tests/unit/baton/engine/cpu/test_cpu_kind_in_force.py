@@ -18,20 +18,20 @@ NAME = os.environ.get(VARIABLE)
 pytestmark = pytest.mark.skipif(not NAME, reason="this process runs on the CPU as it is")
 
 
-def test_code_is_made_of_what_the_kind_has() -> None:
+def test_code_uses_the_instructions_of_the_cpu_kind() -> None:
     kind = KINDS[NAME or ""]
     assert (lanes(), has_pairs(), has_tiles()) == (kind.lanes, kind.has_pairs, kind.has_tiles)
     assert has_fast_pairs() == (NAME in ("amx-fast-pairs", "bfloat16"))
 
 
-def test_torch_makes_do_with_what_the_kind_has() -> None:
+def test_torch_uses_only_the_instructions_of_the_cpu_kind() -> None:
     kind = KINDS[NAME or ""]
     assert has_bfloat16(torch.device("cpu")) == kind.has_pairs
     if how_to_run(kind, host_features()) != "emulated":
         assert torch.backends.cpu.get_cpu_capability().lower() == kind.torch_capability
 
 
-def test_the_compiler_uses_no_register_that_the_kind_lacks() -> None:
+def test_the_compiler_uses_no_register_beyond_the_cpu_kind() -> None:
     @njit(fastmath=True)
     def total(values):  # type: ignore[no-untyped-def]
         result = values[0]

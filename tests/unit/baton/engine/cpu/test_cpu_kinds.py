@@ -44,19 +44,19 @@ def test_each_kind_of_cpu_computes_correctly(name: str, record_property: pytest.
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions are those of x86")
 @pytest.mark.thorough(covered_by="test_each_kind_of_cpu_computes_correctly")
 @pytest.mark.parametrize("name", INSTRUCTIONS)
-def test_the_compiler_takes_the_instructions_of_kinds_that_this_cpu_is_not(name: str) -> None:
+def test_the_compiler_accepts_instructions_of_other_cpu_kinds(name: str) -> None:
     command = [sys.executable, "-m", "tests.cpu_kinds.compile_only", name]
     ended = subprocess.run(command, cwd=Path(__file__).parents[5], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
     assert set(ended.stdout.split()) >= INSTRUCTIONS[name]
 
 
-def test_every_listed_file_of_tests_exists() -> None:
+def test_every_listed_test_file_exists() -> None:
     root = Path(__file__).parents[5]
     assert [name for name in (*PIECES, *PROGRAMS) if not (root / name).exists()] == []
 
 
-def test_a_cpu_stands_in_for_kinds_that_have_less_and_for_more_by_emulation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_represents_smaller_kinds_and_emulates_larger_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
 
     def how(features: frozenset[str]) -> list[str | None]:
@@ -69,7 +69,7 @@ def test_a_cpu_stands_in_for_kinds_that_have_less_and_for_more_by_emulation(monk
     assert how(SAPPHIRE_RAPIDS) == [None] * len(KINDS)
 
 
-def test_a_masked_kind_keeps_what_it_has_and_loses_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_masked_kind_loses_only_the_masked_features(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     known = {name: name in SAPPHIRE_RAPIDS for name in (*SAPPHIRE_RAPIDS, "xop")}
     monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: known)
@@ -82,7 +82,7 @@ def test_a_masked_kind_keeps_what_it_has_and_loses_the_rest(monkeypatch: pytest.
         assert variables["ONEDNN_MAX_CPU_ISA"] == kind.onednn_limit
 
 
-def test_a_run_is_good_if_tests_passed_and_none_failed() -> None:
+def test_a_run_succeeds_if_some_tests_pass_and_none_fail() -> None:
     assert KindRun("sse", "masked", num_passed=3).is_good
     assert not KindRun("sse", "masked", num_skipped=3).is_good
     assert not KindRun("sse", "masked", num_passed=3, num_failed=1, status=1).is_good

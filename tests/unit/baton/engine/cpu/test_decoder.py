@@ -128,7 +128,7 @@ def assert_as_good(fused: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor
 
 @pytest.mark.parametrize("dtype", FUSED_DTYPES)
 @pytest.mark.parametrize("name", sorted(VARIANTS))
-def test_logits_equal_those_of_transformers(name: str, dtype: str) -> None:
+def test_logits_match_transformers(name: str, dtype: str) -> None:
     runners = both(name, dtype)
     a, b, c = (runners.request("x" * index, length) for index, length in enumerate((23, 90, 9), start=1))
     runners.step((a, 22), (b, 70))
@@ -139,7 +139,7 @@ def test_logits_equal_those_of_transformers(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", FUSED_DTYPES)
 @pytest.mark.parametrize("length", [7, 61, 64, 70, 257, 300])
 @pytest.mark.parametrize("name", ["three_share", "heads_of_64", "wide_biases"])
-def test_trees_of_drafts_see_their_ancestors_only(name: str, length: int, dtype: str) -> None:
+def test_tree_nodes_see_only_their_ancestors(name: str, length: int, dtype: str) -> None:
     runners = both(name, dtype)
     a, b = runners.request("a", length), runners.request("bb", 21)
     runners.step((a, length - 1), (b, 20))
@@ -151,7 +151,7 @@ def test_trees_of_drafts_see_their_ancestors_only(name: str, length: int, dtype:
 @pytest.mark.parametrize("dtype", FUSED_DTYPES)
 @pytest.mark.parametrize("length", [7, 60, 61, 62, 63, 64, 70, 254, 257, 300])
 @pytest.mark.parametrize("name", ["three_share", "heads_of_64", "wide_biases"])
-def test_a_token_of_a_tree_gets_the_bits_of_a_chain(name: str, length: int, dtype: str) -> None:
+def test_tree_tokens_are_bit_identical_to_chain_tokens(name: str, length: int, dtype: str) -> None:
     assert_trees_are_chains(variant(name, dtype), length)
 
 
@@ -175,9 +175,7 @@ def assert_trees_are_chains(loaded: LoadedModel, length: int, kv_cache: str = "n
     ("name", "length"),
     [("three_share", 75), ("three_share", 300), ("heads_of_64", 300), ("wide_biases", 300), ("long_rows", 300)],
 )
-def test_a_token_computes_to_the_same_bits_alone_and_in_any_company(
-    name: str, length: int, dtype: str, weights: str
-) -> None:
+def test_a_token_is_bit_identical_alone_and_in_any_batch(name: str, length: int, dtype: str, weights: str) -> None:
     assert_same_in_company(variant(name, dtype), length, weights=weights)
 
 
@@ -198,7 +196,7 @@ def assert_same_in_company(loaded: LoadedModel, length: int, **ways: str) -> Non
 
 
 @pytest.mark.parametrize("name", sorted(VARIANTS))
-def test_cpus_without_a_matrix_unit_give_the_same_but_for_rounding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpus_without_a_matrix_unit_differ_only_by_rounding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = [("a", 90), ("bb", 5), ("ccc", 40)]
     results = []
     for with_tiles in (True, False):
@@ -214,7 +212,7 @@ def test_cpus_without_a_matrix_unit_give_the_same_but_for_rounding(name: str, mo
 
 
 @pytest.mark.parametrize("num_threads", [2, 3, 5])
-def test_threads_change_nothing(num_threads: int) -> None:
+def test_the_number_of_threads_changes_nothing(num_threads: int) -> None:
     loaded = variant("wide")
     results = []
     before = torch.get_num_threads()
@@ -230,7 +228,9 @@ def test_threads_change_nothing(num_threads: int) -> None:
     assert torch.equal(*results)
 
 
-def test_more_threads_than_it_uses(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_more_threads_than_the_maximum_are_harmless(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     for module in ("forward", "decoder"):
         monkeypatch.setattr(f"baton.engine.cpu.{module}.MAX_THREADS", 2)
     before = torch.get_num_threads()
@@ -245,7 +245,7 @@ def test_more_threads_than_it_uses(monkeypatch: pytest.MonkeyPatch, caplog: pyte
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16, 64])
-def test_any_block_size(block_size: int) -> None:
+def test_every_block_size_matches_transformers(block_size: int) -> None:
     runners = both("plain", num_blocks=400 // block_size + 2, block_size=block_size)
     request = runners.request("a", 150)
     runners.step((request, 100))
@@ -282,7 +282,9 @@ def shared(request: pytest.FixtureRequest) -> Runners:
 
 @settings(max_examples=40, deadline=None)
 @given(steps=plans())
-def test_any_plan_gives_the_logits_of_transformers(shared: Runners, steps: list[list[tuple[int, int, Draft]]]) -> None:
+def test_every_plan_matches_the_logits_of_transformers(
+    shared: Runners, steps: list[list[tuple[int, int, Draft]]]
+) -> None:
     shared.blocks = BlockManager(512, BLOCK_SIZE, prefix_caching=False)
     requests = [shared.request("x" * (index + 1), MOST) for index in range(4)]
     for step in steps:
@@ -291,13 +293,13 @@ def test_any_plan_gives_the_logits_of_transformers(shared: Runners, steps: list[
             assert_as_good(*logits)
 
 
-def test_steps_that_end_no_prompt_give_no_logits() -> None:
+def test_steps_that_complete_no_prompt_give_no_logits() -> None:
     runners = Runners(variant("plain"), "fused")
     assert runners.step((runners.request("a", 30), 12))[0].shape == (0, VOCAB_SIZE)
 
 
 @pytest.mark.parametrize("dtype", FUSED_DTYPES)
-def test_what_is_no_number_stays_none(dtype: str) -> None:
+def test_nan_propagates(dtype: str) -> None:
     loaded = variant("plain", dtype)
     runners = Runners(loaded, "fused")
     request = runners.request("a", 9)
@@ -308,7 +310,7 @@ def test_what_is_no_number_stays_none(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("layers", [(0, 1, FINAL_HIDDEN), (FINAL_HIDDEN, 2), (1, 0, 1)])
-def test_features_are_transformers_hidden_states(layers: tuple[int, ...]) -> None:
+def test_features_match_the_hidden_states_of_transformers(layers: tuple[int, ...]) -> None:
     loaded = variant("plain")
     tokens = random_prompts([11])[0]
     loaded.model.set_attn_implementation("eager")
@@ -332,7 +334,7 @@ def test_features_are_transformers_hidden_states(layers: tuple[int, ...]) -> Non
         decoder.features.take()
 
 
-def test_a_feature_that_is_not_there_is_refused() -> None:
+def test_an_unknown_feature_is_refused() -> None:
     loaded = variant("plain")
     cache = PagedKVCache(loaded.kv_spec(BLOCK_SIZE), 8, torch.device("cpu"))
     with pytest.raises(UnsupportedModelError, match="has 2 layers"):
@@ -350,20 +352,20 @@ def scaled_by_position() -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("build", [scaled_residuals, scaled_by_position])
-def test_a_model_that_only_looks_alike_is_left_to_transformers(build: Any) -> None:
+def test_a_model_that_only_looks_similar_uses_transformers(build: Any) -> None:
     loaded = prepare_model(build(), "float32")
     assert not ModelRunner(loaded, 16, BLOCK_SIZE).is_fused
     with pytest.raises(NotFusableError, match="different logits"):
         ModelRunner(loaded, 16, BLOCK_SIZE, RunnerOptions(decoder="fused"))
 
 
-def test_a_part_that_is_not_known_is_named() -> None:
+def test_an_unsupported_part_is_named() -> None:
     loaded = prepare_model(tiny_model("mixtral"), "float32")
     with pytest.raises(UnsupportedModelError, match="an unknown part experts"):
         ModelRunner(loaded, 16, BLOCK_SIZE, RunnerOptions(decoder="fused"))
 
 
-def test_the_model_stays_as_it_was() -> None:
+def test_the_model_is_not_modified() -> None:
     model = tiny_model("llama")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     runner = ModelRunner(prepare_model(model, "float32"), 16, BLOCK_SIZE, RunnerOptions(decoder="fused"))

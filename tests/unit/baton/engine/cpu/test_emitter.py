@@ -15,7 +15,7 @@ from baton.engine.cpu.emitter import features, parts_in_registers
 
 
 @given(count=st.integers(1, 16), sums_each=st.integers(1, 30), most=st.sampled_from((12, 24)))
-def test_parts_are_even_and_their_sums_fit(count: int, sums_each: int, most: int) -> None:
+def test_parts_are_even_and_add_up(count: int, sums_each: int, most: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(emitter, "_most_sums", lambda: most)
         parts = parts_in_registers(count, sums_each)
@@ -24,7 +24,7 @@ def test_parts_are_even_and_their_sums_fit(count: int, sums_each: int, most: int
     assert len(parts[0]) == 1 or len(parts[0]) * sums_each <= most
 
 
-def test_a_tile_is_one_part_where_registers_are_many() -> None:
+def test_a_tile_is_one_part_with_enough_registers() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(emitter, "_most_sums", lambda: 24)
         assert parts_in_registers(4, 4) == [range(4)]
@@ -34,14 +34,14 @@ def test_a_tile_is_one_part_where_registers_are_many() -> None:
 
 
 @pytest.mark.parametrize(("named", "expected"), [("+avx2,-avx512f,+fma", {"avx2", "fma"}), ("", set())])
-def test_code_is_made_of_what_numba_is_told_to_use(
+def test_code_uses_the_features_enabled_in_numba(
     named: str, expected: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(emitter.config, "CPU_FEATURES", named)
     assert features.__wrapped__() == expected
 
 
-def test_code_is_made_without_avx_where_numba_is_told_to_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_avoids_avx_if_numba_disables_it(monkeypatch: pytest.MonkeyPatch) -> None:
     host = {"avx": True, "avx2": True, "avx512f": True, "sse2": True, "amx-tile": False}
     monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: FeatureMap(host))
     monkeypatch.setattr(emitter.config, "CPU_FEATURES", None)
@@ -72,7 +72,7 @@ class Lanes:
 
 
 @given(count=st.integers(1, 40), width=st.sampled_from((4, 8, 16)))
-def test_sums_over_lanes_come_out_in_their_order(count: int, width: int) -> None:
+def test_sums_over_lanes_keep_their_order(count: int, width: int) -> None:
     vectors = [Lanes([float(100 * number + lane) for lane in range(width)]) for number in range(count)]
     folded = emitter.Emitter(cast("ir.IRBuilder", Shuffles())).fold(cast("list[ir.Value]", vectors))
     assert len(folded) == -(-count // width)

@@ -41,7 +41,7 @@ def vectors() -> torch.Tensor:
     return found
 
 
-def test_rows_are_those_that_torch_writes() -> None:
+def test_written_rows_match_torch() -> None:
     exact = vectors()
     rows = torch.zeros(len(exact), 24, dtype=torch.int8)
     for vector, row in zip(exact, rows, strict=True):
@@ -53,7 +53,7 @@ def test_rows_are_those_that_torch_writes() -> None:
 
 
 @pytest.mark.parametrize("dtype", sorted(KINDS))
-def test_rows_become_what_torch_reads(dtype: str) -> None:
+def test_read_rows_match_torch(dtype: str) -> None:
     rows = kv_int8.encode_rows(vectors())
     slots = torch.tensor([5, 0, 39, 8, 8, 30, 4])
     out = torch.empty(len(slots), 20, dtype=TORCH_DTYPES[dtype])
@@ -65,7 +65,7 @@ def test_rows_become_what_torch_reads(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", FUSED_DTYPES)
 @pytest.mark.parametrize("name", sorted(VARIANTS))
-def test_logits_are_those_of_transformers_over_the_same_cache(name: str, dtype: str) -> None:
+def test_logits_match_transformers_over_the_same_cache(name: str, dtype: str) -> None:
     runners = Runners(variant(name, dtype), "fused", "transformers", kv_cache="int8")
     assert runners.each[0].is_fused
     a, b, c = (runners.request("x" * index, length) for index, length in enumerate((23, 290, 9), start=1))
@@ -80,17 +80,17 @@ def test_logits_are_those_of_transformers_over_the_same_cache(name: str, dtype: 
 
 @pytest.mark.parametrize("dtype", FUSED_DTYPES)
 @pytest.mark.parametrize("name", ["three_share", "heads_of_64"])
-def test_a_token_computes_to_the_same_bits_in_any_company(name: str, dtype: str) -> None:
+def test_a_token_is_bit_identical_in_any_batch(name: str, dtype: str) -> None:
     assert_same_in_company(variant(name, dtype), 300, kv_cache="int8")
 
 
 @pytest.mark.parametrize("dtype", FUSED_DTYPES)
 @pytest.mark.parametrize("length", [7, 64, 300])
-def test_a_token_of_a_tree_gets_the_bits_of_a_chain(length: int, dtype: str) -> None:
+def test_tree_tokens_are_bit_identical_to_chain_tokens(length: int, dtype: str) -> None:
     assert_trees_are_chains(variant("heads_of_64", dtype), length, "int8")
 
 
-def test_a_model_that_loses_too_much_is_refused_by_its_self_check() -> None:
+def test_the_self_check_refuses_a_model_that_loses_too_much() -> None:
     """One number of each key dwarfs the others, as the biases of some models make it."""
     model = tiny_model("qwen2")
     for layer in model.get_decoder().layers:
@@ -104,7 +104,7 @@ def test_a_model_that_loses_too_much_is_refused_by_its_self_check() -> None:
     )
 
 
-def test_where_weights_are_rounded_too_both_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_both_rounded_weights_and_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = prepare_model(tiny_model("qwen2"), "float32")
     runner = ModelRunner(loaded, 16, BLOCK_SIZE, RunnerOptions(weights="int8", kv_cache="int8"))
     check_model(runner)

@@ -86,14 +86,14 @@ class Case:
 
 @pytest.mark.parametrize("kind", [HALF, SINGLE], ids=["bfloat16", "float32"])
 @given(st.integers(1, 9), st.integers(1, KEY_CHUNK), DIMS, st.integers(0, 2**32 - 1))
-def test_sums_are_numpys(kind: Any, num_rows: int, num_keys: int, dim: int, seed: int) -> None:
+def test_sums_match_numpy(kind: Any, num_rows: int, num_keys: int, dim: int, seed: int) -> None:
     case = Case(kind, num_rows, num_keys, dim, seed)
     np.testing.assert_allclose(case.mixed(), case.expected(), rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("kind", [HALF, SINGLE], ids=["bfloat16", "float32"])
 @given(st.integers(2, 9), st.integers(1, KEY_CHUNK), DIMS, st.integers(0, 2**32 - 1))
-def test_bits_depend_on_no_other_row_and_on_no_unseen_key(
+def test_bits_do_not_depend_on_other_rows_or_unseen_keys(
     kind: Any, num_rows: int, num_keys: int, dim: int, seed: int
 ) -> None:
     case = Case(kind, num_rows, num_keys, dim, seed)
@@ -106,7 +106,7 @@ def test_bits_depend_on_no_other_row_and_on_no_unseen_key(
 
 @pytest.mark.parametrize("kind", [HALF, SINGLE], ids=["bfloat16", "float32"])
 @given(st.integers(1, 9), st.integers(1, KEY_CHUNK), DIMS, st.sampled_from([1, 1 << 46, 2**63 - 1]))
-def test_what_is_asked_for_changes_no_bit_and_need_not_exist(
+def test_prefetching_beyond_the_end_changes_no_bit(
     kind: Any, num_rows: int, num_keys: int, dim: int, ahead: int
 ) -> None:
     case = Case(kind, num_rows, num_keys, dim, seed=dim)
@@ -114,7 +114,7 @@ def test_what_is_asked_for_changes_no_bit_and_need_not_exist(
 
 
 @given(st.integers(1, 9), st.integers(0, 2**32 - 1))
-def test_weights_are_rounded_where_pairs_are_mixed_and_their_sums_are_not(num_rows: int, seed: int) -> None:
+def test_weights_are_rounded_only_for_pair_products(num_rows: int, seed: int) -> None:
     scores = np.random.default_rng(seed).standard_normal((num_rows, KEY_CHUNK)).astype(np.float32) * 3
     tops, rows, sums = scores.max(axis=1), {}, {}
     for kind in (HALF, SINGLE):

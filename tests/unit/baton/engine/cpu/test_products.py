@@ -44,7 +44,7 @@ def product(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("k", [1, 8, 31, 32, 40, 64, 200])
-def test_products_are_right_and_rows_independent(k: int, dtype: torch.dtype) -> None:
+def test_products_are_correct_and_rows_are_independent(k: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(k)
     for num_columns in (1, 15, 16, 17, 64):
         w = torch.randn(num_columns, k, generator=generator).to(dtype)
@@ -58,7 +58,7 @@ def test_products_are_right_and_rows_independent(k: int, dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("k", [600, 1160, 2350])
-def test_a_long_row_in_parts_has_the_bits_of_a_whole_one(k: int, dtype: torch.dtype) -> None:
+def test_a_split_row_is_bit_identical_to_a_whole_one(k: int, dtype: torch.dtype) -> None:
     """Of many tokens, rows that do not fit into the first cache are multiplied part by part; a lone one is not."""
     generator = torch.Generator().manual_seed(k)
     w = torch.randn(32, k, generator=generator).to(dtype)
@@ -71,7 +71,7 @@ def test_a_long_row_in_parts_has_the_bits_of_a_whole_one(k: int, dtype: torch.dt
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("k", [1, 8, 31, 32, 40, 64, 200])
-def test_int8_gives_the_bits_of_the_same_numbers_as_operands(k: int, dtype: torch.dtype) -> None:
+def test_int8_is_bit_identical_to_its_dequantized_operands(k: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(k)
     for num_columns in (1, 15, 16, 17, 64):
         whole = torch.randint(-127, 128, (num_columns, k), generator=generator).to(torch.int8)
@@ -83,7 +83,7 @@ def test_int8_gives_the_bits_of_the_same_numbers_as_operands(k: int, dtype: torc
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("k", [1, 8, 31, 32, 40, 64, 200])
-def test_int4_gives_the_bits_of_what_its_numbers_are_as_operands(k: int, dtype: torch.dtype) -> None:
+def test_int4_is_bit_identical_to_its_dequantized_operands(k: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(k)
     for num_columns in (1, 15, 16, 17, 64):
         int4 = quantize_linear_int4(Linear(torch.randn(num_columns, k, generator=generator), None))
@@ -104,7 +104,7 @@ def _end_forward(before):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_rows_are_independent_where_numbers_are_too_small_for_float32(dtype: torch.dtype) -> None:
+def test_rows_are_independent_with_numbers_too_small_for_float32(dtype: torch.dtype) -> None:
     """The instruction for pairs of bfloat16 takes subnormal numbers for zero; what replaces it must, too."""
     generator = torch.Generator().manual_seed(0)
     k = 96

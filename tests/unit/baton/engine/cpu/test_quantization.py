@@ -39,7 +39,7 @@ def tiny(name: str = "llama", dtype: str = "float32") -> LoadedModel:
 
 @pytest.mark.parametrize("weights", QUANTIZED)
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
-def test_logits_are_those_of_the_rounded_weights(name: str, weights: str) -> None:
+def test_logits_match_the_rounded_weights(name: str, weights: str) -> None:
     loaded = tiny(name)
     own = ModelRunner(loaded, 16, BLOCK_SIZE, RunnerOptions(weights=weights))
     expected = ModelRunner(with_rounded_weights(loaded, weights), 16, BLOCK_SIZE, RunnerOptions(decoder="transformers"))
@@ -48,7 +48,7 @@ def test_logits_are_those_of_the_rounded_weights(name: str, weights: str) -> Non
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("float32", 0.04), ("bfloat16", 0.08)])
-def test_the_loss_is_bounded_and_there(dtype: str, most: float) -> None:
+def test_the_rounding_loss_is_bounded_and_not_zero(dtype: str, most: float) -> None:
     loaded = tiny(dtype=dtype)
     exact = logits_of(ModelRunner(prepare_model(tiny_model("llama"), "float32"), 16, BLOCK_SIZE), (30, 1))
     runner = ModelRunner(loaded, 16, BLOCK_SIZE, RunnerOptions(weights="int8"))
@@ -58,7 +58,7 @@ def test_the_loss_is_bounded_and_there(dtype: str, most: float) -> None:
 
 
 @pytest.mark.parametrize("weights", QUANTIZED)
-def test_an_engine_generates_the_tokens_of_the_rounded_weights(weights: str) -> None:
+def test_engine_tokens_match_the_rounded_weights(weights: str) -> None:
     loaded = tiny()
     prompts = random_prompts([5, 30, 17, 9])
     exact = with_rounded_weights(loaded, weights).model
@@ -68,7 +68,7 @@ def test_an_engine_generates_the_tokens_of_the_rounded_weights(weights: str) -> 
     assert run_tokens(engine, prompts, 12) == expected
 
 
-def test_a_row_is_off_by_half_a_unit_at_most() -> None:
+def test_an_int8_row_is_off_by_at_most_half_a_unit() -> None:
     weight = torch.randn(20, 50, generator=torch.Generator().manual_seed(1))
     weight[3] = 0.0
     made = quantize_linear(Linear(weight, None))
@@ -80,7 +80,7 @@ def test_a_row_is_off_by_half_a_unit_at_most() -> None:
 
 
 @pytest.mark.parametrize("width", [64, 50, 7])
-def test_a_group_is_off_by_half_a_step_at_most(width: int) -> None:
+def test_an_int4_group_is_off_by_at_most_half_a_step(width: int) -> None:
     weight = torch.randn(20, width, generator=torch.Generator().manual_seed(1)) + 0.5
     weight[3], weight[4] = 0.0, 0.25
     made = quantize_linear_int4(Linear(weight, None))
@@ -96,7 +96,7 @@ def test_a_group_is_off_by_half_a_step_at_most(width: int) -> None:
     assert made.weight.numel() * 2 + made.scales.numel() * 2 == 32 * -(-width // GROUP) * 20
 
 
-def test_what_was_int4_before_comes_back_as_the_same_bfloat16() -> None:
+def test_int4_weights_round_trip_to_the_same_bfloat16() -> None:
     weight = (torch.randn(200, 320, generator=torch.Generator().manual_seed(1)) * 0.1).bfloat16()
     once = rounded(weight, "int4").bfloat16()
     assert not torch.equal(once, weight)
@@ -105,14 +105,14 @@ def test_what_was_int4_before_comes_back_as_the_same_bfloat16() -> None:
 
 @pytest.mark.parametrize("weights", QUANTIZED)
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
-def test_what_is_no_number_is_not_hidden(broken: float, weights: str) -> None:
+def test_nan_is_not_hidden(broken: float, weights: str) -> None:
     weight = torch.ones(3, 8)
     weight[1, 2] = broken
     assert (~rounded(weight, weights).isfinite()).any(dim=1).tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("large", [1e30, 7e4])
-def test_weights_beyond_the_scales_of_int4_are_refused(large: float) -> None:
+def test_weights_beyond_the_int4_scales_are_refused(large: float) -> None:
     """float16 ends at 65504."""
     weight = torch.full((3, 8), large)
     assert bool(rounded(weight, "int8").isfinite().all())
@@ -120,7 +120,7 @@ def test_weights_beyond_the_scales_of_int4_are_refused(large: float) -> None:
         rounded(weight, "int4")
 
 
-def test_a_group_of_numbers_too_close_for_a_step_becomes_their_middle() -> None:
+def test_a_group_narrower_than_a_step_becomes_its_middle() -> None:
     weight = 0.5 + torch.linspace(0, 2e-7, 32)[None]
     assert torch.allclose(rounded(weight, "int4"), weight, rtol=0, atol=3e-4)
     tiny = torch.linspace(-1e-7, 1e-7, 32)[None]
@@ -128,7 +128,7 @@ def test_a_group_of_numbers_too_close_for_a_step_becomes_their_middle() -> None:
 
 
 @pytest.mark.parametrize("others", [("native", "int8"), ("native", "int4"), ("int8", "int4")])
-def test_the_caches_of_different_weights_are_not_exchanged(others: tuple[str, str]) -> None:
+def test_caches_of_different_weights_are_not_exchanged(others: tuple[str, str]) -> None:
     loaded = tiny()
     here, there = (ModelRunner(loaded, 4, BLOCK_SIZE, RunnerOptions(weights=weights)).spec for weights in others)
     assert here.fingerprint() != there.fingerprint()
@@ -136,7 +136,7 @@ def test_the_caches_of_different_weights_are_not_exchanged(others: tuple[str, st
 
 
 @pytest.mark.parametrize("weights", QUANTIZED)
-def test_the_model_keeps_its_own_weights(weights: str) -> None:
+def test_the_model_keeps_its_original_weights(weights: str) -> None:
     loaded = tiny()
     before = {name: tensor.clone() for name, tensor in loaded.model.state_dict().items()}
     ModelRunner(loaded, 16, BLOCK_SIZE, RunnerOptions(weights=weights)).close()
@@ -144,14 +144,14 @@ def test_the_model_keeps_its_own_weights(weights: str) -> None:
 
 
 @pytest.mark.parametrize("weights", QUANTIZED)
-def test_a_model_that_the_program_does_not_know_is_refused(weights: str) -> None:
+def test_an_unsupported_model_is_refused(weights: str) -> None:
     with pytest.raises(
         UnsupportedModelError, match=r"only the fused decoder supports.*an unknown part experts.*weights: native"
     ):
         ModelRunner(tiny("mixtral"), 16, BLOCK_SIZE, RunnerOptions(weights=weights))
 
 
-def test_unknown_weights_and_decoders_that_cannot_are_refused() -> None:
+def test_unknown_weights_and_incapable_decoders_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"engine\.weights is 'int3'"):
         ModelRunner(tiny(), 16, BLOCK_SIZE, RunnerOptions(weights="int3"))
     for weights in QUANTIZED:

@@ -45,7 +45,7 @@ def operands(name: str, rng: np.random.Generator, *shape: int) -> tuple[np.ndarr
 @pytest.mark.parametrize("name", ["bfloat16", "float32"])
 @pytest.mark.parametrize("dim", [20, 40, 64, 80, 128])
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 6, 7])
-def test_all_heads_together_get_the_bits_of_each_alone(name: str, dim: int, num_rows: int) -> None:
+def test_heads_computed_together_are_bit_identical_to_single_heads(name: str, dim: int, num_rows: int) -> None:
     rng = np.random.default_rng(dim + num_rows)
     (q, q_values), (keys, key_values) = (
         operands(name, rng, NUM_HEADS, num_rows, dim),
@@ -67,7 +67,7 @@ def test_all_heads_together_get_the_bits_of_each_alone(name: str, dim: int, num_
         assert (together == 77.0).all()
 
 
-def test_how_much_memory_is_needed_is_told_without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_required_memory_is_known_without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object) -> None:
         raise AssertionError("a function was compiled, which takes half a second of every start")
 

@@ -45,7 +45,7 @@ def _multiply(kind, configuration, x, packed, w, k, out):
 
 
 @pytest.mark.parametrize("dtype", KINDS, ids=str)
-def test_a_tile_of_rows(dtype: torch.dtype) -> None:
+def test_row_products_match_torch(dtype: torch.dtype) -> None:
     for k in (1, 5, 31, 32, 64, 83):
         generator = torch.Generator().manual_seed(k)
         x, w = (torch.randn(ROWS, k, generator=generator).to(dtype) for _ in range(2))
@@ -55,7 +55,7 @@ def test_a_tile_of_rows(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", KINDS, ids=str)
-def test_a_band_of_int4(dtype: torch.dtype) -> None:
+def test_an_int4_band_is_multiplied_correctly(dtype: torch.dtype) -> None:
     """A row's four bits are its own number: word ``j`` of four rows holds those of rows 0, 1, 2 and 3, lowest first."""
     generator = torch.Generator().manual_seed(1)
     bits = torch.randint(0, 16, (TILE, GROUP), generator=generator)
@@ -71,7 +71,7 @@ def test_a_band_of_int4(dtype: torch.dtype) -> None:
 
 @pytest.mark.skipif(not has_tiles(), reason="this CPU has no matrix unit")
 @pytest.mark.parametrize("k", [32, 96])
-def test_a_tile_of_the_matrix_unit(k: int) -> None:
+def test_a_matrix_unit_tile_is_multiplied_correctly(k: int) -> None:
     generator = torch.Generator().manual_seed(k)
     x, w = (torch.randn(TILE, k, generator=generator).bfloat16() for _ in range(2))
     packed, out = torch.zeros(TILE * k, dtype=torch.bfloat16), torch.full((TILE, TILE), torch.nan)

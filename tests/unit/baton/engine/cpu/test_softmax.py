@@ -57,7 +57,7 @@ def largest(scores: Row) -> Row:
 @given(
     st.integers(0, 2**32 - 1), st.sampled_from([0.1, 1.0, 10.0, 100.0, 700.0]), st.sampled_from([1.0, 0.125, 0.0884])
 )
-def test_weights_are_powers_of_e(seed: int, spread: float, scaling: float) -> None:
+def test_weights_match_the_exponential_function(seed: int, spread: float, scaling: float) -> None:
     scores = (np.random.default_rng(seed).standard_normal(COUNT) * spread).astype(np.float32)
     top = scores.max()
     weights, total = weigh(scores, top, scaling)
@@ -72,7 +72,7 @@ def test_weights_are_powers_of_e(seed: int, spread: float, scaling: float) -> No
     assert weights.max() == 1.0
 
 
-def test_what_cannot_be_seen_weighs_nothing_and_nan_stays() -> None:
+def test_hidden_keys_weigh_nothing_and_nan_propagates() -> None:
     scores = np.zeros(COUNT)
     scores[3], scores[5], scores[7] = -np.inf, np.nan, -3.4e38
     weights, total = weigh(scores, 0.0)
@@ -82,7 +82,7 @@ def test_what_cannot_be_seen_weighs_nothing_and_nan_stays() -> None:
     assert (np.delete(weights, [3, 5, 7]) == 1.0).all()
 
 
-def test_the_smallest_weights_are_numbers_or_zero() -> None:
+def test_the_smallest_weights_are_normal_numbers_or_zero() -> None:
     """Never subnormal, and never what an exponent that wrapped around would give."""
     powers = np.linspace(-127.5, -125, COUNT)
     weights, _ = weigh(powers / LOG2E, 0.0)
@@ -93,7 +93,7 @@ def test_the_smallest_weights_are_numbers_or_zero() -> None:
 
 
 @given(st.integers(1, 9), st.integers(0, 2**32 - 1))
-def test_the_largest_of_rows(num_rows: int, seed: int) -> None:
+def test_the_maximum_of_rows_is_found(num_rows: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     scores = rng.standard_normal((num_rows, COUNT)).astype(np.float32)
     scores[rng.random(scores.shape) < 0.3] = -np.inf
@@ -101,7 +101,7 @@ def test_the_largest_of_rows(num_rows: int, seed: int) -> None:
 
 
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 2**32 - 1))
-def test_chunk_by_chunk_it_is_the_softmax_of_all(num_rows: int, num_chunks: int, seed: int) -> None:
+def test_chunked_softmax_matches_the_whole(num_rows: int, num_chunks: int, seed: int) -> None:
     """Rows that see nothing in some chunks, in the first ones too, and sums that are brought down to the largest."""
     rng = np.random.default_rng(seed)
     scores = (rng.standard_normal((num_rows, num_chunks, COUNT)) * 4).astype(np.float32)

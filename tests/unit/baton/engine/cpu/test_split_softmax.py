@@ -51,7 +51,7 @@ def _weights_of(scores: Row, scaling: float) -> tuple[Row, Row, Row]:
 
 
 @given(st.integers(1, 9), st.integers(1, 4), st.sampled_from([0.1, 1.0, 30.0]), st.integers(0, 2**32 - 1))
-def test_weights_are_powers_of_e(num_rows: int, num_chunks: int, spread: float, seed: int) -> None:
+def test_weights_match_the_exponential_function(num_rows: int, num_chunks: int, spread: float, seed: int) -> None:
     rng = np.random.default_rng(seed)
     scores = (rng.standard_normal((num_rows, num_chunks * KEY_CHUNK)) * spread).astype(np.float32)
     scores[rng.random(scores.shape) < 0.3] = -np.inf
@@ -68,7 +68,7 @@ def test_weights_are_powers_of_e(num_rows: int, num_chunks: int, spread: float, 
     assert (weights[seen].max(axis=1) == 1.0).all()
 
 
-def test_chunks_that_nobody_sees_change_no_bit() -> None:
+def test_unseen_chunks_change_no_bit() -> None:
     scores = np.full((5, 4 * KEY_CHUNK), -np.inf, dtype=np.float32)
     scores[:, : KEY_CHUNK + 7] = np.random.default_rng(0).standard_normal((5, KEY_CHUNK + 7))
     few, many = weigh(scores[:, : 2 * KEY_CHUNK]), weigh(scores)
@@ -76,7 +76,7 @@ def test_chunks_that_nobody_sees_change_no_bit() -> None:
     np.testing.assert_array_equal(few[2], many[2])
 
 
-def test_nan_stays() -> None:
+def test_nan_propagates() -> None:
     scores = np.zeros((5, KEY_CHUNK), dtype=np.float32)
     scores[1, 3] = np.nan
     weights, _, sums = _weights_of(scores, 1.0)

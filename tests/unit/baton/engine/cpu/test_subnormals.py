@@ -46,7 +46,7 @@ print("done")
 """
 
 
-def test_a_helper_thread_s_stack_does_not_grow() -> None:
+def test_the_stack_of_a_helper_thread_does_not_grow() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", MANY_FORWARDS], capture_output=True, text=True, timeout=240, check=False
     )
@@ -61,7 +61,9 @@ def _widen_in_a_forward(halves, out, count):
 
 
 @pytest.mark.parametrize("has_instruction", [True, False])
-def test_small_halves_are_no_subnormals(has_instruction: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_float16_numbers_are_not_subnormal_in_float32(
+    has_instruction: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those of float16 are numbers of float32, with the instruction that widens them and without."""
     if not has_instruction:
         monkeypatch.setattr(emitter, "features", frozenset)
@@ -74,7 +76,7 @@ def test_small_halves_are_no_subnormals(has_instruction: bool, monkeypatch: pyte
 
 @pytest.mark.skipif(not X86, reason="only x86 has an instruction for pairs of bfloat16 that ignores them")
 @pytest.mark.parametrize("dtype", FUSED_DTYPES)
-def test_subnormal_sums_are_zero_in_a_forward_and_nowhere_else(dtype: str) -> None:
+def test_subnormal_sums_are_zero_only_inside_a_forward(dtype: str) -> None:
     """Logits whose terms are all about 1e-40, for one token and for many."""
     model = build_model(CONFIGS["llama"]())
     with torch.no_grad():

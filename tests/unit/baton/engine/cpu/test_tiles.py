@@ -68,7 +68,7 @@ def product(
 @pytest.mark.skipif(not has_tiles(), reason="this CPU has no matrix unit")
 @pytest.mark.parametrize("k", [32, 64, 160])
 @pytest.mark.parametrize("num_columns", [16, 32, 48])
-def test_products_are_right_and_tokens_independent(num_columns: int, k: int) -> None:
+def test_products_are_correct_and_tokens_are_independent(num_columns: int, k: int) -> None:
     generator = torch.Generator().manual_seed(k)
     w = torch.randn(num_columns, k, generator=generator).bfloat16()
     for num_tokens in (1, 2, 15, 16, 17, 33, 70):
@@ -81,7 +81,7 @@ def test_products_are_right_and_tokens_independent(num_columns: int, k: int) -> 
 
 @pytest.mark.skipif(not has_tiles(), reason="this CPU has no matrix unit")
 @pytest.mark.parametrize("num_tokens", [1, 16, 21, 32, 50, 64])
-def test_products_are_added_to_what_is_there(num_tokens: int) -> None:
+def test_products_accumulate(num_tokens: int) -> None:
     generator = torch.Generator().manual_seed(num_tokens)
     x, w = (torch.randn(rows, 96, generator=generator).bfloat16() for rows in (num_tokens, 48))
     start = torch.randn(num_tokens, 48, generator=generator)
@@ -91,7 +91,7 @@ def test_products_are_added_to_what_is_there(num_tokens: int) -> None:
 
 @pytest.mark.skipif(not has_tiles(), reason="this CPU has no matrix unit")
 @pytest.mark.parametrize("num_tokens", [1, 20, 70])
-def test_weights_may_lie_anywhere(num_tokens: int) -> None:
+def test_weights_can_have_any_alignment(num_tokens: int) -> None:
     generator = torch.Generator().manual_seed(num_tokens)
     x, w = (torch.randn(rows, 64, generator=generator).bfloat16() for rows in (num_tokens, 32))
     moved = torch.empty(w.numel() + 4, dtype=torch.bfloat16)[4:].view_as(w).copy_(w)
@@ -101,7 +101,7 @@ def test_weights_may_lie_anywhere(num_tokens: int) -> None:
 
 @pytest.mark.skipif(not has_tiles(), reason="this CPU has no matrix unit")
 @pytest.mark.parametrize("k", [64, 192])
-def test_int8_and_int4_give_the_bits_of_their_numbers_as_operands(k: int) -> None:
+def test_int8_and_int4_are_bit_identical_to_their_dequantized_operands(k: int) -> None:
     generator = torch.Generator().manual_seed(k)
     linear = Linear(torch.randn(48, k, generator=generator), None)
     int8, int4 = quantize_linear(linear), quantize_linear_int4(linear)
@@ -147,7 +147,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         ("has_features", lambda *names: False),
     ],
 )
-def test_a_cpu_without_tiles_does_not_ask_the_kernel_for_them(
+def test_a_cpu_without_tiles_does_not_request_them_from_the_kernel(
     name: str, lacking: object, asked: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"baton.engine.cpu.tiles.{name}", lacking)
@@ -155,6 +155,6 @@ def test_a_cpu_without_tiles_does_not_ask_the_kernel_for_them(
     assert asked == []
 
 
-def test_tiles_are_off_where_the_kernel_refuses_them(asked: list[tuple[int, ...]]) -> None:
+def test_tiles_are_off_if_the_kernel_refuses_them(asked: list[tuple[int, ...]]) -> None:
     assert not tiles.has_tiles.__wrapped__()
     assert len(asked) == 1

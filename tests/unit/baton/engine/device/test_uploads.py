@@ -11,7 +11,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("rows", [[], [0], [4], [1, 2, 3], [0, 1, 2, 3, 4], [2, 1], [0, 2], [3, 3]])
-def test_rows_are_those_of_an_index(rows: list[int]) -> None:
+def test_uploaded_rows_match_indexing(rows: list[int]) -> None:
     tensor = torch.randn(5, 3)
     taken = take_rows(tensor, rows)
     assert torch.equal(taken, tensor[rows])
@@ -27,6 +27,6 @@ def test_numbers_round_trip_as_bytes(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("num_bytes", [0, 27, 29, 32])
-def test_other_sizes_are_refused(num_bytes: int) -> None:
+def test_wrong_sizes_are_refused(num_bytes: int) -> None:
     with pytest.raises(ValueError, match="expected 7 numbers"):
         upload_numbers(bytes(num_bytes), 7, torch.float32, CPU)

@@ -50,7 +50,7 @@ KINDS: dict[str, tuple[Callable[[], TinyDraft], str, str]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_kind_is_found_out(kind: str, target: LoadedModel, model_path: str, tmp_path: Path) -> None:
+def test_the_kind_of_a_draft_is_detected(kind: str, target: LoadedModel, model_path: str, tmp_path: Path) -> None:
     make, name, method = KINDS[kind]
     folder = make().write(tmp_path / "draft", name)
     draft = load_draft(str(folder), "some/model", model_path, target)
@@ -59,7 +59,7 @@ def test_the_kind_is_found_out(kind: str, target: LoadedModel, model_path: str, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_heads_products_are_float32_s_where_bfloat16_has_no_instructions(
+def test_a_head_uses_float32_products_without_bfloat16_instructions(
     kind: str, model_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, multiplied: list[torch.dtype]
 ) -> None:
     make, name, _ = KINDS[kind]
@@ -88,20 +88,20 @@ def test_a_model_with_a_tokenizer_is_a_draft_model(tmp_path: Path) -> None:
     assert draft.method == "draft_model"
 
 
-def test_ambiguous_layer_ids_are_settled_by_trying(target: LoadedModel, model_path: str, tmp_path: Path) -> None:
+def test_ambiguous_layer_ids_are_resolved_by_trying(target: LoadedModel, model_path: str, tmp_path: Path) -> None:
     folder = tiny_eagle3(eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}).write(tmp_path / "draft")
     draft = load_draft(str(folder), "some/model", model_path, target)
     assert draft is not None
     assert draft.network.feature_layers in ((1, 3, 5), (2, 4, 6))
 
 
-def test_nothing_is_loaded_where_nothing_is_wanted(target: LoadedModel, model_path: str) -> None:
+def test_no_draft_is_loaded_when_none_is_configured(target: LoadedModel, model_path: str) -> None:
     assert load_draft("none", "default", model_path, target) is None
     assert load_draft("auto", "some/model", model_path, target) is None
     assert default_draft("some/model") is None
 
 
-def test_what_is_not_there_is_refused(target: LoadedModel, model_path: str, tmp_path: Path) -> None:
+def test_missing_drafts_are_refused(target: LoadedModel, model_path: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nowhere"):
         load_draft(str(tmp_path / "nowhere"), "some/model", model_path, target)
     empty = tmp_path / "empty"

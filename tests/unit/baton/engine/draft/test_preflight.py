@@ -71,7 +71,7 @@ FITTING: dict[str, tuple[TinyDraft, str]] = {
 
 
 @pytest.mark.parametrize("name", FITTING)
-def test_what_loads_is_not_refused(name: str, model_folder: Path, tmp_path: Path) -> None:
+def test_drafts_that_load_pass_the_preflight(name: str, model_folder: Path, tmp_path: Path) -> None:
     draft, file = FITTING[name]
     folder = draft.write(tmp_path / "draft", file)
     check(folder, model_folder)
@@ -112,7 +112,7 @@ REFUSED: dict[str, tuple[TinyDraft, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_fit_is_refused_in_the_words_of_the_loader(name: str, model_folder: Path, tmp_path: Path) -> None:
+def test_misfits_are_refused_with_the_text_of_the_loader(name: str, model_folder: Path, tmp_path: Path) -> None:
     draft, file = REFUSED[name]
     folder = draft.write(tmp_path / "draft", file)
     with pytest.raises(BatonError) as early:
@@ -122,7 +122,7 @@ def test_what_does_not_fit_is_refused_in_the_words_of_the_loader(name: str, mode
     assert (type(early.value), str(early.value)) == (type(late.value), str(late.value))
 
 
-def test_what_is_not_there_is_refused(model_folder: Path, tmp_path: Path) -> None:
+def test_missing_drafts_are_refused(model_folder: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     for reference, reason in ((tmp_path / "none", "does not exist"), (empty, "no config.json")):
@@ -134,14 +134,14 @@ def test_what_is_not_there_is_refused(model_folder: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage" * 50, (10).to_bytes(8, "little") + b"[1, 2, 3] "])
-def test_a_file_that_is_no_checkpoint_is_refused(content: bytes, model_folder: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_checkpoint_is_refused(content: bytes, model_folder: Path, tmp_path: Path) -> None:
     folder = tiny_eagle3().write(tmp_path / "draft")
     (folder / SAFE).write_bytes(content)
     with pytest.raises(ConfigError, match="could not be read"):
         check(folder, model_folder)
 
 
-def test_a_file_that_was_cut_off_is_refused(model_folder: Path, tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused(model_folder: Path, tmp_path: Path) -> None:
     folder = tiny_eagle3().write(tmp_path / "draft")
     (folder / SAFE).write_bytes((folder / SAFE).read_bytes()[:-100])
     with pytest.raises(ConfigError, match=r"is truncated\. Copy or download the checkpoint again\."):
@@ -152,7 +152,7 @@ def test_a_file_that_was_cut_off_is_refused(model_folder: Path, tmp_path: Path) 
     ("index", "reason"),
     [({"x": SAFE}, "lists tensors that its files do not contain: x"), ({"x": "other.safetensors"}, "not beside it")],
 )
-def test_an_index_that_does_not_fit_its_files_is_refused(
+def test_an_index_that_does_not_match_its_files_is_refused(
     index: dict[str, str], reason: str, model_folder: Path, tmp_path: Path
 ) -> None:
     folder = tiny_eagle3().write(tmp_path / "draft")
@@ -196,7 +196,7 @@ def test_a_draft_model_without_weights_is_refused(model_folder: Path, tmp_path: 
         check(folder, model_folder)
 
 
-def test_a_draft_models_index_is_left_over_where_one_file_holds_it_all(model_folder: Path, tmp_path: Path) -> None:
+def test_an_unused_index_beside_a_complete_file_is_ignored(model_folder: Path, tmp_path: Path) -> None:
     """transformers loads such a folder."""
     folder = _draft_model(tmp_path / "small")
     index = {"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
@@ -204,7 +204,7 @@ def test_a_draft_models_index_is_left_over_where_one_file_holds_it_all(model_fol
     check(folder, model_folder, "draft_model")
 
 
-def test_a_target_that_says_nothing_is_left_to_the_workers(tmp_path: Path) -> None:
+def test_a_target_without_known_sizes_is_left_to_the_workers(tmp_path: Path) -> None:
     """Sizes that only the architecture's own code knows."""
     folder = tiny_eagle3(vocab_size=97).write(tmp_path / "draft")
     model = tmp_path / "model"
@@ -215,7 +215,7 @@ def test_a_target_that_says_nothing_is_left_to_the_workers(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("value", [None, "x", -1, 0, [], {}, {"a": 1}, 1.5, 10**12, ["a"]], ids=repr)
-def test_no_value_in_a_config_ends_in_anything_but_a_reason(value: Any, model_folder: Path, tmp_path: Path) -> None:
+def test_every_wrong_config_value_is_refused_with_a_reason(value: Any, model_folder: Path, tmp_path: Path) -> None:
     for draft in (tiny_eagle3(), tiny_speculators(), _truncated_medusa()):
         folder = draft.write(tmp_path / "draft")
         nested = draft.config.get("transformer_layer_config", {})
@@ -227,7 +227,7 @@ def test_no_value_in_a_config_ends_in_anything_but_a_reason(value: Any, model_fo
                 check(folder, model_folder)
 
 
-def test_it_needs_no_torch() -> None:
+def test_the_preflight_does_not_import_torch() -> None:
     code = "import sys, baton.engine.draft.preflight; print({'torch', 'safetensors'} & sys.modules.keys())"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "set()"

@@ -21,7 +21,7 @@ def compute(blocks: BlockManager, target: Request) -> None:
     blocks.remember(target, target.num_tokens)
 
 
-def test_the_second_request_shares_full_blocks_but_keeps_one_token_to_compute() -> None:
+def test_a_second_request_shares_full_blocks_and_computes_at_least_one_token() -> None:
     blocks = BlockManager(16, SIZE)
     first = request("first", 3 * SIZE)
     compute(blocks, first)
@@ -38,7 +38,7 @@ def test_the_second_request_shares_full_blocks_but_keeps_one_token_to_compute() 
     assert blocks.usage().used == 0
 
 
-def test_shared_blocks_are_never_grown_into() -> None:
+def test_shared_blocks_are_never_written() -> None:
     """New positions always lie in blocks that no other request holds."""
     blocks = BlockManager(16, SIZE)
     first = request("first", 2 * SIZE + 2)
@@ -51,7 +51,7 @@ def test_shared_blocks_are_never_grown_into() -> None:
     assert all(blocks.pool.ref_count(block) == 1 for block in written)
 
 
-def test_partial_blocks_are_not_remembered() -> None:
+def test_partial_blocks_are_not_cached() -> None:
     blocks = BlockManager(16, SIZE)
     first = request("first", 2 * SIZE)
     blocks.grow(first, first.num_tokens)
@@ -61,7 +61,7 @@ def test_partial_blocks_are_not_remembered() -> None:
     assert len(blocks.prefix_cache) == 2
 
 
-def test_output_tokens_are_found_as_well() -> None:
+def test_output_tokens_are_cached_as_well() -> None:
     blocks = BlockManager(16, SIZE)
     first = request("first", SIZE)
     first.output_token_ids = [90, 91, 92, 93]
@@ -70,7 +70,7 @@ def test_output_tokens_are_found_as_well() -> None:
     assert blocks.match_prefix(follow_up) == 2 * SIZE
 
 
-def test_a_prefix_whose_beginning_was_evicted_is_remembered_again() -> None:
+def test_a_prefix_is_cached_again_after_its_first_block_was_evicted() -> None:
     blocks = BlockManager(8, SIZE)
     first, twin = request("first", 2 * SIZE), request("twin", 2 * SIZE)
     blocks.grow(first, SIZE)
@@ -97,7 +97,7 @@ def test_disabled_prefix_caching_finds_nothing() -> None:
     assert len(blocks.prefix_cache) == 0
 
 
-def test_a_failed_growth_keeps_what_the_request_had() -> None:
+def test_a_failed_growth_keeps_the_blocks_of_the_request() -> None:
     blocks = BlockManager(2, SIZE)
     first = request("first", 3 * SIZE)
     blocks.grow(first, SIZE)
@@ -109,7 +109,7 @@ def test_a_failed_growth_keeps_what_the_request_had() -> None:
     assert blocks.check([first]) == []
 
 
-def test_check_finds_a_leak() -> None:
+def test_check_finds_leaks() -> None:
     blocks = BlockManager(4, SIZE)
     lost = request("lost", SIZE)
     blocks.grow(lost, SIZE)

@@ -138,7 +138,7 @@ def test_check_names_leaks_and_missing_references() -> None:
     assert len(pool.check([[first, second], [first]])) == 1
 
 
-def test_content_is_evicted_oldest_first_and_the_end_of_a_sequence_before_its_beginning() -> None:
+def test_the_oldest_content_is_evicted_first_and_sequence_ends_before_starts() -> None:
     evicted: list[int] = []
     pool = BlockPool(6, on_evict=evicted.append)
     old, recent = pool.allocate(2), pool.allocate(2)
@@ -152,7 +152,7 @@ def test_content_is_evicted_oldest_first_and_the_end_of_a_sequence_before_its_be
     assert evicted == [old[1], old[0], recent[1], recent[0]]
 
 
-def test_using_content_again_makes_it_recent() -> None:
+def test_reusing_content_makes_it_recent() -> None:
     evicted: list[int] = []
     pool = BlockPool(2, on_evict=evicted.append)
     first, second = pool.allocate(2)
@@ -173,7 +173,7 @@ def test_a_failed_allocation_takes_nothing() -> None:
     assert pool.num_free == 1
 
 
-def test_a_lease_outlives_its_request_and_its_id_is_unique() -> None:
+def test_a_lease_outlives_its_request_and_has_a_unique_id() -> None:
     pool = BlockPool(2)
     blocks = pool.allocate(2)
     pool.lease("transfer", blocks)

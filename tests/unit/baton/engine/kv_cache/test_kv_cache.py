@@ -37,7 +37,9 @@ def build(dtype: str, block_size: int, *, seed: int | None = None) -> PagedKVCac
     block_size=st.integers(1, 5),
     span=st.tuples(st.integers(0, 39), st.integers(1, 40)),
 )
-def test_slots_are_block_times_size_plus_offset(blocks: list[int], block_size: int, span: tuple[int, int]) -> None:
+def test_slots_are_block_times_block_size_plus_offset(
+    blocks: list[int], block_size: int, span: tuple[int, int]
+) -> None:
     room = NUM_BLOCKS * block_size
     start = span[0] % room
     end = min(room, start + span[1])
@@ -45,7 +47,7 @@ def test_slots_are_block_times_size_plus_offset(blocks: list[int], block_size: i
     assert slots_of(blocks, start, end, block_size).tolist() == expected
 
 
-def test_pieces_are_the_cache_itself_and_neighbouring_blocks_are_one() -> None:
+def test_parts_are_views_of_the_cache_and_adjacent_blocks_are_merged() -> None:
     source, target = build("bfloat16", 4, seed=1), build("bfloat16", 4)
     blocks, layers = [3, 4, 5, 1], range(1, 3)
     pieces, places = source.pieces(blocks, 2, 15, layers), target.pieces(blocks, 2, 15, layers)
@@ -67,7 +69,7 @@ def test_pieces_are_the_cache_itself_and_neighbouring_blocks_are_one() -> None:
     target_blocks=st.permutations(range(NUM_BLOCKS)),
     data=st.data(),
 )
-def test_a_round_trip_copies_these_positions_of_these_layers_and_nothing_else(
+def test_a_round_trip_copies_only_the_given_positions_and_layers(
     dtype: str, block_size: int, source_blocks: list[int], target_blocks: list[int], data: st.DataObject
 ) -> None:
     room = NUM_BLOCKS * block_size
@@ -99,7 +101,7 @@ def test_a_round_trip_copies_these_positions_of_these_layers_and_nothing_else(
 
 @pytest.mark.parametrize("dtype", sorted(TORCH_DTYPES))
 @pytest.mark.parametrize("offset", [1, 2, 3, 5])
-def test_import_takes_bytes_at_any_address(dtype: str, offset: int) -> None:
+def test_import_accepts_unaligned_bytes(dtype: str, offset: int) -> None:
     source, target = build(dtype, 4, seed=2), build(dtype, 4)
     blocks, layers = [6, 1, 3], range(len(LAYERS))
     exported = source.export_bytes(blocks, 1, 11, layers)
@@ -109,7 +111,7 @@ def test_import_takes_bytes_at_any_address(dtype: str, offset: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", sorted(TORCH_DTYPES))
-def test_export_into_given_memory_writes_there_and_nowhere_else(dtype: str) -> None:
+def test_export_writes_only_to_the_given_memory(dtype: str) -> None:
     source = build(dtype, 4, seed=2)
     blocks, layers = [6, 1, 3], range(len(LAYERS))
     expected = source.export_bytes(blocks, 1, 11, layers)
@@ -121,7 +123,7 @@ def test_export_into_given_memory_writes_there_and_nowhere_else(dtype: str) -> N
         source.export_bytes(blocks, 1, 11, layers, memoryview(room))
 
 
-def test_a_scratch_block_is_one_more_than_the_pool_has() -> None:
+def test_a_scratch_block_is_additional_to_the_pool() -> None:
     spec = KVCacheSpec("model", "float32", 4, LAYERS)
     assert PagedKVCache(spec, NUM_BLOCKS, CPU).scratch_block is None
     cache = PagedKVCache(spec, NUM_BLOCKS, CPU, scratch=True)
@@ -129,7 +131,7 @@ def test_a_scratch_block_is_one_more_than_the_pool_has() -> None:
     assert {len(tensor) for tensor in (*cache.keys, *cache.values)} == {(NUM_BLOCKS + 1) * 4}
 
 
-def test_import_takes_read_only_bytes() -> None:
+def test_import_accepts_read_only_bytes() -> None:
     source, target = build("bfloat16", 4, seed=3), build("bfloat16", 4)
     exported = bytes(source.export_bytes([2, 5], 0, 8, range(2)))
     target.import_bytes([2, 5], 0, 8, range(2), memoryview(exported))
@@ -144,7 +146,7 @@ def test_import_refuses_a_wrong_length(change: int) -> None:
         cache.import_bytes([0, 1], 0, 8, range(len(LAYERS)), memoryview(bytearray(size + change)))
 
 
-def test_write_puts_keys_and_values_at_their_slots() -> None:
+def test_write_stores_keys_and_values_at_their_slots() -> None:
     cache = build("float32", 4)
     keys, values = torch.randn(3, 2, 3), torch.randn(3, 2, 3)
     slots = slots_of([5, 2], 3, 6, 4)
@@ -162,7 +164,7 @@ def test_write_puts_keys_and_values_at_their_slots() -> None:
     span=st.tuples(st.integers(0, 31), st.integers(1, 32)).map(lambda pair: (pair[0], min(32, sum(pair)))),
     layers=st.sampled_from([range(1), range(1, 3), range(3)]),
 )
-def test_int8_arrives_as_what_it_makes_of_each_vector_and_nowhere_else(
+def test_imported_int8_is_rounded_per_vector_and_written_nowhere_else(
     dtype: str, source_blocks: list[int], target_blocks: list[int], span: tuple[int, int], layers: range
 ) -> None:
     source, target = build(dtype, 4, seed=1), build(dtype, 4)
@@ -195,7 +197,7 @@ def rounded(vectors: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", sorted(TORCH_DTYPES))
-def test_int8_is_written_into_given_memory_at_any_address(dtype: str) -> None:
+def test_int8_is_exported_to_unaligned_memory(dtype: str) -> None:
     source = build(dtype, 4, seed=2)
     blocks, layers = [6, 1, 3], range(len(LAYERS))
     expected = source.export_bytes(blocks, 1, 11, layers, encoding=INT8)
@@ -213,7 +215,7 @@ def test_int8_of_a_wrong_length_is_refused(change: int) -> None:
         cache.import_bytes([0, 1], 0, 8, range(len(LAYERS)), memoryview(bytearray(size + change)), INT8)
 
 
-def test_passing_through_changes_the_first_tokens_and_native_nothing() -> None:
+def test_round_trip_encoding_changes_only_the_first_tokens_and_keeps_native_kv() -> None:
     cache, before = build("float32", 4, seed=5), build("float32", 4, seed=5)
     cache.pass_through([2, 5], 7, KVEncoding.NATIVE)
     assert all(torch.equal(*pair) for pair in zip(cache.keys, before.keys, strict=True))
@@ -240,7 +242,7 @@ def build_int8(dtype: str = "float32", seed: int | None = None) -> PagedKVCache:
 
 
 @pytest.mark.parametrize("dtype", sorted(TORCH_DTYPES))
-def test_a_cache_of_int8_gives_what_a_native_one_would_after_a_way_as_int8(dtype: str) -> None:
+def test_an_int8_cache_matches_a_native_cache_after_int8_transfer(dtype: str) -> None:
     cache = build_int8(dtype)
     native = PagedKVCache(replace(cache.spec, encoding=KVEncoding.NATIVE), NUM_BLOCKS, CPU)
     generator = torch.Generator().manual_seed(2)
@@ -257,7 +259,7 @@ def test_a_cache_of_int8_gives_what_a_native_one_would_after_a_way_as_int8(dtype
 
 
 @pytest.mark.parametrize("dtype", sorted(TORCH_DTYPES))
-def test_a_cache_of_int8_travels_and_moves_as_it_is(dtype: str) -> None:
+def test_an_int8_cache_is_transferred_and_moved_unchanged(dtype: str) -> None:
     source, target = build_int8(dtype, seed=3), build_int8(dtype)
     blocks, others, layers = [5, 2, 7], [1, 0, 3], range(3)
     exported = source.export_bytes(blocks, 2, 11, layers)
@@ -272,7 +274,7 @@ def test_a_cache_of_int8_travels_and_moves_as_it_is(dtype: str) -> None:
         assert all(map(torch.equal, target.read(layer, moved), source.read(layer, there)))
 
 
-def test_vectors_that_int8_cannot_keep_are_refused() -> None:
+def test_vectors_beyond_the_range_of_int8_are_refused() -> None:
     spec = KVCacheSpec("model", "float32", 4, (LayerSpec(2, 6, 6),), encoding=INT8)
     with pytest.raises(UnsupportedModelError, match=r"multiple of 4 numbers.*of 6\..*engine\.kv_cache: native"):
         PagedKVCache(spec, NUM_BLOCKS, CPU)

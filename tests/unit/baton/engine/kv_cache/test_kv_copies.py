@@ -37,7 +37,7 @@ def build(dtype: str, copies: LateCopies | None = None, *, seed: int | None = No
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("dtype", sorted(TORCH_DTYPES))
 @pytest.mark.parametrize("layers", [ALL, range(1, 3)])
-def test_what_leaves_is_what_leaves_a_cache_in_memory(dtype: str, encoding: KVEncoding, layers: range) -> None:
+def test_exported_bytes_match_an_in_memory_cache(dtype: str, encoding: KVEncoding, layers: range) -> None:
     copies = LateCopies()
     here, there = build(dtype, seed=2), build(dtype, copies, seed=2)
     expected = here.export_bytes(BLOCKS, 1, 11, layers, encoding=encoding)
@@ -52,7 +52,7 @@ def test_what_leaves_is_what_leaves_a_cache_in_memory(dtype: str, encoding: KVEn
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("dtype", sorted(TORCH_DTYPES))
 @pytest.mark.parametrize("staged", [False, True])
-def test_what_comes_in_is_there_once_it_is_joined(dtype: str, encoding: KVEncoding, *, staged: bool) -> None:
+def test_imported_data_is_present_after_join(dtype: str, encoding: KVEncoding, *, staged: bool) -> None:
     copies = LateCopies()
     source, target = build(dtype, seed=2), build(dtype, copies)
     exported = bytearray(source.export_bytes(BLOCKS, 1, 11, ALL, encoding=encoding))
@@ -88,7 +88,7 @@ def test_a_wrong_length_is_refused_before_anything_is_queued() -> None:
     assert not copies.fetched_after
 
 
-def test_passing_through_is_over_when_it_returns() -> None:
+def test_round_trip_encoding_is_complete_on_return() -> None:
     here, there = build("bfloat16", seed=5), build("bfloat16", LateCopies(), seed=5)
     for cache in (here, there):
         cache.pass_through([2, 5], 7, KVEncoding.INT8)
@@ -96,7 +96,7 @@ def test_passing_through_is_over_when_it_returns() -> None:
     assert not torch.equal(there.values[0], build("bfloat16", seed=5).values[0])
 
 
-def test_a_cache_in_memory_needs_none() -> None:
+def test_an_in_memory_cache_needs_no_copies() -> None:
     cache = build("float32")
     assert copy_queue_for(CPU) is None
     assert cache.mark() is None
@@ -115,7 +115,7 @@ def device() -> Iterator[Device]:
         yield device
 
 
-def test_cuda_copies_on_streams_of_their_own_behind_what_was_computed(device: Device) -> None:
+def test_cuda_copies_use_their_own_streams_after_the_computation(device: Device) -> None:
     queue, done = CudaCopyQueue(torch.device("cuda")), list[str]()
 
     def launch(name: str) -> None:
@@ -143,7 +143,7 @@ def test_cuda_copies_on_streams_of_their_own_behind_what_was_computed(device: De
     assert done[6:] == ["joined", "step 4"]
 
 
-def test_nothing_of_a_copy_that_fails_is_still_on_its_way(device: Device) -> None:
+def test_a_failed_copy_leaves_nothing_in_flight(device: Device) -> None:
     queue, done = CudaCopyQueue(torch.device("cuda")), list[str]()
 
     def copy() -> None:
@@ -156,16 +156,14 @@ def test_nothing_of_a_copy_that_fails_is_still_on_its_way(device: Device) -> Non
     assert queue.backlog() is None
 
 
-def test_a_thread_that_waits_for_cuda_sleeps_instead_of_spinning(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thread_waiting_for_cuda_sleeps_instead_of_spinning(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     event = Mock()
     monkeypatch.setattr(torch.cuda, "Event", event)
     CudaCopyQueue(torch.device("cuda")).mark()
     event.assert_called_once_with(blocking=True)
 
 
-def test_a_sender_waits_when_the_device_is_too_far_behind(device: Device) -> None:
+def test_a_sender_waits_for_a_slow_device(device: Device) -> None:
     queue, size = CudaCopyQueue(torch.device("cuda")), MOST_BEHIND_BYTES // 2
     assert queue.backlog() is None
     first, second, *_, last = [queue.bring(lambda: None, queue.mark(), size) for _ in range(4)]

@@ -40,7 +40,7 @@ def assert_near(vectors: torch.Tensor, dtype: str) -> None:
 
 @settings(deadline=None)
 @given(st.sampled_from(DTYPES), shapes, st.lists(magnitudes, min_size=20, max_size=20), st.integers(0, 2**32))
-def test_a_number_is_off_by_a_254th_of_its_vectors_largest_at_most(
+def test_the_error_is_at_most_a_254th_of_the_largest_number_of_a_vector(
     dtype: str, shape: tuple[int, int, int], sizes: list[float], seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -52,7 +52,7 @@ def test_a_number_is_off_by_a_254th_of_its_vectors_largest_at_most(
 
 @settings(deadline=None)
 @given(st.data())
-def test_whatever_the_numbers_are(data: st.DataObject) -> None:
+def test_the_error_bound_holds_for_any_numbers(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(["float32", "float16"]))
     floats = st.floats(width=32 if dtype == "float32" else 16, allow_nan=False, allow_infinity=False)
     numbers = data.draw(st.lists(floats, min_size=3, max_size=3))
@@ -60,7 +60,7 @@ def test_whatever_the_numbers_are(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_largest_number_stays_what_it_was(dtype: str) -> None:
+def test_the_largest_number_is_preserved(dtype: str) -> None:
     """It stays finite, and equal to within a millionth, which is finer than half precision."""
     limits = torch.finfo(TORCH_DTYPES[dtype])
     vectors = torch.tensor([[[limits.max, 0.0, -1.0]], [[-limits.max, 5.0, 5.0]], [[7.0, 1.0, 2.0]]])
@@ -70,7 +70,7 @@ def test_the_largest_number_stays_what_it_was(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
-def test_a_vector_with_a_number_that_is_none_becomes_one_of_none_and_others_do_not(dtype: str, broken: float) -> None:
+def test_nan_spreads_only_within_its_vector(dtype: str, broken: float) -> None:
     vectors = torch.randn(4, 3, 5, generator=torch.Generator().manual_seed(3)).to(TORCH_DTYPES[dtype])
     vectors[2, 1, 4] = broken
     vectors[3, 2] = broken
@@ -92,13 +92,13 @@ def test_zeros_stay_zeros(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("offset", [1, 2, 3])
-def test_addresses_do_not_matter(dtype: str, offset: int) -> None:
+def test_alignment_does_not_matter(dtype: str, offset: int) -> None:
     vectors = torch.randn(7, 3, 5, generator=torch.Generator().manual_seed(4)).to(TORCH_DTYPES[dtype])
     assert torch.equal(passed(vectors, offset), passed(vectors))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_of_a_cache_are_what_travels(dtype: str) -> None:
+def test_cache_rows_equal_transferred_rows(dtype: str) -> None:
     """Broken vectors and zeros included."""
     vectors = torch.randn(7, 3, 8, generator=torch.Generator().manual_seed(5)).to(TORCH_DTYPES[dtype])
     vectors[1, 1], vectors[2, 0, 3], vectors[3, 2, 1] = 0.0, math.nan, math.inf

@@ -24,7 +24,7 @@ def fill(cache: PrefixCache, tokens: list[int], blocks: list[int]) -> None:
 
 
 @given(stored=token_lists, wanted=token_lists)
-def test_finds_exactly_the_common_full_blocks(stored: list[int], wanted: list[int]) -> None:
+def test_the_longest_common_prefix_of_full_blocks_is_found(stored: list[int], wanted: list[int]) -> None:
     cache = PrefixCache(SIZE)
     blocks = list(range(100, 100 + len(stored) // SIZE))
     fill(cache, stored, blocks)
@@ -55,7 +55,7 @@ def test_equal_tokens_after_different_prefixes_are_different_content() -> None:
     assert chain_of([1] * SIZE + [3] * SIZE)[1] != chain_of([2] * SIZE + [3] * SIZE)[1]
 
 
-def test_insert_keeps_the_first_block_and_forget_makes_room_for_another() -> None:
+def test_insert_keeps_the_first_block_and_forget_allows_another() -> None:
     cache = PrefixCache(SIZE)
     (block_hash,) = chain_of([1] * SIZE)
     assert cache.insert(block_hash, None, [1] * SIZE, block=5)
@@ -69,7 +69,7 @@ def test_insert_keeps_the_first_block_and_forget_makes_room_for_another() -> Non
 
 
 @given(tokens=token_lists, num_first=st.integers(0, 5))
-def test_hashes_go_on_where_earlier_ones_ended(tokens: list[int], num_first: int) -> None:
+def test_hashes_continue_from_earlier_ones(tokens: list[int], num_first: int) -> None:
     num_first = min(num_first, len(tokens) // SIZE)
     first = hash_blocks(tokens, SIZE, num_first)
     rest = tokens[num_first * SIZE :]

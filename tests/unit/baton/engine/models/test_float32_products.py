@@ -37,7 +37,7 @@ def test_a_product_is_rounded_once(shape: tuple[int, ...], bias: bool, dtype: to
     torch.testing.assert_close(found.double(), exact, rtol=2**-8 if dtype is torch.bfloat16 else 1e-5, atol=1e-5)
 
 
-def test_many_rows_of_bfloat16_alone_are_cast(multiplied: list[torch.dtype]) -> None:
+def test_only_many_rows_of_bfloat16_are_cast(multiplied: list[torch.dtype]) -> None:
     half, whole = network(torch.bfloat16), network(torch.float32)
     for module in (half, whole, half):
         speed_up_products(module, CPU)
@@ -47,7 +47,7 @@ def test_many_rows_of_bfloat16_alone_are_cast(multiplied: list[torch.dtype]) -> 
     assert multiplied == [torch.bfloat16, torch.float32, torch.float32]
 
 
-def test_a_copy_and_a_cast_multiply_with_weights_of_their_own() -> None:
+def test_a_copy_and_a_cast_use_their_own_weights() -> None:
     original = network(torch.bfloat16)
     speed_up_products(original, CPU)
     copied = deepcopy(original)
@@ -63,7 +63,7 @@ def test_a_copy_and_a_cast_multiply_with_weights_of_their_own() -> None:
     ("limit", "expected"),
     [("", True), ("avx512_core_bf16", True), ("avx512_core", False), ("AVX2", False)],
 )
-def test_instructions_that_onednn_may_not_use_do_not_count(
+def test_instructions_disabled_in_onednn_do_not_count(
     limit: str, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)

@@ -47,14 +47,14 @@ def exact_rows(num_rows: int, width: int) -> torch.Tensor:
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.integers(-30, 30))
-def test_numbers_are_rounded_to_the_nearest(seed: int, width: int, exponent: int) -> None:
+def test_numbers_round_to_nearest(seed: int, width: int, exponent: int) -> None:
     rows = torch.randn(3, width, generator=torch.Generator().manual_seed(seed)) * 2.0**exponent
     items, scales = quantize_rows(rows)
     error = (items.float() * scales - rows).abs()
     assert (error <= rows.abs() * HALF_STEP * 1.001 + scales * LEAST_HALF_STEP).all()
 
 
-def test_zeros_stay_zeros_and_what_is_no_number_stays_none() -> None:
+def test_zeros_stay_zeros_and_nan_propagates() -> None:
     rows = torch.zeros(3, 4)
     rows[1, 2] = float("nan")
     rows[2, 0] = float("inf")
@@ -66,7 +66,7 @@ def test_zeros_stay_zeros_and_what_is_no_number_stays_none() -> None:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_layer_computes_what_its_numbers_say(bias: bool) -> None:
+def test_a_layer_computes_with_its_rounded_numbers(bias: bool) -> None:
     torch.manual_seed(0)
     linear = nn.Linear(64, 48, bias=bias, dtype=torch.bfloat16)
     activations = torch.randn(2, 3, 64).to(torch.bfloat16)
@@ -80,7 +80,7 @@ def test_a_layer_computes_what_its_numbers_say(bias: bool) -> None:
     torch.testing.assert_close(found.view(-1, 48).double(), expected, rtol=0.02, atol=0.01)
 
 
-def test_a_large_row_does_not_coarsen_the_others() -> None:
+def test_a_large_row_does_not_reduce_the_precision_of_others() -> None:
     linear = nn.Linear(64, 48, bias=False, dtype=torch.bfloat16)
     layer = Fp8Linear(linear, quantize_rows)
     row = torch.randn(1, 64).to(torch.bfloat16)
@@ -88,7 +88,7 @@ def test_a_large_row_does_not_coarsen_the_others() -> None:
     torch.testing.assert_close(layer(row)[0], beside[0])
 
 
-def test_linear_layers_are_replaced_and_the_head_is_not() -> None:
+def test_linear_layers_are_replaced_except_the_head() -> None:
     model = bfloat16_model()
     make_linears_fp8(model)
     decoder = model.get_decoder()
@@ -99,7 +99,7 @@ def test_linear_layers_are_replaced_and_the_head_is_not() -> None:
     assert not any(tensor.dtype is torch.bfloat16 and tensor.ndim == 2 for tensor in held), "a weight is kept"
 
 
-def test_layers_with_other_sides_stay() -> None:
+def test_layers_with_unsupported_sides_are_kept() -> None:
     model = bfloat16_model()
     model.get_decoder().layers[0].mlp.odd = nn.Linear(32, 1, dtype=torch.bfloat16)
     make_linears_fp8(model)
@@ -124,7 +124,7 @@ def test_gpus_without_fp8_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma2"])
 @pytest.mark.parametrize("kv_cache", ["native", "int8"])
-def test_a_model_passes_its_check_and_others_do_not_take_its_kv(name: str, kv_cache: str) -> None:
+def test_a_model_passes_its_check_and_its_kv_is_incompatible_with_others(name: str, kv_cache: str) -> None:
     loaded = fp8_model(name)
     assert 0.001 < loaded.weights_error < 0.25
     runner = ModelRunner(loaded, 16, BLOCK_SIZE, RunnerOptions(weights="fp8", kv_cache=kv_cache))
@@ -149,7 +149,7 @@ def test_a_model_that_loses_too_much_is_refused(error: float) -> None:
         check_model(runner)
 
 
-def test_what_does_not_go_together_is_refused() -> None:
+def test_incompatible_options_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"engine\.weights is fp8, which needs engine\.decoder: transformers or auto"):
         ModelRunner(fp8_model(), 16, BLOCK_SIZE, RunnerOptions(decoder="fused", weights="fp8"))
     with pytest.raises(ConfigError, match=r"is native, but the model was loaded with fp8 weights"):
@@ -172,7 +172,7 @@ def test_the_kernel_quantizes_rows() -> None:
             assert torch.equal(items.float(), expected.float())
 
 
-def test_the_kernel_compiles_and_rounds_in_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_compiles_to_hardware_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     fp8_kernels = import_module("baton.engine.models.fp8_kernels")
     launches = Launches(fp8_kernels.quantize_row)

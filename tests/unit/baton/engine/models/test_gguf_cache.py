@@ -46,7 +46,7 @@ def test_a_file_is_converted_once(tmp_path, cache, conversions):
 
 
 @pytest.mark.parametrize("change", ["head", "tail", "size", "time"])
-def test_a_changed_file_gets_a_folder_of_its_own(tmp_path, conversions, change):
+def test_a_changed_file_gets_its_own_folder(tmp_path, conversions, change):
     content = b"GGUF" + bytes(3 << 20)
     file = tmp_path / "model.gguf"
     file.write_bytes(content)
@@ -76,14 +76,14 @@ def test_a_relative_path_is_the_same_file(tmp_path, monkeypatch, conversions):
         (lambda file: file.write_bytes(b""), "is not a GGUF file"),
     ],
 )
-def test_what_is_no_gguf_file_is_refused(tmp_path, cache, make, message):
+def test_a_file_that_is_not_gguf_is_refused(tmp_path, cache, make, message):
     make(tmp_path / "model.gguf")
     with pytest.raises(ConfigError, match=message):
         ensure_converted(tmp_path / "model.gguf")
     assert not cache.exists()
 
 
-def test_the_conversion_really_runs_and_says_why_it_refuses(tmp_path, cache):
+def test_the_conversion_runs_and_explains_refusals(tmp_path, cache):
     write_gguf(tmp_path / "tiny.gguf")
     folder = ensure_converted(tmp_path / "tiny.gguf")
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {file.name for file in folder.iterdir()}

@@ -17,7 +17,7 @@ def converted(tmp_path):
     return tmp_path / "folder", tensors
 
 
-def test_the_weights_are_those_of_the_file(converted):
+def test_the_weights_match_the_file(converted):
     folder, tensors = converted
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     layer = model.model.layers[0]
@@ -35,7 +35,7 @@ def test_the_weights_are_those_of_the_file(converted):
     assert torch.equal(layer.self_attn.q_proj.weight, halves)
 
 
-def test_the_config_knows_nothing_of_quantization_or_of_where_it_came_from(converted):
+def test_the_config_does_not_mention_quantization_or_its_source(converted):
     folder, _ = converted
     config = AutoConfig.from_pretrained(folder)
     text = (folder / "config.json").read_text()
@@ -48,7 +48,7 @@ def test_the_config_knows_nothing_of_quantization_or_of_where_it_came_from(conve
 
 
 @pytest.mark.parametrize(("pre", "expected"), [("smollm", ["2", "0", "2", "0"]), ("gpt-2", ["20", "20"])])
-def test_numbers_are_split_as_the_file_says(tmp_path, pre, expected):
+def test_numbers_are_split_as_specified_in_the_file(tmp_path, pre, expected):
     write_gguf(tmp_path / "tiny.gguf", pre)
     convert_gguf(tmp_path / "tiny.gguf", tmp_path / "folder")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "folder")
@@ -76,13 +76,13 @@ def test_the_folder_keeps_the_dtype_of_the_file(tmp_path, kind, dtype):
     assert torch.allclose(model.model.layers[0].mlp.down_proj.weight.float(), weight, rtol=0.01, atol=0.03)
 
 
-def test_weights_that_lack_are_not_made_up(tmp_path):
+def test_missing_weights_are_not_invented(tmp_path):
     write_gguf(tmp_path / "tiny.gguf", leave_out=["blk.0.ffn_up.weight"])
     with pytest.raises(UnsupportedModelError, match=r"tiny.gguf lacks 1 of .*layers.0.mlp.up_proj.weight"):
         convert_gguf(tmp_path / "tiny.gguf", tmp_path / "folder")
 
 
-def test_one_part_of_several_is_refused(tmp_path):
+def test_one_part_of_a_split_file_is_refused(tmp_path):
     write_gguf(tmp_path / "tiny.gguf", num_parts=3)
     with pytest.raises(UnsupportedModelError, match="is one of 3 parts"):
         convert_gguf(tmp_path / "tiny.gguf", tmp_path / "folder")
@@ -92,7 +92,7 @@ def test_one_part_of_several_is_refused(tmp_path):
     ("architecture", "message"),
     [("nonsense", "architecture nonsense is not supported yet. It reads .*llama"), ("t5", "contains a t5 model")],
 )
-def test_what_transformers_cannot_read_is_refused(tmp_path, architecture, message):
+def test_formats_that_transformers_cannot_read_are_refused(tmp_path, architecture, message):
     write_gguf(tmp_path / "tiny.gguf", architecture=architecture)
     with pytest.raises(UnsupportedModelError, match=message):
         convert_gguf(tmp_path / "tiny.gguf", tmp_path / "folder")

@@ -25,17 +25,17 @@ def test_the_context_length_is_that_of_the_language_model(config, length):
 
 
 @pytest.mark.parametrize("content", [None, b"{", b"[1]", b"\xff"])
-def test_a_config_that_cannot_be_read_says_nothing(tmp_path, content):
+def test_an_unreadable_config_has_no_context_length(tmp_path, content):
     if content is not None:
         (tmp_path / "config.json").write_bytes(content)
     assert read_model_config(tmp_path) == {}
 
 
 @pytest.mark.parametrize(("asked", "own"), [(None, 2048), (2048, 2048), (4096, None)])
-def test_what_fits_or_is_not_known_passes(asked, own):
+def test_context_lengths_that_fit_or_are_unknown_pass(asked, own):
     check_context_length(asked, own)
 
 
-def test_more_than_the_model_was_made_for_is_refused():
+def test_a_context_beyond_the_model_is_refused():
     with pytest.raises(ConfigError, match=r"max_model_len is 2049, but the model's context length is 2048\. Lower it"):
         check_context_length(2049, 2048)

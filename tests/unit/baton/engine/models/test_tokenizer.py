@@ -24,33 +24,33 @@ def stream(tokenizer: Tokenizer, token_ids: list[int], **options: object) -> lis
 
 
 @given(st.lists(st.integers(0, BYTE_LEVEL.vocab_size + 3), max_size=40), st.booleans())
-def test_byte_level_pieces_equal_the_whole_for_any_tokens(token_ids: list[int], skip: bool) -> None:
+def test_streamed_text_equals_the_whole_for_any_tokens(token_ids: list[int], skip: bool) -> None:
     pieces = stream(BYTE_LEVEL, token_ids, skip_special_tokens=skip)
     assert "".join(pieces) == BYTE_LEVEL.decode(token_ids, skip_special_tokens=skip)
 
 
 @pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, SENTENCEPIECE], ids=["byte_level", "sentencepiece"])
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd▁"), max_size=30))
-def test_no_piece_shows_half_a_character(tokenizer: Tokenizer, text: str) -> None:
+def test_no_piece_contains_a_partial_character(tokenizer: Tokenizer, text: str) -> None:
     token_ids = tokenizer.encode("a" + text, add_special_tokens=False)
     pieces = stream(tokenizer, token_ids)
     assert not any("\ufffd" in piece for piece in pieces)
     assert "".join(pieces) == tokenizer.decode(token_ids)
 
 
-def test_a_character_in_the_making_is_held_back_until_it_is_whole() -> None:
+def test_an_incomplete_character_is_held_back_until_it_is_complete() -> None:
     token_ids = [token for byte in "🙂".encode() for token in _token_of_byte(byte)]
     detokenizer = BYTE_LEVEL.detokenizer()
     assert [detokenizer.push((token,)) for token in token_ids] == ["", "", "", "🙂"]
 
 
-def test_flush_shows_what_stayed_incomplete() -> None:
+def test_flush_emits_incomplete_characters() -> None:
     detokenizer = BYTE_LEVEL.detokenizer()
     assert detokenizer.push(_token_of_byte(0xE2)) == ""
     assert detokenizer.flush() == "\ufffd"
 
 
-def test_several_tokens_at_once_equal_one_by_one() -> None:
+def test_tokens_in_groups_equal_tokens_one_by_one() -> None:
     token_ids = BYTE_LEVEL.encode("Grüße 日本語 hello")
     detokenizer = BYTE_LEVEL.detokenizer()
     assert detokenizer.push(token_ids) + detokenizer.flush() == "".join(stream(BYTE_LEVEL, token_ids))
@@ -68,7 +68,7 @@ def test_sentencepiece_keeps_the_space_after_a_hidden_special_token() -> None:
 
 
 @pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, SENTENCEPIECE], ids=["byte_level", "sentencepiece"])
-def test_endless_invalid_bytes_neither_pile_up_nor_slow_down(tokenizer: Tokenizer) -> None:
+def test_endless_invalid_bytes_neither_accumulate_nor_slow_down(tokenizer: Tokenizer) -> None:
     token_id = next(token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token) == b"\x80")
     detokenizer = tokenizer.detokenizer()
     started = time.monotonic()
@@ -96,7 +96,7 @@ def test_ids_beyond_the_vocabulary_have_no_text() -> None:
 
 
 @pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, SENTENCEPIECE], ids=["byte_level", "sentencepiece"])
-def test_token_texts_spell_the_text(tokenizer: Tokenizer) -> None:
+def test_token_texts_join_to_the_text(tokenizer: Tokenizer) -> None:
     token_ids = tokenizer.encode("hello world 日", add_special_tokens=False)
     assert b"".join(tokenizer.token_bytes(token) for token in token_ids).decode().strip() == "hello world 日"
 
@@ -106,7 +106,7 @@ def test_lone_surrogates_are_refused() -> None:
         BYTE_LEVEL.encode("ab\ud800")
 
 
-def test_chat_template_renders_and_tokenizes_its_special_tokens() -> None:
+def test_the_chat_template_renders_and_tokenizes_special_tokens() -> None:
     messages = [{"role": "user", "content": "hello"}]
     token_ids = BYTE_LEVEL.apply_chat_template(messages)
     expected = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
@@ -127,13 +127,13 @@ def test_template_kwargs_reach_the_template_and_only_the_template() -> None:
         BYTE_LEVEL.render_chat(messages, template_kwargs={"chat_template": "{{ 1 }}"})
 
 
-def test_what_the_template_refuses_is_the_clients_error() -> None:
+def test_a_template_error_is_a_client_error() -> None:
     messages = [{"role": "user", "content": "hi"}, {"role": "system", "content": "late"}]
     with pytest.raises(InvalidRequestError, match="system must come first"):
         BYTE_LEVEL.render_chat(messages)
 
 
-def test_missing_chat_template_is_named() -> None:
+def test_a_missing_chat_template_is_named() -> None:
     assert not SENTENCEPIECE.has_chat_template
     with pytest.raises(InvalidRequestError, match="no chat template"):
         SENTENCEPIECE.render_chat([{"role": "user", "content": "hi"}])
@@ -150,7 +150,7 @@ def _token_of_byte(byte: int) -> list[int]:
     return [next(token for token in range(BYTE_LEVEL.vocab_size) if BYTE_LEVEL.token_bytes(token) == bytes([byte]))]
 
 
-def test_bytes_of_tokens_are_remembered_but_not_those_of_unknown_ids():
+def test_token_bytes_are_cached_except_for_unknown_ids():
     tokenizer = byte_level_tokenizer()
     known, unknown = tokenizer.encode("fox")[0], tokenizer.vocab_size + 5
     assert tokenizer.token_bytes(known) == tokenizer.token_bytes(known) != b""

@@ -59,7 +59,7 @@ TREES = st.sampled_from([(), (ROOT,), (ROOT, 0, 1), (ROOT, ROOT, 0), (ROOT, ROOT
 
 @settings(deadline=None, max_examples=30, derandomize=True)
 @given(steps=st.lists(st.lists(st.tuples(st.integers(0, 30), TREES), min_size=1, max_size=5), min_size=1, max_size=3))
-def test_decode_and_verification_steps_are_replayed_and_equal(
+def test_replayed_decode_and_verification_steps_match_eager_ones(
     pair: GraphedPair, steps: list[list[tuple[int, tuple[int, ...]]]]
 ) -> None:
     for step in steps:
@@ -81,12 +81,12 @@ def test_every_batch_size_is_replayed(pair: GraphedPair, count: int) -> None:
     ],
     ids=["a prompt", "a chunk beside a decode", "more sequences", "more blocks"],
 )
-def test_steps_without_a_bucket_are_computed_as_before(pair: GraphedPair, sequences: list[Sequence]) -> None:
+def test_steps_without_a_bucket_are_computed_eagerly(pair: GraphedPair, sequences: list[Sequence]) -> None:
     assert not pair.check(sequences)
     assert pair.check([StepSequence(3)])
 
 
-def test_prompts_that_end_in_few_tokens_yield_only_the_rows_that_are_wanted(pair: GraphedPair) -> None:
+def test_prompts_that_end_with_few_tokens_yield_only_the_requested_rows(pair: GraphedPair) -> None:
     assert pair.check([StepSequence(3, 3), StepSequence(9)])
 
 
@@ -118,7 +118,7 @@ class Failing(TapeRecorder):
         super().discard()
 
 
-def test_after_a_failure_every_step_is_computed_as_before() -> None:
+def test_after_a_failure_every_step_is_computed_eagerly() -> None:
     recorder = Failing()
     pair = GraphedPair(recorder=recorder)
     failure = pair.graphed.failure
@@ -233,7 +233,7 @@ def bake_longest(pair: GraphedPair) -> None:
     pair.graphed.capture(SMALL[:1], MAX_MODEL_LEN)
 
 
-def test_a_number_that_python_takes_from_a_batch_is_found() -> None:
+def test_reading_a_number_from_a_batch_is_detected() -> None:
     step = [StepSequence(7), StepSequence(20)]
     rerunning, taped = GraphedPair(buckets=SMALL, recorder=Rerunning()), GraphedPair(buckets=SMALL)
     bake_longest(rerunning)
@@ -245,7 +245,7 @@ def test_a_number_that_python_takes_from_a_batch_is_found() -> None:
     assert anew != recorded
 
 
-def test_a_plan_that_is_made_anew_for_each_step_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_rebuilt_for_each_step_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph knows the address of the first one."""
     step = [StepSequence(7), StepSequence(20)]
     fill = StaticPlan.fill
@@ -262,7 +262,7 @@ def test_a_plan_that_is_made_anew_for_each_step_is_found(monkeypatch: pytest.Mon
         taped.check(step)
 
 
-def test_a_forward_that_reads_a_number_back_is_refused() -> None:
+def test_a_forward_that_reads_from_the_device_is_refused() -> None:
     pair = GraphedPair(buckets=SMALL)
     model = pair.models[1]
     model.get_input_embeddings().register_forward_hook(lambda module, args, output: output * (args[0].max() > 0).item())
@@ -277,7 +277,7 @@ def test_a_forward_that_reads_a_number_back_is_refused() -> None:
     num_seqs=st.integers(1, 300),
     tokens=st.integers(1, 21),
 )
-def test_buckets_hold_what_they_shall(max_num_seqs: int, max_draft_tokens: int, num_seqs: int, tokens: int) -> None:
+def test_buckets_have_the_expected_sizes(max_num_seqs: int, max_draft_tokens: int, num_seqs: int, tokens: int) -> None:
     buckets = make_buckets(max_num_seqs, max_draft_tokens, most_tokens=128)
     assert buckets == sorted(buckets, key=lambda bucket: bucket.num_tokens)
     assert all(bucket.num_tokens <= 128 for bucket in buckets)
@@ -294,7 +294,7 @@ def test_the_largest_step_has_its_own_bucket() -> None:
     assert [bucket.tokens_per_seq for bucket in make_buckets(1, 8)] == [1, 2, 4, 8, 9]
 
 
-def test_whole_requests_through_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_requests_match_transformers_through_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy tokens of transformers, with chunked prompts and more requests than one bucket takes."""
     recorder = TapeRecorder()
     monkeypatch.setitem(registry._BACKENDS, "plan", lambda cache: TapedPlanAttention(cache, recorder))
@@ -316,7 +316,7 @@ def test_whole_requests_through_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert recorder.num_replays > checked
 
 
-def test_off_means_off() -> None:
+def test_off_disables_graphs() -> None:
     loaded = prepare_model(tiny_model("llama"), "float32")
     runner = ModelRunner(
         loaded, 4, BLOCK_SIZE, RunnerOptions(decoder="transformers", cuda_graphs="off"), recorder=TapeRecorder()

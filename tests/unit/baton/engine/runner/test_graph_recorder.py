@@ -83,7 +83,7 @@ def test_recordings_share_a_stream_and_a_pool(cuda: FakeCuda) -> None:
 @pytest.mark.parametrize(
     "error", [torch.AcceleratorError(UNSUPPORTED), ValueError("no such shape")], ids=["cuda", "python"]
 )
-def test_whatever_fails_the_callers_stream_and_the_allocator_are_as_before(
+def test_a_failed_recording_restores_stream_and_allocator(
     cuda: FakeCuda, place: str, capture: int, error: Exception
 ) -> None:
     recorder, run = CudaGraphRecorder(), work(cuda, torch.zeros(2))
@@ -101,14 +101,14 @@ def test_whatever_fails_the_callers_stream_and_the_allocator_are_as_before(
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("Tried to allocate 2 GiB."), torch.AcceleratorError("CUDA error: out of memory")]
 )
-def test_a_lack_of_memory_has_an_error_of_its_own(cuda: FakeCuda, place: str, error: Exception) -> None:
+def test_a_lack_of_memory_has_its_own_error(cuda: FakeCuda, place: str, error: Exception) -> None:
     recorder = CudaGraphRecorder()
     cuda.fail(place, 0, error)
     with pytest.raises(RecordingMemoryError, match=str(error)):
         recorder.record(work(cuda, torch.zeros(2)))
 
 
-def test_work_that_waits_is_found_before_anything_is_captured(cuda: FakeCuda) -> None:
+def test_work_that_waits_is_found_before_capture(cuda: FakeCuda) -> None:
     values = torch.zeros(2)
     with pytest.raises(ForwardWaitsError, match=r"the forward waits for the device at .+:[0-9]+$") as caught:
         CudaGraphRecorder().record(lambda: values.sum().item() and None)
@@ -117,13 +117,13 @@ def test_work_that_waits_is_found_before_anything_is_captured(cuda: FakeCuda) ->
     assert_nothing_is_left(cuda)
 
 
-def test_the_place_that_waits_is_the_innermost_line_outside_torch(cuda: FakeCuda) -> None:
+def test_the_reported_place_is_the_innermost_line_outside_torch(cuda: FakeCuda) -> None:
     cuda.fail("probe", 0, RuntimeError("called a synchronizing CUDA operation (Triggered internally)"))
     with pytest.raises(ForwardWaitsError, match=r"tests/fake_cuda_graphs\.py:[0-9]+$"):
         CudaGraphRecorder().record(lambda: cuda.compute())
 
 
-def test_a_pool_with_a_living_tensor_is_not_released_twice(cuda: FakeCuda) -> None:
+def test_a_pool_with_a_live_tensor_is_not_released_twice(cuda: FakeCuda) -> None:
     """Its memory is given back once the tensor is gone."""
     recorder, living = CudaGraphRecorder(), [torch.zeros(1)]
     recorder.record(work(cuda, torch.zeros(2)))
@@ -135,7 +135,7 @@ def test_a_pool_with_a_living_tensor_is_not_released_twice(cuda: FakeCuda) -> No
     assert_nothing_is_left(cuda)
 
 
-def test_a_device_that_is_lost_is_not_taken_for_work_that_cannot_be_recorded(cuda: FakeCuda) -> None:
+def test_a_lost_device_is_not_mistaken_for_unrecordable_work(cuda: FakeCuda) -> None:
     recorder = CudaGraphRecorder()
     cuda.fail("body", 0, torch.AcceleratorError("CUDA error: an illegal memory access was encountered"))
     with pytest.raises(RecordingError):
@@ -161,7 +161,7 @@ def expected() -> list[list[int]]:
     return model_with_reference("llama", PROMPTS, NUM_TOKENS)[1]
 
 
-def test_the_largest_bucket_is_recorded_first_and_tokens_are_those_of_the_model(
+def test_the_largest_bucket_is_recorded_first_and_tokens_match_the_model(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, expected: list[list[int]]
 ) -> None:
     runner = build_runner(cuda, monkeypatch)
@@ -176,7 +176,7 @@ def test_the_largest_bucket_is_recorded_first_and_tokens_are_those_of_the_model(
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("capture", range(NUM_BUCKETS))
-def test_one_failure_ends_all_graphs_and_tokens_are_those_of_the_model(
+def test_one_failure_disables_all_graphs_and_tokens_match_the_model(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     expected: list[list[int]],
@@ -228,7 +228,7 @@ def test_a_failure_keeps_no_tensor_alive(cuda: FakeCuda, monkeypatch: pytest.Mon
     assert_nothing_is_left(cuda)
 
 
-def test_a_lost_device_ends_the_start(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_device_fails_the_start(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = build_runner(cuda, monkeypatch)
 
     def lose(*_: object) -> None:
@@ -243,7 +243,7 @@ def test_a_lost_device_ends_the_start(cuda: FakeCuda, monkeypatch: pytest.Monkey
     runner.close()
 
 
-def test_models_that_wait_are_served_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_wait_for_the_device_are_served_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = FakeCuda(TapeRecorder())
     cuda.install(monkeypatch)
     runner = build_runner(cuda, monkeypatch, "jetmoe")

@@ -39,7 +39,7 @@ def saved(name: str, folder: Path, dtype: torch.dtype = torch.bfloat16) -> Model
     return ModelSource(str(folder), name)
 
 
-def test_bfloat16_stays_where_the_fused_decoder_takes_it(source: ModelSource) -> None:
+def test_bfloat16_is_kept_if_the_fused_decoder_supports_it(source: ModelSource) -> None:
     loaded = load_served_model(source, "auto", CPU)
     assert loaded.dtype_name == "bfloat16"
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.bfloat16}
@@ -50,34 +50,34 @@ def test_bfloat16_stays_where_the_fused_decoder_takes_it(source: ModelSource) ->
     [{"decoder": "transformers"}, {"dtype": "float32"}],
     ids=["own modules", "asked for"],
 )
-def test_float32_is_what_else_is_fast(source: ModelSource, settings: dict[str, str]) -> None:
+def test_float32_is_chosen_if_bfloat16_is_slow(source: ModelSource, settings: dict[str, str]) -> None:
     loaded = load_served_model(source, **{"dtype": "auto", "device": CPU} | settings)  # type: ignore[arg-type]
     assert loaded.dtype_name == "float32"
 
 
-def test_fp8_which_modules_compute_is_no_reason_for_bfloat16(source: ModelSource) -> None:
+def test_modules_in_fp8_do_not_select_bfloat16(source: ModelSource) -> None:
     with pytest.raises(ConfigError, match="dtype: bfloat16"):
         load_served_model(source, "auto", CPU, "fp8")
 
 
 @pytest.mark.parametrize("name", ["mixtral", "gpt2", "granite"])
-def test_float32_is_for_what_the_fused_decoder_does_not_compute(name: str, tmp_path: Path) -> None:
+def test_models_outside_the_fused_decoder_use_float32(name: str, tmp_path: Path) -> None:
     """The fused decoder accepts granite at first, and rejects it after comparing logits."""
     loaded = load_served_model(saved(name, tmp_path), "auto", CPU)
     assert loaded.dtype_name == "float32"
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
 
 
-def test_float32_checkpoints_stay_what_they_are(tmp_path: Path) -> None:
+def test_float32_checkpoints_stay_float32(tmp_path: Path) -> None:
     assert load_served_model(saved("llama", tmp_path, torch.float32), "auto", CPU).dtype_name == "float32"
 
 
-def test_float32_without_numba(source: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float32_is_used_without_numba(source: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "baton.engine.cpu.decoder", None)
     assert load_served_model(source, "auto", CPU).dtype_name == "float32"
 
 
-def test_what_is_asked_for_is_loaded_once(source: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_explicit_dtype_is_loaded_once(source: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def noted(source: ModelSource, dtype: str, device: torch.device, weights: str) -> LoadedModel:

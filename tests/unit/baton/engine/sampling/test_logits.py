@@ -75,7 +75,7 @@ def by_transformers(logits: torch.Tensor, params: SamplingParams, history: list[
 
 @settings(deadline=None, max_examples=300)
 @given(seed=seeds, params=sampled_params, prompt=token_lists, output=token_lists)
-def test_equals_transformers(seed: int, params: SamplingParams, prompt: list[int], output: list[int]) -> None:
+def test_processors_match_transformers(seed: int, params: SamplingParams, prompt: list[int], output: list[int]) -> None:
     logits = random_logits(seed)
     processed = process_logits(logits, [row(params, prompt, output)])
     expected = by_transformers(logits, params, prompt + output)
@@ -97,7 +97,7 @@ def test_presence_and_frequency_count_output_tokens_only(
         torch.testing.assert_close(processed[0, token], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_logit_bias_adds() -> None:
+def test_logit_bias_is_added() -> None:
     logits = random_logits(0)
     params = SamplingParams(temperature=0, logit_bias=((3, 5.0), (7, -100.0)))
     expected = logits.clone()
@@ -106,7 +106,7 @@ def test_logit_bias_adds() -> None:
     assert torch.equal(process_logits(logits, [row(params)]), expected)
 
 
-def test_min_tokens_forbids_ending_until_enough_are_out() -> None:
+def test_min_tokens_forbids_ending_too_early() -> None:
     logits = random_logits(0)
     params = SamplingParams(temperature=0, max_tokens=8, min_tokens=3, stop_token_ids=(4, 9))
     for num_output in range(5):
@@ -125,7 +125,7 @@ def test_forbidden_tokens_stay_forbidden_under_bias_and_penalties() -> None:
 
 @settings(deadline=None, max_examples=150)
 @given(seed=seeds, many=st.lists(st.tuples(any_params, token_lists, token_lists), min_size=2, max_size=6))
-def test_a_mixed_batch_equals_its_rows_one_by_one(
+def test_a_mixed_batch_equals_its_rows_computed_singly(
     seed: int, many: list[tuple[SamplingParams, list[int], list[int]]]
 ) -> None:
     rows = [row(*each) for each in many]
@@ -137,7 +137,7 @@ def test_a_mixed_batch_equals_its_rows_one_by_one(
     assert torch.equal(logits, before), "the input must not change"
 
 
-def test_plain_greedy_rows_are_untouched_beside_sampled_ones() -> None:
+def test_plain_greedy_rows_are_unchanged_beside_sampled_ones() -> None:
     logits = random_logits(0, 3)
     greedy = SamplingParams(temperature=0, top_k=1, top_p=0.1, min_p=0.9)
     processed = process_logits(logits, [row(greedy), row(SamplingParams(top_k=2)), row(greedy)])
@@ -147,14 +147,14 @@ def test_plain_greedy_rows_are_untouched_beside_sampled_ones() -> None:
     assert process_logits(logits, [row(greedy)] * 3) is logits
 
 
-def test_ties_at_the_kth_place_all_stay() -> None:
+def test_ties_at_the_kth_place_are_all_kept() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, 0.0]])
     assert torch.isfinite(process_logits(logits, [row(SamplingParams(top_k=2))]))[0].tolist() == [
         False, True, True, True, False,
     ]  # fmt: skip
 
 
-def test_a_vanishing_temperature_is_greedy_and_not_infinite() -> None:
+def test_a_tiny_temperature_is_greedy_and_not_infinite() -> None:
     for temperature in (1e-20, 1e-40, 5e-324):
         processed = process_logits(random_logits(0), [row(SamplingParams(temperature=temperature))])
         assert not bool(processed.isnan().any())
@@ -177,7 +177,7 @@ def sorted_top_p(logits: torch.Tensor, top_p: float) -> set[int]:
     top_p=st.sampled_from([0.0137, 0.3137, 0.5003, 0.9513, 0.9997]),
     step=st.sampled_from([None, 0.5]),
 )
-def test_top_p_of_a_large_vocabulary_is_that_of_its_sorted_row(
+def test_top_p_of_a_large_vocabulary_matches_the_sorted_row(
     seed: int, spread: float, top_p: float, step: float | None
 ) -> None:
     """Flat rows need the whole vocabulary, steep ones a few tokens; ``step`` makes ties at the edge."""

@@ -100,7 +100,7 @@ def test_noise_beyond_the_last_cumulative_sum_still_gives_a_token(monkeypatch: p
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_not_numbers_give_no_token_and_harm_no_neighbour(bad: float, temperature: float) -> None:
+def test_nan_logits_give_no_token_and_do_not_affect_other_rows(bad: float, temperature: float) -> None:
     logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(0))
     rows = [row(index, temperature=temperature, top_p=0.9, logprobs=2) for index in range(3)]
     expected = [token.token_id for token in sample(logits, rows)]
@@ -110,7 +110,7 @@ def test_logits_that_are_not_numbers_give_no_token_and_harm_no_neighbour(bad: fl
 
 
 @given(seed=st.integers(0, 10_000), order=st.permutations(range(6)))
-def test_choice_does_not_depend_on_the_rest_of_the_batch(seed: int, order: list[int]) -> None:
+def test_the_choice_does_not_depend_on_the_rest_of_the_batch(seed: int, order: list[int]) -> None:
     logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(seed)) * 2
     rows = [
         row(3, seed=seed),
@@ -125,7 +125,7 @@ def test_choice_does_not_depend_on_the_rest_of_the_batch(seed: int, order: list[
     assert together == [alone[index] for index in order]
 
 
-def test_logprobs_are_those_of_the_model_before_any_processing() -> None:
+def test_logprobs_are_those_of_the_unprocessed_model() -> None:
     logits = torch.randn(2, 30, generator=torch.Generator().manual_seed(1))
     params = {"temperature": 0.3, "top_k": 2, "frequency_penalty": 1.0}
     none, found = sample(logits, [row(1, **params), row(2, **params, logprobs=4)])
@@ -137,7 +137,7 @@ def test_logprobs_are_those_of_the_model_before_any_processing() -> None:
     assert [value for _, value in found.logprobs.top] == pytest.approx(expected.topk(4).values.tolist(), abs=1e-5)
 
 
-def test_logprobs_zero_names_the_chosen_token_only() -> None:
+def test_zero_logprobs_report_only_the_chosen_token() -> None:
     (token,) = sample(torch.tensor([[0.0, 5.0]]), [row(1, temperature=0, logprobs=0)])
     assert token.token_id == 1
     assert token.logprobs is not None
@@ -154,9 +154,7 @@ def test_no_rows_give_no_tokens() -> None:
     share=st.floats(0, 1),
     noise=st.lists(st.one_of(st.floats(0, 1, exclude_max=True), st.just(1 - 2.0**-53)), min_size=1, max_size=8),
 )
-def test_draws_are_those_of_one_long_cumulative_sum(
-    seed: int, vocab_size: int, share: float, noise: list[float]
-) -> None:
+def test_draws_match_one_long_cumulative_sum(seed: int, vocab_size: int, share: float, noise: list[float]) -> None:
     generator = torch.Generator().manual_seed(seed)
     probs = torch.rand(len(noise), vocab_size, generator=generator, dtype=torch.float64)
     probs[torch.rand(probs.shape, generator=generator) < share] = 0
@@ -170,7 +168,7 @@ def test_draws_are_those_of_one_long_cumulative_sum(
         assert float(sums[token] - row_probs[token]) <= wanted + 1e-9
 
 
-def test_one_bad_logit_spoils_its_own_row_only() -> None:
+def test_one_bad_logit_affects_only_its_own_row() -> None:
     logits = torch.randn(3, 600, generator=torch.Generator().manual_seed(0))
     good = sample(logits, [row(4, seed=index) for index in range(3)])
     logits[1, 599] = float("nan")

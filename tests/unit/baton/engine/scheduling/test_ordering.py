@@ -35,7 +35,7 @@ def queue_of(ordering: OrderingPolicy, *requests: Request) -> WaitingQueue:
     return queue
 
 
-def test_priorities_go_first_and_deadlines_decide_inside_one() -> None:
+def test_priorities_come_first_and_deadlines_decide_within_one() -> None:
     queue = queue_of(
         EarliestDeadlineFirst(),
         request("batch", 0, QueuePriority(0, 60, 60)),
@@ -52,7 +52,7 @@ def test_without_priorities_the_earliest_deadline_is_the_earliest_arrival() -> N
         assert names(queue_of(ordering, *arrivals), 0.0) == ["1", "3", "2", "0"]
 
 
-def test_nobody_waits_for_ever_behind_more_urgent_ones() -> None:
+def test_urgent_requests_do_not_starve_others() -> None:
     queue = queue_of(EarliestDeadlineFirst(), request("batch", 0, QueuePriority(0, 10, 5)))
     for now_s in range(1, 40):
         queue.add(request(f"interactive-{now_s}", now_s, QueuePriority(2, now_s + 1, 2)), now_s)
@@ -71,18 +71,18 @@ def test_arrival_order_ignores_priorities() -> None:
 
 
 @pytest.mark.parametrize("ordering", [ArrivalOrder(), EarliestDeadlineFirst()])
-def test_who_was_preempted_goes_first_among_equals(ordering: OrderingPolicy) -> None:
+def test_a_preempted_request_goes_first_among_equals(ordering: OrderingPolicy) -> None:
     queue = queue_of(ordering, request("waiting", 1), request("preempted", 2, preempted=True))
     assert names(queue, 0.0) == ["preempted", "waiting"]
 
 
-def test_a_preempted_request_does_not_go_before_a_higher_priority() -> None:
+def test_a_preempted_request_does_not_precede_a_higher_priority() -> None:
     batch = request("batch", 1, QueuePriority(0, inf, inf), preempted=True)
     queue = queue_of(EarliestDeadlineFirst(), batch, request("interactive", 2, QueuePriority(2, 3, 2)))
     assert names(queue, 2.0) == ["interactive", "batch"]
 
 
-def test_a_queue_stays_in_order_whatever_comes_and_goes() -> None:
+def test_a_queue_stays_ordered_under_any_changes() -> None:
     rng = random.Random(5)
     ordering = EarliestDeadlineFirst()
     queue = WaitingQueue(ordering)
@@ -101,7 +101,7 @@ def test_a_queue_stays_in_order_whatever_comes_and_goes() -> None:
         queue.remove(request("stranger"))
 
 
-def test_keys_are_not_read_again_at_every_look() -> None:
+def test_keys_are_cached_between_reads() -> None:
     class Counting(ArrivalOrder):
         num_keys = 0
 

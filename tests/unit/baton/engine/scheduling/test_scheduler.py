@@ -49,7 +49,7 @@ arrivals_of = st.lists(
     ordering=st.sampled_from([None, ArrivalOrder(), EarliestDeadlineFirst()]),
     paced=st.booleans(),
 )
-def test_every_request_completes_over_its_own_kv_and_nothing_leaks(
+def test_every_request_completes_on_its_own_kv_without_leaks(
     seed: int,
     arrivals: list[Arrival],
     chunk_tokens: int,
@@ -94,7 +94,7 @@ def request(name: str, prompt_length: int, max_tokens: int = 8, arrival_s: float
     return Request(name, [7] * prompt_length, SamplingParams(max_tokens=max_tokens), arrival_s=arrival_s)
 
 
-def test_a_long_prompt_fills_only_what_decoding_leaves_of_the_budget() -> None:
+def test_a_long_prompt_gets_only_the_budget_left_by_decoding() -> None:
     scheduler = build(64, chunk_tokens=8)
     scheduler.add(request("short", 3))
     advance(scheduler, scheduler.schedule())
@@ -112,7 +112,7 @@ def test_a_long_prompt_fills_only_what_decoding_leaves_of_the_budget() -> None:
     ]
 
 
-def test_everyone_who_runs_gets_a_token_in_every_step() -> None:
+def test_every_running_request_gets_a_token_in_every_step() -> None:
     scheduler = build(64, chunk_tokens=3, max_num_seqs=8)
     for index in range(6):
         scheduler.add(request(f"request-{index}", 1, max_tokens=4))
@@ -137,7 +137,7 @@ def test_waiting_requests_start_in_the_order_of_the_policy() -> None:
     assert scheduler.num_waiting == 1
 
 
-def test_a_small_request_does_not_overtake_a_large_one_that_waits_for_blocks() -> None:
+def test_a_small_request_does_not_overtake_a_large_one_waiting_for_blocks() -> None:
     scheduler = build(6)
     scheduler.add(request("running", 8))
     advance(scheduler, scheduler.schedule())
@@ -148,7 +148,7 @@ def test_a_small_request_does_not_overtake_a_large_one_that_waits_for_blocks() -
     assert list(shape(scheduler.schedule())) == ["large", "small"]
 
 
-def test_the_latest_arrival_gives_way_and_completes_later() -> None:
+def test_the_latest_arrival_is_preempted_and_completes_later() -> None:
     scheduler = build(4, max_num_seqs=4)
     first, second = request("first", 7, max_tokens=8), request("second", 7, max_tokens=8)
     scheduler.add(first)
@@ -181,7 +181,7 @@ def test_an_imported_request_is_scheduled_for_one_token() -> None:
     assert received.num_computed_tokens == 10
 
 
-def test_imports_that_wait_for_a_seat_cannot_block_a_preempted_request_for_ever() -> None:
+def test_imports_waiting_for_a_slot_cannot_starve_a_preempted_request() -> None:
     """All blocks are held by requests that wait: the one in front by none, so the last import gives its KV up."""
     scheduler = build(8, max_num_seqs=1)
     scheduler.add(request("running", 12, max_tokens=20))
@@ -231,7 +231,7 @@ def test_the_largest_request_that_fits_completes() -> None:
     assert len(largest.output_token_ids) == 11
 
 
-def test_a_hand_off_needs_room_for_one_more_token_than_it_has() -> None:
+def test_a_handoff_needs_room_for_one_extra_token() -> None:
     scheduler = build(4)
     leaving = request("leaving", 16, max_tokens=50)
     leaving.hands_off = True
@@ -243,7 +243,7 @@ def test_a_hand_off_needs_room_for_one_more_token_than_it_has() -> None:
         scheduler.add(resumed)
 
 
-def test_a_taken_id_is_refused_and_finishing_twice_does_nothing() -> None:
+def test_a_duplicate_id_is_refused_and_finishing_twice_does_nothing() -> None:
     scheduler = build(8)
     scheduler.add(request("same", 4))
     with pytest.raises(ValueError, match="same is in use"):
@@ -253,7 +253,7 @@ def test_a_taken_id_is_refused_and_finishing_twice_does_nothing() -> None:
     assert scheduler.finish("never seen", FinishReason.ABORT) is None
 
 
-def test_drafts_stop_at_max_tokens_and_at_free_blocks() -> None:
+def test_drafts_are_limited_by_max_tokens_and_free_blocks() -> None:
     scheduler = build(2)
     scheduler.add(request("drafting", 4, max_tokens=5))
     advance(scheduler, scheduler.schedule())
@@ -269,7 +269,7 @@ def test_drafts_stop_at_max_tokens_and_at_free_blocks() -> None:
 
 
 @pytest.mark.parametrize(("num_blocks", "room"), [(6, 3), (7, 3), (8, 6)])
-def test_drafts_leave_a_free_block_to_each_that_runs(num_blocks: int, room: int) -> None:
+def test_drafts_leave_a_free_block_for_each_running_request(num_blocks: int, room: int) -> None:
     """Otherwise the one that grows next would take the blocks of another."""
     scheduler = build(num_blocks)
     for name in ("first", "second"):

@@ -78,7 +78,7 @@ def step(scheduler: Scheduler) -> dict[str, int]:
     return shape(plan)
 
 
-def test_an_urgent_prompt_shares_the_next_step_of_a_long_one_that_has_begun() -> None:
+def test_an_urgent_prompt_joins_the_next_step_of_a_long_one() -> None:
     scheduler = build()
     scheduler.add(request("long", 1000, BATCH))
     assert step(scheduler) == {"long": 64}
@@ -87,7 +87,7 @@ def test_an_urgent_prompt_shares_the_next_step_of_a_long_one_that_has_begun() ->
     assert step(scheduler) == {"urgent": 1, "long": 63}
 
 
-def test_a_less_urgent_prompt_waits_until_the_long_one_is_computed() -> None:
+def test_a_less_urgent_prompt_waits_for_the_long_one() -> None:
     scheduler = build()
     scheduler.add(request("long", 100, INTERACTIVE))
     assert step(scheduler) == {"long": 64}
@@ -96,7 +96,7 @@ def test_a_less_urgent_prompt_waits_until_the_long_one_is_computed() -> None:
 
 
 @pytest.mark.parametrize("patience_s", [5.0, math.inf])
-def test_a_prompt_that_has_begun_ends_in_spite_of_more_urgent_ones(patience_s: float) -> None:
+def test_a_started_prompt_completes_despite_more_urgent_ones(patience_s: float) -> None:
     """A share of every step is its own; lateness only makes it faster."""
     clock = FakeClock(0.0)
     scheduler = build(max_num_seqs=64, clock=clock)
@@ -113,7 +113,7 @@ def test_a_prompt_that_has_begun_ends_in_spite_of_more_urgent_ones(patience_s: f
     assert num_steps == 20 if patience_s == math.inf else num_steps < 20
 
 
-def test_the_kept_share_is_that_of_the_prompt_that_began_first() -> None:
+def test_the_reserved_share_belongs_to_the_prompt_that_started_first() -> None:
     scheduler = build(max_num_seqs=64)
     for priority, name in enumerate(("first", "second", "third")):
         scheduler.add(request(name, 200, QueuePriority(priority, 9.0, 9.0), 1))
@@ -121,7 +121,7 @@ def test_the_kept_share_is_that_of_the_prompt_that_began_first() -> None:
         assert plan == ({"first": 64} if name == "first" else {name: 56, "first": 8})
 
 
-def test_an_urgent_prompt_without_room_does_not_hold_up_the_one_that_has_it() -> None:
+def test_an_urgent_prompt_without_room_does_not_block_others() -> None:
     scheduler = build(num_blocks=10)
     scheduler.add(request("long", 140, BATCH))
     assert step(scheduler) == {"long": 64}
@@ -130,7 +130,7 @@ def test_an_urgent_prompt_without_room_does_not_hold_up_the_one_that_has_it() ->
     assert step(scheduler) == {"long": 12}
 
 
-def test_the_least_urgent_gives_way_whoever_came_last() -> None:
+def test_the_least_urgent_request_is_preempted_regardless_of_arrival() -> None:
     scheduler = build(num_blocks=4)
     scheduler.add(request("batch", 31, BATCH, max_tokens=30))
     scheduler.add(request("interactive", 31, INTERACTIVE, max_tokens=30, arrival_s=1.0))
@@ -156,7 +156,7 @@ def test_imports_start_beside_a_long_prompt() -> None:
     assert step(scheduler)["long"] == 1
 
 
-def test_imports_do_not_keep_a_more_urgent_prompt_from_its_seat() -> None:
+def test_imports_do_not_block_a_more_urgent_prompt() -> None:
     scheduler = build(chunk_tokens=4, max_num_seqs=4)
     for number in range(6):
         scheduler.add(imported(scheduler, f"import-{number}", 20, BATCH))
@@ -181,7 +181,7 @@ def estimated_ms(plan: list[ScheduledSequence], costs: StepCosts) -> float:
 
 
 @pytest.mark.parametrize("target_s", [0.04, 0.05, 0.1, 0.25])
-def test_no_step_of_a_long_prompt_is_longer_than_those_who_decode_were_promised(target_s: float) -> None:
+def test_chunks_of_a_long_prompt_respect_the_tpot_of_decoding_requests(target_s: float) -> None:
     scheduler = decoding_with_a_long_prompt(target_s, Pace(CPU), num_decoding=3)
     long = scheduler.get("long")
     assert long is not None
@@ -197,18 +197,18 @@ def test_no_step_of_a_long_prompt_is_longer_than_those_who_decode_were_promised(
     assert chunks[0] > chunks[-2], "what stands before a chunk makes it dearer"
 
 
-def test_a_prompt_alone_or_beside_those_without_a_target_gets_the_whole_budget() -> None:
+def test_without_decoding_targets_a_prompt_gets_the_whole_budget() -> None:
     assert step(decoding_with_a_long_prompt(0.0, Pace(CPU))) == {"decoding-0": 1, "long": 511}
     scheduler = build(chunk_tokens=512, pace=Pace(CPU))
     scheduler.add(request("long", 4000, target_s=0.02))
     assert step(scheduler) == {"long": 512}
 
 
-def test_a_target_beyond_the_machine_leaves_prompts_the_least() -> None:
+def test_an_impossible_target_leaves_prompts_the_minimum() -> None:
     assert step(decoding_with_a_long_prompt(0.001, Pace(CPU))) == {"decoding-0": 1, "long": MIN_PROMPT_TOKENS}
 
 
-def test_nobody_decodes_on_a_prefill_worker() -> None:
+def test_prompts_on_a_prefill_worker_do_not_count_as_decoding() -> None:
     """A prompt whose last token is left hands off with it: its target is not that of this step."""
     scheduler = build(chunk_tokens=64, pace=Pace(CPU))
     scheduler.add(request("short", 65, target_s=0.001, hands_off=True))
@@ -217,7 +217,7 @@ def test_nobody_decodes_on_a_prefill_worker() -> None:
     assert step(scheduler) == {"short": 1, "long": 63}
 
 
-def test_a_prompt_does_not_start_on_time_that_others_have_spent() -> None:
+def test_a_prompt_does_not_start_on_time_used_by_others() -> None:
     scheduler = decoding_with_a_long_prompt(0.05, Pace(CPU))
     scheduler.add(request("next", 50, arrival_s=2.0))
     plan = step(scheduler)
@@ -237,7 +237,7 @@ def test_a_prompt_does_not_start_on_time_that_others_have_spent() -> None:
     ),
     chunk_tokens=st.sampled_from([4, 32, 256]),
 )
-def test_whoever_is_in_the_plan_runs_and_the_budget_holds(
+def test_planned_requests_run_and_the_budget_holds(
     prompts: list[tuple[int, int, int, float]], chunk_tokens: int
 ) -> None:
     clock = FakeClock(0.0)

@@ -58,7 +58,9 @@ def error(costs: StepCosts, true: StepCosts) -> float:
     ("noise", "outliers", "num_samples", "largest"),
     [(0.0, 0.0, 300, 0.02), (0.05, 0.0, 60, 0.2), (0.3, 0.03, 3000, 0.15)],
 )
-def test_a_machine_is_learned(true: StepCosts, noise: float, outliers: float, num_samples: int, largest: float) -> None:
+def test_the_costs_of_a_machine_are_learned(
+    true: StepCosts, noise: float, outliers: float, num_samples: int, largest: float
+) -> None:
     steps, fit = Steps(true, noise, outliers), StepCostFit()
     for _ in range(num_samples):
         fit.measured(steps.sample())
@@ -66,7 +68,7 @@ def test_a_machine_is_learned(true: StepCosts, noise: float, outliers: float, nu
     assert min(fit.pace().costs) > 0
 
 
-def test_hours_of_decoding_do_not_make_it_forget_prompts() -> None:
+def test_hours_of_decoding_do_not_erase_prompt_costs() -> None:
     steps, fit = Steps(GPU, 0.05), StepCostFit()
     for _ in range(500):
         fit.measured(steps.sample())
@@ -75,7 +77,7 @@ def test_hours_of_decoding_do_not_make_it_forget_prompts() -> None:
     assert error(fit.pace().costs, GPU) < 0.2
 
 
-def test_a_machine_that_becomes_slower_is_followed() -> None:
+def test_a_slower_machine_is_tracked() -> None:
     fit = StepCostFit()
     for costs in (CPU, StepCosts(*(2 * value for value in CPU))):
         steps = Steps(costs, 0.05)
@@ -94,14 +96,14 @@ def test_tokens_per_round_are_measured() -> None:
 
 
 @pytest.mark.parametrize("ms", [math.nan, math.inf, 0.0, -3.0])
-def test_what_cannot_be_true_is_left_out(ms: float) -> None:
+def test_impossible_samples_are_ignored(ms: float) -> None:
     fit = StepCostFit()
     fit.measured(StepSample(ms, 0, 0, 1, 1, 5, 0, 0))
     assert fit.pace().costs == STEP_PRIOR
 
 
 @pytest.mark.parametrize("num_before", [8, 20, 500])
-def test_a_step_that_waited_for_a_compiler_moves_nothing(num_before: int) -> None:
+def test_a_step_delayed_by_compilation_is_ignored(num_before: int) -> None:
     steps, fit, undisturbed = Steps(GPU, 0.05), StepCostFit(), StepCostFit()
     samples = [steps.sample() for _ in range(num_before + 60)]
     for index, sample in enumerate(samples):
@@ -112,7 +114,7 @@ def test_a_step_that_waited_for_a_compiler_moves_nothing(num_before: int) -> Non
     assert fit.pace() == undisturbed.pace()
 
 
-def test_a_machine_that_becomes_many_times_slower_is_followed() -> None:
+def test_a_much_slower_machine_is_tracked() -> None:
     slow, fit = StepCosts(*(12 * value for value in GPU)), StepCostFit()
     for costs, num_steps in ((GPU, 500), (slow, 5000)):
         steps = Steps(costs, 0.05)

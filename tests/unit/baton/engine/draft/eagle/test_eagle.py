@@ -190,7 +190,7 @@ def test_every_format_computes_the_canonical_forward(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", DRAFTS)
-def test_a_batch_of_sequences_gives_each_its_own_result(name: str, tmp_path: Path) -> None:
+def test_each_sequence_of_a_batch_gets_its_own_result(name: str, tmp_path: Path) -> None:
     head = load(DRAFTS[name], tmp_path, tiny_target())
     tokens, features = zip(*(inputs(head, seed=seed) for seed in (1, 2)), strict=True)
     together, _ = head(torch.stack(tokens), head.fuse(torch.stack(features)), torch.arange(LENGTH))
@@ -227,7 +227,7 @@ class Paged:
 
 @pytest.mark.parametrize("name", DRAFTS)
 @pytest.mark.parametrize("chunks", [[LENGTH], [1] * LENGTH, [7, 1, 9, 6]], ids=["whole", "one by one", "chunks"])
-def test_paged_and_in_pieces_equals_the_whole(name: str, chunks: list[int], tmp_path: Path) -> None:
+def test_paged_chunks_match_the_whole_sequence(name: str, chunks: list[int], tmp_path: Path) -> None:
     head = load(DRAFTS[name], tmp_path, tiny_target())
     tokens, features = inputs(head)
     hidden = head.fuse(features)
@@ -262,7 +262,7 @@ def test_sequences_of_one_batch_do_not_see_each_other(name: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "speculators qwen3"])
-def test_drafting_feeds_the_output_back_as_one_longer_sequence(name: str, tmp_path: Path) -> None:
+def test_recursive_drafting_matches_one_longer_sequence(name: str, tmp_path: Path) -> None:
     """Rows of drafted tokens extend the cache, so the third step equals a pass over all rows so far."""
     head = load(DRAFTS[name], tmp_path, tiny_target())
     tokens, features = inputs(head, length=6)
@@ -279,7 +279,7 @@ def test_drafting_feeds_the_output_back_as_one_longer_sequence(name: str, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "eagle3 nested flag", "speculators qwen3"])
-def test_kv_alone_is_what_a_full_pass_stores(name: str, tmp_path: Path) -> None:
+def test_computing_only_kv_stores_the_same_as_a_full_pass(name: str, tmp_path: Path) -> None:
     head = load(DRAFTS[name], tmp_path, tiny_target())
     tokens, features = inputs(head, length=2 * BLOCK_SIZE)
     hidden = head.fuse(features)
@@ -290,21 +290,21 @@ def test_kv_alone_is_what_a_full_pass_stores(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(values, paged.cache.values[0][: len(tokens)], rtol=1e-5, atol=1e-5)
 
 
-def test_kv_alone_is_refused_where_it_depends_on_attention(tmp_path: Path) -> None:
+def test_computing_only_kv_is_refused_if_kv_depends_on_attention(tmp_path: Path) -> None:
     head = load(DRAFTS["eagle of two layers"], tmp_path, tiny_target())
     tokens, features = inputs(head)
     with pytest.raises(UnsupportedModelError, match="2 layers"):
         head.keys_values(tokens, features, torch.arange(LENGTH))
 
 
-def test_draft_ids_lead_to_the_tokens_that_t2d_marks(tmp_path: Path) -> None:
+def test_draft_ids_map_to_the_tokens_marked_in_t2d(tmp_path: Path) -> None:
     draft = tiny_eagle3()
     head = load(draft, tmp_path, tiny_target())
     ids = head.to_target_ids(torch.arange(head.draft_vocab_size))
     assert ids.tolist() == draft.tensors["t2d"].nonzero().flatten().tolist()
 
 
-def test_the_head_holds_none_of_the_targets_weights(tmp_path: Path) -> None:
+def test_the_head_holds_no_weights_of_the_target(tmp_path: Path) -> None:
     target = tiny_target()
     head = load(tiny_eagle(embedding=False), tmp_path, target)
     assert head.feature_layers == (FINAL_HIDDEN,)
@@ -324,7 +324,7 @@ def test_a_half_precision_head_keeps_exact_angles(tmp_path: Path) -> None:
     assert output.dtype == torch.bfloat16
 
 
-def test_doubtful_layer_ids_are_settled_by_agreement(tmp_path: Path) -> None:
+def test_ambiguous_layer_ids_are_resolved_by_agreement(tmp_path: Path) -> None:
     """The target's choices are made to be what the head says of one reading; that reading must win."""
     draft = tiny_eagle3(eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 3, 4]})
     head = load(draft, tmp_path, tiny_target())

@@ -63,7 +63,7 @@ def test_layer_ids_become_indices_of_hidden_states(draft: TinyDraft, layers: tup
     assert load(draft.write(tmp_path)).feature_layers == layers
 
 
-def test_the_usual_layers_of_thirty() -> None:
+def test_the_default_layers_of_a_30_layer_model() -> None:
     assert default_feature_layers(30) == (2, 15, 27)
 
 
@@ -77,12 +77,14 @@ def test_the_usual_layers_of_thirty() -> None:
     ],
     ids=["flat", "speculators", "stated", "nested first"],
 )
-def test_missing_flags_mean_what_the_format_says(draft: TinyDraft, expected: dict[str, bool], tmp_path: Path) -> None:
+def test_missing_flags_have_the_defaults_of_the_format(
+    draft: TinyDraft, expected: dict[str, bool], tmp_path: Path
+) -> None:
     settings = load(draft.write(tmp_path)).settings
     assert {name: getattr(settings, name) for name in expected} == expected
 
 
-def test_a_config_of_differences_only_gets_the_defaults_of_its_kind(tmp_path: Path) -> None:
+def test_a_partial_config_gets_the_defaults_of_its_class(tmp_path: Path) -> None:
     """speculators leaves out what equals the defaults of transformers' config class."""
     draft = tiny_speculators()
     del draft.config["transformer_layer_config"]["rope_theta"]
@@ -91,7 +93,7 @@ def test_a_config_of_differences_only_gets_the_defaults_of_its_kind(tmp_path: Pa
     assert torch.equal(outputs(head), outputs(load(tiny_speculators().write(tmp_path / "full"))))
 
 
-def test_a_stored_embedding_counts_before_the_targets(tmp_path: Path) -> None:
+def test_a_stored_embedding_takes_precedence_over_the_targets(tmp_path: Path) -> None:
     draft, target = tiny_eagle3(), tiny_target()
     shared = outputs(load(draft.write(tmp_path / "shared"), target))
     draft.tensors["embed_tokens.weight"] = target.model.embed_tokens.weight.clone()
@@ -101,7 +103,7 @@ def test_a_stored_embedding_counts_before_the_targets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stated", [None, VOCAB])
-def test_without_an_lm_head_the_targets_is_used(stated: int | None, tmp_path: Path) -> None:
+def test_without_an_lm_head_the_targets_lm_head_is_used(stated: int | None, tmp_path: Path) -> None:
     draft, target = tiny_eagle3(draft_vocab_size=stated), tiny_target()
     for name in ("lm_head.weight", "d2t", "t2d"):
         del draft.tensors[name]
@@ -142,14 +144,14 @@ def _prefixed(draft: TinyDraft, folder: Path) -> Path:
     [lambda d, f: d.write(f, "pytorch_model.bin"), _sharded, _prefixed],
     ids=["pytorch_model.bin", "sharded", "prefixed"],
 )
-def test_every_way_of_storing_gives_the_same_head(write: Callable[[TinyDraft, Path], Path], tmp_path: Path) -> None:
+def test_every_storage_format_gives_the_same_head(write: Callable[[TinyDraft, Path], Path], tmp_path: Path) -> None:
     plain = load(tiny_eagle3().write(tmp_path / "plain"))
     other = load(write(tiny_eagle3(), tmp_path / "other"))
     assert torch.equal(outputs(plain), outputs(other))
     assert plain.fingerprint() == other.fingerprint()
 
 
-def test_fingerprints_tell_weights_flags_and_layers_apart(tmp_path: Path) -> None:
+def test_fingerprints_depend_on_weights_flags_and_layers(tmp_path: Path) -> None:
     changed = tiny_eagle3()
     changed.tensors["midlayer.mlp.up_proj.weight"][7, 9] += 1e-3
     drafts = [
@@ -182,7 +184,7 @@ SAVED: dict[str, TinyDraft] = {
 
 
 @pytest.mark.parametrize("name", SAVED)
-def test_what_is_saved_loads_as_the_same_head(name: str, tmp_path: Path) -> None:
+def test_a_saved_head_loads_as_the_same_head(name: str, tmp_path: Path) -> None:
     head = load(SAVED[name].write(tmp_path / "before"))
     save_eagle3(head, tmp_path / "after", "owner/target")
     again = load(tmp_path / "after")
@@ -192,7 +194,7 @@ def test_what_is_saved_loads_as_the_same_head(name: str, tmp_path: Path) -> None
     assert torch.equal(outputs(again), outputs(head))
 
 
-def test_the_saved_format_is_the_common_one(tmp_path: Path) -> None:
+def test_heads_are_saved_in_the_common_format(tmp_path: Path) -> None:
     draft = tiny_eagle3(**{LAYER_IDS: [1, 3, 6]})
     save_eagle3(load(draft.write(tmp_path / "before")), tmp_path / "after", "owner/target")
     stored = load_file(tmp_path / "after" / "model.safetensors")
@@ -206,7 +208,7 @@ def test_the_saved_format_is_the_common_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("draft", [tiny_eagle(), tiny_speculators(kind="qwen3")], ids=["eagle", "qwen3"])
-def test_what_the_common_format_cannot_say_is_not_saved(draft: TinyDraft, tmp_path: Path) -> None:
+def test_heads_that_the_common_format_cannot_represent_are_not_saved(draft: TinyDraft, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="common format"):
         save_eagle3(load(draft.write(tmp_path / "before")), tmp_path / "after", "owner/target")
 
@@ -336,7 +338,7 @@ def _wrapped(draft: TinyDraft) -> TinyDraft:
         (_wrapped(tiny_eagle3()), "lm_head.weight", "model.norm.weight"),
     ],
 )
-def test_messages_call_tensors_as_the_file_does(draft: TinyDraft, missing: str, reshaped: str, tmp_path: Path) -> None:
+def test_errors_name_tensors_as_in_the_file(draft: TinyDraft, missing: str, reshaped: str, tmp_path: Path) -> None:
     shape = [*draft.tensors[reshaped].shape[:-1], 7]
     changed = _without(draft, missing)
     changed.tensors[reshaped] = torch.zeros(shape)
@@ -361,7 +363,7 @@ def test_a_head_of_another_target_is_refused(target: dict[str, int], reason: str
 
 
 @pytest.mark.parametrize("value", [None, "x", -1, 0, [], {}, {"a": 1}, 1.5, 10**12, ["a"]], ids=repr)
-def test_no_value_in_a_config_ends_in_anything_but_a_reason(value: Any, tmp_path: Path) -> None:
+def test_every_wrong_config_value_is_refused_with_a_reason(value: Any, tmp_path: Path) -> None:
     for draft in (tiny_eagle3(), tiny_eagle(), tiny_speculators(kind="qwen3")):
         config = draft.config.get("transformer_layer_config", draft.config)
         original = dict(config)

@@ -85,7 +85,7 @@ def blocks(first: int, num_tokens: int) -> list[int]:
 
 @pytest.mark.parametrize("dtype", FUSED_DTYPES)
 @pytest.mark.parametrize("name", DRAFTS)
-def test_chains_of_several_sequences(name: str, dtype: str, tmp_path: Path) -> None:
+def test_chains_of_several_sequences_match_the_module(name: str, dtype: str, tmp_path: Path) -> None:
     passes = Passes(tmp_path, DRAFTS[name], dtype)
     a, b, c = blocks(0, 40), blocks(20, 40), blocks(40, 40)
     spans = [Span(a, 0, 1), Span(b, 6, 3, first_key=6), Span(c, 0, 23)]
@@ -96,7 +96,7 @@ def test_chains_of_several_sequences(name: str, dtype: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("dtype", FUSED_DTYPES)
 @pytest.mark.parametrize("has_tiles", [False, True])
-def test_int8_is_what_it_computes_where_no_matrix_unit_takes_its_dtype(
+def test_int8_matches_its_rounded_weights_without_a_matrix_unit(
     has_tiles: bool, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("baton.engine.draft.eagle.compiled_pass.has_tiles", lambda: has_tiles)
@@ -116,7 +116,7 @@ def test_int8_is_what_it_computes_where_no_matrix_unit_takes_its_dtype(
 
 
 @pytest.mark.parametrize("dtype", FUSED_DTYPES)
-def test_trees_whose_first_levels_were_fed_before(dtype: str, tmp_path: Path) -> None:
+def test_trees_match_the_module_when_their_first_levels_are_cached(dtype: str, tmp_path: Path) -> None:
     passes = Passes(tmp_path, tiny_eagle3, dtype)
     a, b = blocks(0, 90), blocks(40, 40)
     passes.run([Span(b, 3, 9, first_key=3), Span(a, 0, 62)], passes.hidden(71), only_last=True)
@@ -131,7 +131,7 @@ def test_trees_whose_first_levels_were_fed_before(dtype: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("first_key", [0, 70, 300, 511])
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_long_contexts_and_where_they_begin(first_key: int, num_threads: int, tmp_path: Path) -> None:
+def test_long_contexts_match_the_module_from_any_first_key(first_key: int, num_threads: int, tmp_path: Path) -> None:
     """Threads share a context of more than 256 keys; what lies before the first key is no number here."""
     passes = Passes(tmp_path, tiny_eagle3, "float32")
     before = torch.get_num_threads()
@@ -154,7 +154,7 @@ def test_long_contexts_and_where_they_begin(first_key: int, num_threads: int, tm
     ],
     ids=["eagle-1", "two layers", "gelu"],
 )
-def test_other_heads_stay_with_their_modules(make: Callable[[], TinyDraft], reason: str, tmp_path: Path) -> None:
+def test_unsupported_heads_keep_their_modules(make: Callable[[], TinyDraft], reason: str, tmp_path: Path) -> None:
     target = tiny_target()
     head = load_eagle(make().write(tmp_path), target, torch.float32, torch.device("cpu"))
     runner = ModelRunner(prepare_model(target, "float32"), 4, BLOCK_SIZE, draft=head)
@@ -166,7 +166,7 @@ def test_other_heads_stay_with_their_modules(make: Callable[[], TinyDraft], reas
 
 
 @pytest.mark.parametrize(("decoder", "is_fused"), [("fused", True), ("transformers", False)])
-def test_the_head_is_computed_as_its_target_is(*, decoder: str, is_fused: bool, tmp_path: Path) -> None:
+def test_the_head_is_computed_like_its_target(*, decoder: str, is_fused: bool, tmp_path: Path) -> None:
     target = tiny_target()
     head = load_eagle(tiny_eagle3().write(tmp_path), target, torch.float32, torch.device("cpu"))
     runner = ModelRunner(prepare_model(target, "float32"), 4, BLOCK_SIZE, RunnerOptions(decoder=decoder), draft=head)

@@ -51,7 +51,7 @@ def arrived(source: Request, blocks: list[int]) -> Request:
     return moved
 
 
-def test_a_request_goes_on_elsewhere_with_the_same_row(tmp_path: Path) -> None:
+def test_a_transferred_request_continues_with_the_same_row(tmp_path: Path) -> None:
     here, there = Worker(tmp_path), Worker(tmp_path)
     source = request("source", [3, 1, 2])
     here.compute(source)
@@ -66,7 +66,7 @@ def test_a_request_goes_on_elsewhere_with_the_same_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("is_known", "first_key"), [(True, 0), (False, 8)])
-def test_only_what_came_is_vouched_for(*, is_known: bool, first_key: int, tmp_path: Path) -> None:
+def test_only_received_blocks_have_valid_draft_kv(*, is_known: bool, first_key: int, tmp_path: Path) -> None:
     """The first two blocks were here, with draft KV or without; the last one came."""
     worker = Worker(tmp_path)
     source = request("source", [3, 1, 2])
@@ -80,7 +80,7 @@ def test_only_what_came_is_vouched_for(*, is_known: bool, first_key: int, tmp_pa
     assert waiting.first_key == first_key
 
 
-def test_without_a_state_the_head_sees_what_comes_from_now_on(tmp_path: Path) -> None:
+def test_without_a_state_the_head_sees_only_new_tokens(tmp_path: Path) -> None:
     worker = Worker(tmp_path)
     moved = arrived(request("source", []), [7, 8, 9, 10])
     moved.output_token_ids = [4]
@@ -92,7 +92,7 @@ def test_without_a_state_the_head_sees_what_comes_from_now_on(tmp_path: Path) ->
     assert (waiting.start, waiting.first_key) == (12, 12)
 
 
-def test_slots_are_not_vouched_for_while_their_new_rows_wait(tmp_path: Path) -> None:
+def test_slots_are_invalid_while_their_new_rows_are_pending(tmp_path: Path) -> None:
     worker = Worker(tmp_path)
     before = request("before", [3, 1, 2])
     worker.compute(before)
@@ -107,13 +107,13 @@ def test_slots_are_not_vouched_for_while_their_new_rows_wait(tmp_path: Path) -> 
     assert waiting.first_key == 8
 
 
-def test_another_heads_state_is_refused(tmp_path: Path) -> None:
+def test_the_state_of_another_head_is_refused(tmp_path: Path) -> None:
     worker = Worker(tmp_path)
     with pytest.raises(ValueError, match="12 bytes were received"):
         worker.state.adopt(arrived(request("source", []), [7, 8, 9]), bytes(12))
 
 
-def test_a_state_at_rest_keeps_the_last_row_only_and_goes_on_from_there(tmp_path: Path) -> None:
+def test_an_idle_state_keeps_only_the_last_row_and_continues_from_it(tmp_path: Path) -> None:
     worker = Worker(tmp_path)
     source = request("source", [3, 1, 2, 4, 5])
     worker.state.keep(1)
@@ -136,7 +136,7 @@ def decoded(worker: Worker, *requests: Request) -> None:
 
 
 @pytest.mark.parametrize("leaves", ["is released", "is preempted"])
-def test_steps_at_rest_leave_what_the_last_of_them_left(leaves: str, tmp_path: Path) -> None:
+def test_idle_steps_keep_only_the_row_of_the_last_token(leaves: str, tmp_path: Path) -> None:
     """One row of each sequence that is still there, of its last token; from there on rows are gathered again."""
     worker = Worker(tmp_path)
     one, two = request("one", [1, 2, 3, 4, 5]), request("two", [6, 7, 8, 9, 10])
@@ -163,7 +163,7 @@ def test_steps_at_rest_leave_what_the_last_of_them_left(leaves: str, tmp_path: P
     assert grown.token_ids == two.output_token_ids[-2:]
 
 
-def test_of_a_window_the_latest_rows_are_kept_and_none_is_written(tmp_path: Path) -> None:
+def test_a_window_keeps_the_latest_rows_and_writes_none(tmp_path: Path) -> None:
     worker = Worker(tmp_path)
     source = request("source", [3, 1, 2, 4, 5])
     worker.compute(source)
@@ -182,7 +182,7 @@ def test_of_a_window_the_latest_rows_are_kept_and_none_is_written(tmp_path: Path
     assert waiting.token_ids == source.output_token_ids[-4:]
 
 
-def test_a_row_kept_at_rest_is_the_sequences_own(tmp_path: Path) -> None:
+def test_a_row_kept_while_idle_is_a_copy(tmp_path: Path) -> None:
     rested, awake = Worker(tmp_path / "rested"), Worker(tmp_path / "awake")
     states = []
     for worker in (rested, awake):
@@ -197,7 +197,7 @@ def test_a_row_kept_at_rest_is_the_sequences_own(tmp_path: Path) -> None:
     assert states[0][0] != states[0][1]
 
 
-def test_at_rest_the_last_accepted_draft_is_the_last_row(tmp_path: Path) -> None:
+def test_while_idle_the_last_accepted_draft_is_the_last_row(tmp_path: Path) -> None:
     rested, awake = Worker(tmp_path / "rested"), Worker(tmp_path / "awake")
     states = []
     for worker in (rested, awake):
@@ -222,7 +222,7 @@ def test_at_rest_the_last_accepted_draft_is_the_last_row(tmp_path: Path) -> None
     assert states[0] == states[1]
 
 
-def test_a_request_that_lost_its_blocks_leaves_without_a_trace(tmp_path: Path) -> None:
+def test_a_preempted_request_can_leave_without_a_trace(tmp_path: Path) -> None:
     """One case is a client that disconnects while its request is preempted."""
     worker = Worker(tmp_path)
     source = request("source", [3, 1, 2, 4, 5])
@@ -234,7 +234,7 @@ def test_a_request_that_lost_its_blocks_leaves_without_a_trace(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("length", [11, 12, 13])
-def test_what_a_request_leaves_behind_is_whole(length: int, tmp_path: Path) -> None:
+def test_full_blocks_of_a_finished_request_have_complete_draft_kv(length: int, tmp_path: Path) -> None:
     """Its full blocks may be the beginning of the next conversation, wherever it ended."""
     worker = Worker(tmp_path)
     source = Request("source", PROMPT[:length], SamplingParams(max_tokens=8, temperature=0), block_ids=[3, 1, 2, 4, 5])

@@ -63,7 +63,7 @@ def test_both_formats_give_the_same_heads(prefix: str, tmp_path: Path) -> None:
     assert first.fingerprint() != load(tiny_medusa_v1(seed=6), tmp_path / "other").fingerprint()
 
 
-def test_no_config_is_needed_where_tensors_say_all(tmp_path: Path) -> None:
+def test_heads_load_without_a_config_when_tensors_suffice(tmp_path: Path) -> None:
     folder = tiny_medusa_v1().write(tmp_path, "medusa_lm_head.pt")
     (folder / "config.json").unlink()
     assert load_medusa(folder, tiny_target(), torch.float32, CPU).num_heads == 3
@@ -79,7 +79,7 @@ def test_a_truncated_vocabulary_is_mapped_back(whole_lm_heads: bool, tmp_path: P
     assert torch.equal(heads.to_target_ids(torch.arange(TRUNCATED)), ids)
 
 
-def test_a_token_map_without_truncation_counts_for_nothing(tmp_path: Path) -> None:
+def test_a_token_map_without_truncation_is_ignored(tmp_path: Path) -> None:
     draft = tiny_medusa_vllm()
     draft.tensors["token_map"] = torch.arange(VOCAB).flip(0)
     heads = load(draft, tmp_path, "model.safetensors")
@@ -87,7 +87,7 @@ def test_a_token_map_without_truncation_counts_for_nothing(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("stored", [None, "lm_head.weight", "lm_heads.0.weight"])
-def test_heads_may_share_one_lm_head(stored: str | None, tmp_path: Path) -> None:
+def test_heads_can_share_one_lm_head(stored: str | None, tmp_path: Path) -> None:
     draft, target = tiny_medusa_vllm(), tiny_target()
     own = draft.tensors["lm_heads.0.weight"]
     draft.tensors = {name: t for name, t in draft.tensors.items() if not name.startswith("lm_heads.")}
@@ -153,7 +153,7 @@ def test_heads_that_do_not_fit_are_refused_with_the_reason(name: str, tmp_path: 
     ],
     ids=["v1", "vllm"],
 )
-def test_messages_call_tensors_as_the_file_does(
+def test_errors_name_tensors_as_in_the_file(
     names: tuple[str, str], make: Callable[[], TinyDraft], prefix: str, tmp_path: Path
 ) -> None:
     missing, reshaped = (prefix + name for name in names)
@@ -175,6 +175,6 @@ def test_heads_of_another_target_are_refused(target: dict[str, int], reason: str
         load(tiny_medusa_v1(), tmp_path, target=tiny_target(**target))
 
 
-def test_missing_weights_are_refused_with_medusas_own_names(tmp_path: Path) -> None:
+def test_missing_weights_are_refused_with_the_names_of_medusa(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"medusa_lm_head\.pt"):
         load_medusa(tmp_path, tiny_target(), torch.float32, CPU)

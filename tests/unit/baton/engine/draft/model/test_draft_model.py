@@ -39,7 +39,7 @@ def target(rows: int = 8) -> LoadedModel:
 
 
 @pytest.mark.parametrize(("rows", "target_rows", "shared"), [(8, 8, 8), (8, 12, 8), (16, 8, 8)])
-def test_the_same_vocabulary_is_taken_whatever_its_padding(
+def test_the_same_vocabulary_is_accepted_with_any_padding(
     rows: int, target_rows: int, shared: int, tmp_path: Path
 ) -> None:
     draft = load_draft_model(write(tmp_path, rows=rows), target(target_rows), Tokenizer(tokenizer()), CPU)
@@ -63,7 +63,7 @@ def test_another_vocabulary_is_refused(words: tuple[str, ...], special: str, rea
         load_draft_model(folder, target(), Tokenizer(tokenizer()), CPU)
 
 
-def test_a_draft_without_rows_for_every_token_is_refused(tmp_path: Path) -> None:
+def test_a_draft_with_too_few_rows_for_the_vocabulary_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="embeddings for only 5 tokens"):
         load_draft_model(write(tmp_path, rows=5), target(), Tokenizer(tokenizer()), CPU)
 
