@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.core.errors import TransferError
-from baton.kv_transfer.kv_transfer_config import MOST_CONNECTIONS
+from baton.kv_transfer.kv_transfer_config import MAX_CONNECTIONS
 from baton.process.worker_environment import worker_variables
 from benchmarks.ceilings import median_ratio
 from benchmarks.kv_path_ends import BLOCK_SIZE, INT8, NIXL, NO_LIMITS, WAYS, Layout, Limits
@@ -230,10 +230,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--connections",
         type=int,
-        choices=range(2, MOST_CONNECTIONS + 1),
+        choices=range(2, MAX_CONNECTIONS + 1),
         metavar="N",
         default=NO_LIMITS.connections,
-        help=f"number of connections in the run with several: 2 to {MOST_CONNECTIONS}",
+        help=f"number of connections in the run with several: 2 to {MAX_CONNECTIONS}",
     )
     parser.add_argument(
         "--nixl", action="store_true", help="also measure kv_transfer.transport: nixl, as to another host"

@@ -27,7 +27,7 @@ from cluster.config.config import BatonConfig
 from decode_worker.speculation.controller import NONE, SpeculationController
 from decode_worker.speculation.registry import assemble_speculation, method_names
 
-_MOST_PREFILL_TOKENS = 16_384
+_MAX_PREFILL_TOKENS = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class EngineFactory:
         self._runner = target.runner(num_blocks)
         self._plain_runner = target.runner(num_blocks, with_draft=False)
         # All prompts in one step, within a limit, so that no decoding sequence waits for another's prefill.
-        chunk_tokens = min(batch * prompt_tokens, _MOST_PREFILL_TOKENS)
+        chunk_tokens = min(batch * prompt_tokens, _MAX_PREFILL_TOKENS)
         self._limits = SchedulerLimits(max(chunk_tokens, config.decode.chunk_tokens), batch, loaded.max_model_len)
 
     def plain(self) -> Engine:

@@ -80,7 +80,7 @@ class Profile:
 
 def decoding_engine(runner: ModelRunner, batch: int, context: int, num_steps: int) -> Engine:
     """An engine that has computed ``batch`` prompts of ``context`` tokens and decodes for ``num_steps`` more steps."""
-    most = _most_tokens(batch, context, num_steps)
+    most = _max_sequence_tokens(batch, context, num_steps)
     limits = SchedulerLimits(max(_CHUNK_TOKENS, 2 * batch), batch, most)
     blocks = BlockManager(runner.cache.num_blocks, _BLOCK_SIZE, prefix_caching=False)
     engine = Engine(runner, Scheduler(limits, blocks), PlainSampling())
@@ -97,10 +97,10 @@ def decoding_engine(runner: ModelRunner, batch: int, context: int, num_steps: in
 
 def blocks_needed(batch: int, context: int, num_steps: int) -> int:
     """The number of the cache's blocks for :func:`decoding_engine`."""
-    return batch * (-(-_most_tokens(batch, context, num_steps) // _BLOCK_SIZE) + 1)
+    return batch * (-(-_max_sequence_tokens(batch, context, num_steps) // _BLOCK_SIZE) + 1)
 
 
-def _most_tokens(batch: int, context: int, num_steps: int) -> int:
+def _max_sequence_tokens(batch: int, context: int, num_steps: int) -> int:
     """The maximum length of a sequence: those with early prompts decode while other prompts are computed."""
     return context + num_steps + 2 + 2 * -(-batch * context // _CHUNK_TOKENS)
 

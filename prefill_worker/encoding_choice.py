@@ -14,7 +14,7 @@ AUTO = "auto"
 BACK_TO_NATIVE = 1.25
 """How much faster than prefill a link must be before its hand-offs are native again."""
 _WINDOW_S = 1.0
-_LEAST_S = 0.05
+_MIN_S = 0.05
 _MAX_LINKS = 256
 
 
@@ -37,7 +37,7 @@ class Speed:
             self._seconds /= 2
         self._num_bytes += num_bytes
         self._seconds += seconds
-        if self._seconds >= _LEAST_S:
+        if self._seconds >= _MIN_S:
             self.bytes_per_second = self._num_bytes / self._seconds
 
 

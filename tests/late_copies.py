@@ -30,15 +30,15 @@ class LateCopies:
         num_steps: number of steps, which a test may count, to know at which step a mark was made.
         fetched_after, brought_after: the marks after which copies were queued.
         marks: the marks that were made.
-        most_behind: number of pending copies from which callers must wait.
+        max_behind: number of pending copies from which callers must wait.
         num_waits: number of waits.
     """
 
-    def __init__(self, most_behind: int = 1_000_000) -> None:
+    def __init__(self, max_behind: int = 1_000_000) -> None:
         self._coming: list[tuple[Mark, Callable[[], None]]] = []
         self._lock = threading.Lock()
         self._number = 0
-        self.most_behind = most_behind
+        self.max_behind = max_behind
         self.num_steps = self.num_waits = 0
         self.marks: list[Mark] = []
         self.fetched_after: list[Mark] = []
@@ -74,7 +74,7 @@ class LateCopies:
 
     def backlog(self) -> Mark | None:
         with self._lock:
-            behind = len(self._coming) - self.most_behind
+            behind = len(self._coming) - self.max_behind
             return self._coming[behind - 1][0] if behind > 0 else None
 
     def wait(self, mark: Mark) -> None:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)")
 _MAX_DURATION_S = 86_400.0
-_MOST_NICENESS = 19
+_MAX_NICENESS = 19
 _NOTHING = ("null", "none", "nil", "~", "off", "no", "false")
 
 
@@ -104,9 +104,9 @@ def _draft_reference(value: object) -> object:
 
 def _niceness(value: object) -> object:
     """Checks the value here, since a union would report one error for each of its types."""
-    if value != "auto" and not (type(value) is int and 0 <= value <= _MOST_NICENESS):
+    if value != "auto" and not (type(value) is int and 0 <= value <= _MAX_NICENESS):
         shown = "null" if value is None else str(value)[:40]
-        raise ValueError(f"{shown} is neither auto nor a whole number from 0 to {_MOST_NICENESS}")
+        raise ValueError(f"{shown} is neither auto nor a whole number from 0 to {_MAX_NICENESS}")
     return value
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-_MOST_ROUNDS = 3
+_MAX_ROUNDS = 3
 """Per coefficient. In exact arithmetic the method terminates by itself, nearly always within one round each."""
 _ROUNDING = 1e-12
 
@@ -30,7 +30,7 @@ def solve_non_negative(matrix: Floats, vector: Floats) -> Floats:
     count = len(vector)
     values, is_free = np.zeros(count), np.zeros(count, dtype=bool)
     smallest = _ROUNDING * float(np.abs(vector).max())
-    for _ in range(_MOST_ROUNDS * count):
+    for _ in range(_MAX_ROUNDS * count):
         gains = np.where(is_free, -inf, vector - matrix @ values)
         best = int(gains.argmax())
         if gains[best] <= smallest:

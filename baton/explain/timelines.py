@@ -11,7 +11,7 @@ from baton.explain.blame import explain
 
 Order = Literal["newest", "slowest"]
 # Limit per answer, since each takes about 3 ms of the event loop. Others are available one by one.
-_MOST_SEQUENCES = 16
+_MAX_SEQUENCES = 16
 
 
 class TimelineStore:
@@ -39,7 +39,7 @@ class TimelineStore:
         if (timeline := self._timelines.get(request_id)) is not None:
             return {**timeline.to_dict(), **explain(timeline)}
         sequences: list[dict[str, Any]] = []
-        while len(sequences) < _MOST_SEQUENCES and (timeline := self._member(request_id, len(sequences))) is not None:
+        while len(sequences) < _MAX_SEQUENCES and (timeline := self._member(request_id, len(sequences))) is not None:
             sequences.append({**timeline.to_dict(), **explain(timeline)})
         return {"request_id": request_id, "sequences": sequences} if sequences else None
 

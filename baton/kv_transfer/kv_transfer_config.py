@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from baton.core.config_section import PositiveSeconds, Section
 
-MOST_CONNECTIONS = 16
+MAX_CONNECTIONS = 16
 """Upper limit of ``connections``."""
 
 
@@ -24,7 +24,7 @@ class KVTransferConfig(Section):
     shared_memory: Literal["auto", "off"] = "auto"
     """auto: a decode worker on the same host, run by the same user, reads parts from the prefill worker's memory; off:
     no memory is shared."""
-    connections: Annotated[int, Field(ge=0, le=MOST_CONNECTIONS)] = 4
+    connections: Annotated[int, Field(ge=0, le=MAX_CONNECTIONS)] = 4
     """Maximum number of TCP connections of one hand-off, beside gRPC, for parts that are not read from memory: one per
     full 32 MiB of the hand-off. Each decode worker listens on its own port. Parts for an unreachable port, and all
     parts with 0, are sent in messages."""
@@ -43,5 +43,5 @@ class KVTransferConfig(Section):
     @classmethod
     def _is_a_number(cls, value: object) -> object:
         if isinstance(value, str):  # neighbouring settings accept "off", this one does not
-            raise ValueError(f"must be a number from 0 (none) to {MOST_CONNECTIONS}")
+            raise ValueError(f"must be a number from 0 (none) to {MAX_CONNECTIONS}")
         return value

@@ -34,7 +34,7 @@ _LAYERS_TO_COPY = ("llama", "mistral", "qwen2", "qwen3")
 _INITIAL_STD = 0.02
 # Attention score of a row with itself, before the softmax; scores of other rows are around 0.
 _SELF_SCORE = 12.0
-_LEAST_NORM = 0.05
+_MIN_NORM = 0.05
 
 
 def head_settings(target: PreTrainedModel, settings: Eagle3Settings, num_draft_tokens: int) -> EagleSettings:
@@ -216,7 +216,7 @@ def _copy_feed_forward(head: EagleHead, target: PreTrainedModel, scale: float) -
     layer: Any = head.layers[0]
     final_norm = decoder.norm.weight.float().cpu()
     # The target's layer reads residual / rms * its own norm's weight, and n = residual / rms * final_norm.
-    unfold = scale / final_norm.abs().clamp_min(_LEAST_NORM * scale) * final_norm.sign()
+    unfold = scale / final_norm.abs().clamp_min(_MIN_NORM * scale) * final_norm.sign()
     layer.post_attention_layernorm.weight.copy_(source.post_attention_layernorm.weight.cpu() * unfold)
     for name in ("gate_proj", "up_proj"):
         ours, theirs = getattr(layer.mlp, name).weight, getattr(source.mlp, name).weight

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 PIECE_BYTES = 48 * 2**20
 _PIECE, _PIECES = ".part", ".pieces"
 _AGAIN = "Run: make device-wheels"
-_MOST_ERROR = 600
+_MAX_ERROR_CHARS = 600
 
 
 class WheelsError(Exception):
@@ -103,7 +103,7 @@ def install(folder: Path, target: Path) -> Path:
         command = [sys.executable, "-m", "pip", "install", *options, "--target", str(unfinished), *wheels]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise WheelsError(f"pip cannot install the wheels in {folder}: {done.stderr.strip()[-_MOST_ERROR:]}")
+            raise WheelsError(f"pip cannot install the wheels in {folder}: {done.stderr.strip()[-_MAX_ERROR_CHARS:]}")
         unfinished.rename(packages)
     return packages
 

@@ -31,7 +31,7 @@ from baton.engine.device.device_errors import check_device, is_device_lost, is_o
 from benchmarks.device_run.part import Row, Setting, device_named
 from benchmarks.device_run.report import last_lines
 
-_MOST_PROCESSES = 12
+_MAX_PROCESSES = 12
 _IS_READY, _ROW, _IS_USABLE = "process is ready", "check row", "process is usable"
 _START_S = 120.0
 _LAST_LINES, _TRACEBACK_LINES = 6, 12
@@ -43,7 +43,7 @@ _Rows: TypeAlias = "SimpleQueue[tuple[str, Row] | None]"
 
 def processes_per_gpu() -> int:
     """The number of children that share a GPU at a time: most of their time is spent on compiling."""
-    return max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) - 2))
+    return max(1, min(_MAX_PROCESSES, (os.cpu_count() or 1) - 2))
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,11 +29,11 @@ _LENGTHS = (61, 5, 17, 9, 26)
 _TRAVELLER, _NUM_AT_SENDER = 0, 3
 """The first prompt's KV is sent. The sender computes it and the next two prompts, the receiver the others."""
 _NUM_TOKENS = 20
-_MOST_STEPS_BEHIND = 6
+_MAX_STEPS_BEHIND = 6
 """Steps of the sender between the end of the prompt and the receiver's first step; fewer than the generated tokens."""
 _CHUNK_TOKENS = 16
 _NUM_THREADS = 3
-_MOST_CYCLES = 1_000_000
+_MAX_CYCLES = 1_000_000
 
 
 class SlowCopies:
@@ -97,7 +97,7 @@ class Interleaving:
         free_after = self.receiver.cache.mark()
         with ThreadPoolExecutor(_NUM_THREADS) as pool:
             sent = steps_behind = 0
-            wanted_behind = self._chance.randint(0, _MOST_STEPS_BEHIND)
+            wanted_behind = self._chance.randint(0, _MAX_STEPS_BEHIND)
             while sent < moved.num_computed_tokens or steps_behind < wanted_behind:
                 engine = engines[self._chance.random() < 0.5]
                 self._delay()
@@ -189,7 +189,7 @@ class Interleaving:
 def delay_device(device: torch.device, chance: random.Random) -> None:
     """Keeps the current stream busy for up to about 0.5 ms, in half of the calls."""
     if device.type == "cuda" and chance.random() < 0.5:
-        torch.cuda._sleep(chance.randrange(_MOST_CYCLES))  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(chance.randrange(_MAX_CYCLES))  # type: ignore[no-untyped-call]
 
 
 def check_interleavings(count: int, device: torch.device, seed: int = 0) -> Iterator[Row]:

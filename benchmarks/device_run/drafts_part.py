@@ -56,15 +56,15 @@ def _drafting(setting: Setting) -> Iterator[Row]:
     head = make_head(model, 64 if setting.is_tiny else 32_000)
     loaded = prepare_model(model, DTYPES[setting.shape])
     context, batches = (32, (1, 2)) if setting.is_tiny else (1024, (1, 8))
-    most_tokens = context + (64 if setting.is_tiny else 256)
-    num_blocks = 1 + max(batches) * (-(-(most_tokens + _DRAFT_TOKENS) // _BLOCK_SIZE) + 1)
+    max_model_len = context + (64 if setting.is_tiny else 256)
+    num_blocks = 1 + max(batches) * (-(-(max_model_len + _DRAFT_TOKENS) // _BLOCK_SIZE) + 1)
     runner = ModelRunner(loaded, num_blocks, _BLOCK_SIZE, RunnerOptions(decoder="transformers"), draft=head)
-    runner.capture_graphs(max(batches), _DRAFT_TOKENS, most_tokens)
+    runner.capture_graphs(max(batches), _DRAFT_TOKENS, max_model_len)
     for batch in batches:
         yield _pass_row(head, runner, batch, context, setting)
     for batch in batches:
-        yield _round_row(head, runner, batch, context, most_tokens, setting, speculate=False)
-        yield _round_row(head, runner, batch, context, most_tokens, setting, speculate=True)
+        yield _round_row(head, runner, batch, context, max_model_len, setting, speculate=False)
+        yield _round_row(head, runner, batch, context, max_model_len, setting, speculate=True)
 
 
 def make_head(target: Any, draft_vocab_size: int) -> EagleHead:
@@ -164,7 +164,7 @@ def _round_row(
     runner: ModelRunner,
     batch: int,
     context: int,
-    most_tokens: int,
+    max_model_len: int,
     setting: Setting,
     *,
     speculate: bool,
@@ -173,9 +173,9 @@ def _round_row(
     rng = random.Random(setting.seed)
     proposer = Unweighed(EagleProposer(FeatureState(head, runner), DraftPasses(StepCost()))) if speculate else None
     blocks = BlockManager(runner.cache.num_blocks, _BLOCK_SIZE, prefix_caching=False)
-    scheduler = Scheduler(SchedulerLimits(max(8192, batch * context), batch, most_tokens), blocks)
+    scheduler = Scheduler(SchedulerLimits(max(8192, batch * context), batch, max_model_len), blocks)
     engine = Engine(runner, scheduler, SampleAndMatch(), proposer, max_draft_tokens=_DRAFT_TOKENS)
-    params = SamplingParams(max_tokens=most_tokens - context, temperature=0, ignore_eos=True)
+    params = SamplingParams(max_tokens=max_model_len - context, temperature=0, ignore_eos=True)
     for index in range(batch):
         prompt = [rng.randrange(runner.loaded.vocab_size) for _ in range(context)]
         scheduler.add(Request(str(index), prompt, params))
@@ -191,7 +191,7 @@ def _round_row(
     for _ in range(3):
         step()
     num_drafted = num_rounds = 0
-    ms = median_ms(step, 0.5, most_runs=20)
+    ms = median_ms(step, 0.5, max_runs=20)
     for request in list(scheduler.requests):
         engine.finish(request.request_id, FinishReason.ABORT)
     what = "a round of drafting and verifying" if speculate else "a step without drafts"

@@ -37,7 +37,7 @@ class Load:
         return f"{self.num_requests} x ({self.prompt_tokens} -> {self.output_tokens})"
 
     @property
-    def most_tokens(self) -> int:
+    def max_model_len(self) -> int:
         """The number of tokens for which a sequence needs room."""
         return self.prompt_tokens + self.output_tokens + 1
 
@@ -50,12 +50,12 @@ def run(setting: Setting) -> Iterator[Row]:
     """Measures the tokens per second of each load with overlap on and off, and samples the engine's thread."""
     loads = _TINY_LOADS if setting.is_tiny else _LOADS
     loaded = prepare_model(make_model(setting.shape, setting.device), DTYPES[setting.shape])
-    most_requests = max(load.num_requests for load in loads)
-    most_tokens = max(load.most_tokens for load in loads)
-    num_blocks = 1 + max(load.num_requests * -(-load.most_tokens // _BLOCK_SIZE) for load in loads)
+    max_requests = max(load.num_requests for load in loads)
+    max_model_len = max(load.max_model_len for load in loads)
+    num_blocks = 1 + max(load.num_requests * -(-load.max_model_len // _BLOCK_SIZE) for load in loads)
     runner = ModelRunner(loaded, num_blocks, _BLOCK_SIZE, RunnerOptions(decoder="transformers"))
-    runner.capture_graphs(most_requests, 0, most_tokens)
-    limits = SchedulerLimits(max(8192, most_requests), most_requests, most_tokens)
+    runner.capture_graphs(max_requests, 0, max_model_len)
+    limits = SchedulerLimits(max(8192, max_requests), max_requests, max_model_len)
     profiles: list[Row] = []
     for load in loads:
         for overlap in (True, False):

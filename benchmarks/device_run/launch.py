@@ -27,7 +27,7 @@ from benchmarks.device_run.report import Report
 PASSED = "passed"
 CANNOT_RUN = "not run here: "
 """Prefix of the status of a part that this machine cannot run at all, which does not count as a failure."""
-_LEAST_S = 2.0
+_MIN_S = 2.0
 """No part begins with less than this left of the budget."""
 _POLL_S = 0.1
 _TELL_S = 0.3
@@ -111,7 +111,7 @@ class Launcher:
         started_s, log_start = time.monotonic(), self._report.log_size()
         if self._stopped_by is not None:
             status = f"not run: stopped by {self._stopped_by.name}"
-        elif left_s < _LEAST_S:
+        elif left_s < _MIN_S:
             status = "not run: no budget left"
         else:
             status = self._run(part, limit_s)

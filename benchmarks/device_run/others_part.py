@@ -66,17 +66,17 @@ def _requests(name: str, make: Callable[[Setting, int, int], Generate], setting:
     }
 
 
-def _baton(setting: Setting, batch: int, most_tokens: int) -> Generate:
+def _baton(setting: Setting, batch: int, max_model_len: int) -> Generate:
     loaded = prepare_model(make_model(setting.shape, setting.device), DTYPES[setting.shape])
     runner = ModelRunner(
-        loaded, 1 + batch * -(-most_tokens // _BLOCK_SIZE), _BLOCK_SIZE, RunnerOptions(decoder="transformers")
+        loaded, 1 + batch * -(-max_model_len // _BLOCK_SIZE), _BLOCK_SIZE, RunnerOptions(decoder="transformers")
     )
-    runner.capture_graphs(batch, 0, most_tokens)
-    return generate_by(runner, most_tokens, batch)
+    runner.capture_graphs(batch, 0, max_model_len)
+    return generate_by(runner, max_model_len, batch)
 
 
-def _transformers(setting: Setting, batch: int, most_tokens: int) -> Generate:
-    return generate_by_transformers(make_model(setting.shape, setting.device), most_tokens, batch)
+def _transformers(setting: Setting, batch: int, max_model_len: int) -> Generate:
+    return generate_by_transformers(make_model(setting.shape, setting.device), max_model_len, batch)
 
 
 def _fp8(setting: Setting) -> Iterator[Row]:

@@ -17,7 +17,7 @@ from benchmarks.device_run.part import Row
 
 REPORT_NAME = "report.jsonl"
 LOG_NAME = "log.txt"
-_MOST_TAIL = 64 * 1024
+_MAX_TAIL_BYTES = 64 * 1024
 
 
 class Report:
@@ -100,7 +100,7 @@ class Report:
 def last_lines(file: IO[bytes], num_lines: int, start: int = 0) -> list[str]:
     """The last lines of a file after the byte ``start``, from at most its last 64 KiB."""
     size = file.seek(0, os.SEEK_END)
-    begin = file.seek(max(start, size - _MOST_TAIL))
+    begin = file.seek(max(start, size - _MAX_TAIL_BYTES))
     return file.read(max(size - begin, 0)).decode(errors="replace").splitlines()[-num_lines:]
 
 

@@ -13,7 +13,7 @@ from benchmarks.device_run.part import Row
 
 _HALF_STEP = 1 / 16
 """Largest relative rounding error of e4m3. For subnormal numbers it is absolute."""
-_LEAST_HALF_STEP = 2.0**-10
+_MIN_HALF_STEP = 2.0**-10
 _SOME = 1 + 1e-4
 """Tolerance for the rounding of scales and quotients to float32, and for inexact division on devices."""
 _WIDTHS = (5, 576, 4096, 14336)
@@ -48,7 +48,7 @@ def check_fp8_rows(device: torch.device) -> Iterator[Row]:
                 exact, scale = taken.double().cpu(), scales.double().cpu()
                 expected = exact.abs().amax(-1, keepdim=True).clamp_min(LEAST) / LARGEST
                 scales_are_right &= bool(((scale / expected - 1).abs() < 1e-6).all())
-                bound = (exact.abs() * _HALF_STEP + scale * _LEAST_HALF_STEP) * _SOME
+                bound = (exact.abs() * _HALF_STEP + scale * _MIN_HALF_STEP) * _SOME
                 worst = max(worst, _worst_ratio(items.cpu().double() * scale - exact, bound))
         yield {"name": f"{dtype_name} rows to fp8", "ok": scales_are_right and worst <= 1, "of_tolerance": worst}
     items, scales = quantize(_broken_rows(device))

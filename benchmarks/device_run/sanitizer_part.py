@@ -19,7 +19,7 @@ from benchmarks.device_run.part import Row, Setting
 _TOOL = "compute-sanitizer"
 _NUM_CASES = 12
 _NAME = f"{_TOOL} memcheck"
-_MOST_LINES = 30
+_MAX_LINES = 30
 _BEGIN_S = 25.0
 """Cases begin within this time, so that the process ends and the tool counts the errors within the part's limit."""
 _CASE_LIMIT_S = 15.0
@@ -67,5 +67,5 @@ def summary(logs: list[str], num_cases: int) -> Row:
         # The tool does not work on every device: a virtual machine may forbid it.
         return {**row, "not_run": "it did not finish: " + " | ".join(line for line in lines[-6:] if line)}
     if sum(counts):
-        return {**row, "ok": False, "error": f"{sum(counts)} memory errors", "traceback": lines[:_MOST_LINES]}
+        return {**row, "ok": False, "error": f"{sum(counts)} memory errors", "traceback": lines[:_MAX_LINES]}
     return {**row, "ok": True}

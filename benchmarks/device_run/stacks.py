@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from benchmarks.device_run.thread_samples import ROOT, is_own
 
-_MOST_LINES, _MOST_OF_A_THREAD = 12, 3
-_MOST_LOGGED = 8
+_MAX_LINES, _MAX_THREAD_LINES = 12, 3
+_MAX_LOGGED = 8
 _BEGIN = re.compile(r"(Current thread|Thread) 0x.*most recent call first")
 _CALL = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
 _FATAL = "Fatal Python error"
@@ -40,7 +40,7 @@ class _Stack:
 
     def lines(self) -> Iterator[str]:
         """Yields the innermost calls of the project's functions, or of the libraries if there are none."""
-        for number, (file, line, function) in enumerate((self._own() or self.calls)[:_MOST_OF_A_THREAD]):
+        for number, (file, line, function) in enumerate((self._own() or self.calls)[:_MAX_THREAD_LINES]):
             yield f"{'called by' if number else 'thread in'} {function}, {file.removeprefix(ROOT + '/')}:{line}"
 
     def _own(self) -> list[tuple[str, int, str]]:
@@ -57,6 +57,6 @@ def telling_lines(log: Sequence[str]) -> list[str]:
         elif stacks and (call := _CALL.match(line)):
             stacks[-1].calls.append((call["file"], int(call["line"]), call["function"]))
     if not stacks:
-        return list(log[-_MOST_LOGGED:])
+        return list(log[-_MAX_LOGGED:])
     stacks.sort(key=_Stack.rank)
-    return [*fatal[-1:], *(line for stack in stacks for line in stack.lines())][:_MOST_LINES]
+    return [*fatal[-1:], *(line for stack in stacks for line in stack.lines())][:_MAX_LINES]

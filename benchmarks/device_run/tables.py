@@ -16,10 +16,10 @@ from rich.text import Text
 from benchmarks.device_run.stacks import telling_lines
 
 _NOT_SHOWN = frozenset({"run", "part", "device", "at", "hidden", "traceback", "log", "ok", "name", "error"})
-_MOST_RIGHT = 8
+_MAX_PASSED_SHOWN = 8
 """Number of right rows from which these are counted instead of shown."""
-_MOST_COLUMNS = 9
-_MOST_ERROR, _MOST_CELL = 400, 90
+_MAX_COLUMNS = 9
+_MAX_ERROR_CHARS, _MAX_CELL_CHARS = 400, 90
 
 
 def show_part(console: Console, title: str, status: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -28,7 +28,7 @@ def show_part(console: Console, title: str, status: str, rows: Sequence[Mapping[
     console.rule(f"{title}: {status}, {ended.get('wall_s', 0):.1f} s", characters="-", align="left")
     results = [row for row in rows if "status" not in row and not row.get("hidden")]
     right = [row for row in results if row.get("ok") is True]
-    if len(right) > _MOST_RIGHT:
+    if len(right) > _MAX_PASSED_SHOWN:
         console.print(f"{len(right)} of {sum('ok' in row for row in results)} checks passed", highlight=False)
         results = [row for row in results if row.get("ok") is not True]
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
@@ -39,7 +39,7 @@ def show_part(console: Console, title: str, status: str, rows: Sequence[Mapping[
         _show_group(console, keys, group)
     errors = [row for row in results if "error" in row]
     for row in errors:
-        console.print(Text(f"{row.get('name')}: {_shortened(row['error'], _MOST_ERROR)}"))
+        console.print(Text(f"{row.get('name')}: {_shortened(row['error'], _MAX_ERROR_CHARS)}"))
     for line in () if errors and status == "failed" else telling_lines(ended.get("log", ())):
         console.print(Text(f"  | {line}"), no_wrap=True, overflow="ellipsis")
 
@@ -73,7 +73,7 @@ def _figures(row: Mapping[str, Any]) -> tuple[str, ...]:
 def _show_group(console: Console, keys: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
     """Shows rows as a table; many figures are shown in lines instead of columns."""
     has_verdicts = any("ok" in row for row in rows)
-    as_lines = len(keys) > _MOST_COLUMNS
+    as_lines = len(keys) > _MAX_COLUMNS
     verdict = ("",) if has_verdicts else ()
     table = _table("", *verdict, *(("figures",) if as_lines else keys))
     for row in rows:
@@ -96,7 +96,7 @@ def _text(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) < 100 else f"{value:.1f}"
-    return _shortened(value if isinstance(value, str) else json.dumps(value, default=str), _MOST_CELL)
+    return _shortened(value if isinstance(value, str) else json.dumps(value, default=str), _MAX_CELL_CHARS)
 
 
 def _shortened(text: object, most: int) -> str:

@@ -12,7 +12,7 @@ from types import FrameType
 from benchmarks.device_run.part import Row
 
 _INTERVAL_S = 0.002
-_MOST = 25
+_MAX_ROWS = 25
 _SHOWN = 3
 ROOT = str(Path(__file__).resolve().parents[2])
 _INSTALLED = "site-packages"
@@ -42,7 +42,7 @@ class ThreadSampler:
     def rows(self, of: str) -> Iterator[Row]:
         """Yields the most frequent innermost functions of the project; all but a few are hidden from the table."""
         total = sum(self._counts.values())
-        for place, (name, count) in enumerate(self._counts.most_common(_MOST)):
+        for place, (name, count) in enumerate(self._counts.most_common(_MAX_ROWS)):
             row = {"name": f"{of}: {name}", "share": count / total}
             yield {**row, "hidden": True} if place >= _SHOWN else row
 

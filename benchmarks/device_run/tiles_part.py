@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _BLOCK_SIZE = 16
 _BUDGET_S = 0.2
-_MOST_ERROR = 200
+_MAX_ERROR_CHARS = 200
 _TOLERANCE = {"bfloat16": 2e-2, "float32": 1e-4}
 
 
@@ -148,7 +148,7 @@ def _compare(
             except Exception as error:
                 if is_device_lost(error):
                     raise
-                why = f"{type(error).__name__}: {error}"[:_MOST_ERROR]
+                why = f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARS]
                 yield {"name": name, "note": why} if _is_too_large(error) else {"name": name, "ok": False, "error": why}
                 continue
             distance = float((found - expected).norm() / expected.norm())

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from baton.engine.runner.graph_recorder import CudaGraphRecorder
 from benchmarks.device_run.part import Row
 
-_MOST = 25
+_MAX_ROWS = 25
 _SHOWN = 5
 _NAME_LENGTH = 70
 
@@ -24,19 +24,19 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def medians(work: Callable[[], Sequence[float]], budget_s: float, most_runs: int = 20) -> list[float]:
+def medians(work: Callable[[], Sequence[float]], budget_s: float, max_runs: int = 20) -> list[float]:
     """The medians of the results of ``work`` over as many runs as the budget allows, at least one, after a warm-up."""
     work()
     found: list[Sequence[float]] = []
     ends_s = time.perf_counter() + budget_s
-    while not found or (len(found) < most_runs and time.perf_counter() < ends_s):
+    while not found or (len(found) < max_runs and time.perf_counter() < ends_s):
         found.append(work())
     return [statistics.median(column) for column in zip(*found, strict=True)]
 
 
-def median_ms(work: Callable[[], float], budget_s: float, most_runs: int = 20) -> float:
+def median_ms(work: Callable[[], float], budget_s: float, max_runs: int = 20) -> float:
     """The median of a single number; see :func:`medians`."""
-    return medians(lambda: (work(),), budget_s, most_runs)[0]
+    return medians(lambda: (work(),), budget_s, max_runs)[0]
 
 
 def device_ms(work: Callable[[], object], device: torch.device) -> float:
@@ -110,7 +110,7 @@ def kernel_rows(work: Callable[[], object], of: str, device: torch.device) -> It
     found.sort(key=lambda each: each[2], reverse=True)
     total = sum(us for _, _, us in found)
     yield {"name": f"kernels of {of}", "count": sum(count for _, count, _ in found), "us": total, "share": 1.0}
-    for place, (name, count, us) in enumerate(found[:_MOST]):
+    for place, (name, count, us) in enumerate(found[:_MAX_ROWS]):
         row = {"name": f"  {name[:_NAME_LENGTH]}", "count": count, "us": us, "share": us / total}
         yield {**row, "hidden": True} if place >= _SHOWN else row
 

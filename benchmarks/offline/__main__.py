@@ -121,8 +121,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _command(name: str, folder: str | Path, cases: Sequence[Case], arguments: argparse.Namespace) -> list[str]:
-    most_tokens = max(case.prompt_tokens + case.output_tokens + 1 for case in cases)
-    given = [str(folder), arguments.dtype, str(most_tokens), str(max(case.batch for case in cases))]
+    max_model_len = max(case.prompt_tokens + case.output_tokens + 1 for case in cases)
+    given = [str(folder), arguments.dtype, str(max_model_len), str(max(case.batch for case in cases))]
     if name == "transformers":
         return [sys.executable, "-m", f"{_PACKAGE}.transformers_engine", *given[:2]]
     if name == "transformers-continuous":
@@ -131,7 +131,7 @@ def _command(name: str, folder: str | Path, cases: Sequence[Case], arguments: ar
         return [str(arguments.vllm_python), "-m", f"{_PACKAGE}.vllm_engine", *given]
     if name == "llama-cpp":
         file = str(arguments.llama_gguf.absolute())
-        return [str(arguments.llama_python), "-m", f"{_PACKAGE}.llama_cpp_engine", file, str(most_tokens)]
+        return [str(arguments.llama_python), "-m", f"{_PACKAGE}.llama_cpp_engine", file, str(max_model_len)]
     weights = name.partition("-")[2] or "native"
     return [sys.executable, "-m", f"{_PACKAGE}.baton_engine", *given, weights]
 

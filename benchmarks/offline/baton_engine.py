@@ -27,30 +27,30 @@ from benchmarks.offline.protocol import Generate, serve
 _BLOCK_SIZE = 16
 
 
-def load(folder: Path, dtype: str, most_tokens: int, most_sequences: int, weights: str) -> Generate:
+def load(folder: Path, dtype: str, max_model_len: int, max_sequences: int, weights: str) -> Generate:
     """Loads the engine.
 
     Args:
         folder: the model's folder.
         dtype: ``bfloat16`` or ``float32``.
-        most_tokens: maximum length of a sequence.
+        max_model_len: maximum length of a sequence.
         weights: see ``engine.weights``.
     """
     torch.set_num_threads(usable_cores())
     loaded = load_served_model(resolve_model(str(folder)), dtype, pick_device("cpu"), weights)
-    num_blocks = 1 + most_sequences * -(-most_tokens // _BLOCK_SIZE)
+    num_blocks = 1 + max_sequences * -(-max_model_len // _BLOCK_SIZE)
     runner = ModelRunner(loaded, num_blocks, _BLOCK_SIZE, RunnerOptions(weights=weights))
-    return generate_by(runner, most_tokens, most_sequences)
+    return generate_by(runner, max_model_len, max_sequences)
 
 
-def generate_by(runner: ModelRunner, most_tokens: int, most_sequences: int) -> Generate:
+def generate_by(runner: ModelRunner, max_model_len: int, max_sequences: int) -> Generate:
     """An engine that uses the runner's whole cache.
 
     Args:
-        most_tokens: maximum length of a sequence; a prompt is computed in one step.
-        most_sequences: maximum number of concurrent sequences.
+        max_model_len: maximum length of a sequence; a prompt is computed in one step.
+        max_sequences: maximum number of concurrent sequences.
     """
-    limits = SchedulerLimits(most_sequences * most_tokens, most_sequences, most_tokens)
+    limits = SchedulerLimits(max_sequences * max_model_len, max_sequences, max_model_len)
     blocks = BlockManager(runner.cache.num_blocks, runner.spec.block_size, prefix_caching=False)
     runs_ahead = always if runner.device.type == "cuda" else never  # as workers do
     engine = Engine(runner, Scheduler(limits, blocks), runs_ahead=runs_ahead)

@@ -13,10 +13,10 @@ from typing import Any
 from benchmarks.offline.protocol import Generate, serve
 
 
-def load(gguf_file: str, most_tokens: int) -> Generate:
+def load(gguf_file: str, max_model_len: int) -> Generate:
     threads = len(os.sched_getaffinity(0))
     llama: Any = import_module("llama_cpp").Llama(
-        gguf_file, n_ctx=most_tokens, n_batch=most_tokens, n_threads=threads, n_threads_batch=threads, verbose=False
+        gguf_file, n_ctx=max_model_len, n_batch=max_model_len, n_threads=threads, n_threads_batch=threads, verbose=False
     )
 
     def answer(prompt: list[int], max_tokens: int) -> int:

@@ -19,21 +19,21 @@ _PAGE_TOKENS = 16
 _NO_EOS = -1
 
 
-def load(folder: str, dtype: str, most_tokens: int, most_sequences: int) -> Generate:
+def load(folder: str, dtype: str, max_model_len: int, max_sequences: int) -> Generate:
     """Loads the engine.
 
     Args:
         folder: the model's folder.
         dtype: ``bfloat16`` or ``float32``.
-        most_tokens: maximum length of a sequence.
-        most_sequences: maximum number of concurrent sequences.
+        max_model_len: maximum length of a sequence.
+        max_sequences: maximum number of concurrent sequences.
     """
     torch.set_num_threads(usable_cores())
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
-    return generate_by(model, most_tokens, most_sequences)
+    return generate_by(model, max_model_len, max_sequences)
 
 
-def generate_by(model: Any, most_tokens: int, most_sequences: int) -> Generate:
+def generate_by(model: Any, max_model_len: int, max_sequences: int) -> Generate:
     """The same for a loaded model."""
     config = GenerationConfig(do_sample=False, eos_token_id=_NO_EOS, pad_token_id=0)
     # transformers 5.17 names this block_size.
@@ -41,10 +41,10 @@ def generate_by(model: Any, most_tokens: int, most_sequences: int) -> Generate:
     page: Any = {("page_size" if "page_size" in known else "block_size"): _PAGE_TOKENS}
     batching = ContinuousBatchingConfig(
         **page,
-        num_blocks=1 + most_sequences * -(-most_tokens // _PAGE_TOKENS),
+        num_blocks=1 + max_sequences * -(-max_model_len // _PAGE_TOKENS),
         # All prompts in one step, as in baton; on a CPU only one, since a step's masks take this times the cache.
-        max_batch_tokens=most_tokens * (most_sequences if model.device.type == "cuda" else 1),
-        max_requests_per_batch=most_sequences,
+        max_batch_tokens=max_model_len * (max_sequences if model.device.type == "cuda" else 1),
+        max_requests_per_batch=max_sequences,
         allow_block_sharing=False,
         use_cuda_graph=model.device.type == "cuda",
     )

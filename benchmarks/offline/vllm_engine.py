@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.offline.protocol import Generate, serve
 
 
-def load(folder: str, dtype: str, most_tokens: int, most_sequences: int) -> Generate:
+def load(folder: str, dtype: str, max_model_len: int, max_sequences: int) -> Generate:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # a second process would spin during the other engine's turn
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     from importlib import import_module
@@ -18,9 +18,9 @@ def load(folder: str, dtype: str, most_tokens: int, most_sequences: int) -> Gene
     llm = vllm.LLM(
         model=folder,
         dtype=dtype,
-        max_model_len=most_tokens,
-        max_num_seqs=most_sequences,
-        max_num_batched_tokens=max(2048, most_tokens),
+        max_model_len=max_model_len,
+        max_num_seqs=max_sequences,
+        max_num_batched_tokens=max(2048, max_model_len),
         enable_prefix_caching=False,
         disable_log_stats=True,
     )

@@ -27,7 +27,7 @@ from cluster.autoscaling.observation import PoolCounts
 from cluster.config.config import BatonConfig, load_config
 from cluster.router_process import RouterHost
 
-_MOST_TIMELINES = 300
+_MAX_TIMELINES = 300
 """Limit of the evaluated timelines, each of which takes milliseconds to build."""
 
 
@@ -65,7 +65,7 @@ def _figures(host: RouterHost) -> dict[str, Any]:
     """The memory in bytes and in blocks of Python's allocator, and the durations of the last requests' stages."""
     gc.collect()
     num_blocks, rss_bytes = sys.getallocatedblocks(), psutil.Process().memory_info().rss
-    timelines = [host.timeline(entry["request_id"]) for entry in host.requests("newest", _MOST_TIMELINES)]
+    timelines = [host.timeline(entry["request_id"]) for entry in host.requests("newest", _MAX_TIMELINES)]
     finished = [_events(timeline) for timeline in timelines]
     return {"rss_bytes": rss_bytes, "num_blocks": num_blocks, "stages": stage_summaries(finished)}
 

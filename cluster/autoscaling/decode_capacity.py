@@ -57,8 +57,8 @@ def decode_forecast(demand: Demand, costs: PoolCosts, workers: int) -> PoolForec
             hopeless.append(part.slo.name)
     attainment = {**kept_prompts, **attainment}  # classes whose answers are one token have only a TTFT
     hopeless += [name for name in prompts.hopeless if name not in hopeless]
-    most_tokens = workers * per_worker / tpot_s(per_worker)
-    utilisation = max(token_rate / most_tokens, prompt_time)
+    max_token_rate = workers * per_worker / tpot_s(per_worker)
+    utilisation = max(token_rate / max_token_rate, prompt_time)
     work_s = at_work / sum(part.rate for part in parts)
     keeps = keeps and utilisation <= 1.0
     return PoolForecast(workers, utilisation, attainment, keeps, work_s, at_work, per_worker, tuple(hopeless))

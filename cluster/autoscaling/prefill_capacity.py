@@ -19,22 +19,22 @@ class _Group:
     Attributes:
         alone_s: seconds on an idle worker.
         fixed_s: the part of ``alone_s`` that is the fixed cost of a step.
-        most_mates: number of prompts of this size that fit into a step.
+        max_mates: number of prompts of this size that fit into a step.
     """
 
     rate: float
     alone_s: float
     fixed_s: float
-    most_mates: float
+    max_mates: float
 
     def load_s(self, mates: float) -> float:
         """Seconds that a prompt adds to a worker's work if ``mates`` prompts share a step."""
-        shared = min(mates, self.most_mates)
+        shared = min(mates, self.max_mates)
         return max(self.alone_s - self.fixed_s * (1.0 - 1.0 / shared), tuning.SMALLEST_ADDED_SHARE * self.alone_s)
 
     def until_token_s(self, mates: float) -> float:
         """Seconds from the start of its steps to its first token, including the prompts that share them."""
-        return self.alone_s + (min(mates, self.most_mates) - 1.0) * max(0.0, self.alone_s - self.fixed_s)
+        return self.alone_s + (min(mates, self.max_mates) - 1.0) * max(0.0, self.alone_s - self.fixed_s)
 
 
 def prefill_forecast(
@@ -53,7 +53,7 @@ def prefill_forecast(
     if not parts:
         return PoolForecast(workers)
     grouped = [_groups(part, costs, slowdown) for part in parts]
-    most = max(group.most_mates for groups in grouped for group in groups)
+    most = max(group.max_mates for groups in grouped for group in groups)
     forecasts, mates = [], 1.0
     while mates == 1.0 or mates <= most:
         forecasts.append(_with_mates(parts, grouped, mates, workers, spills))

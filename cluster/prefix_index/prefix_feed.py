@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 5.0
-_MOST_DOUBLINGS = 10
+_MAX_DOUBLINGS = 10
 _WARN_AT = 3
 """Consecutive failures before a warning. A worker that ends also breaks its stream, before its pool reports it."""
 
@@ -101,7 +101,7 @@ class PrefixFeed:
             logger.log(level, "a stream of prefix cache events broke: %s", reason, extra={"worker": worker_id})
             if self._metrics is not None:
                 self._metrics.observe_restart()
-            await asyncio.sleep(min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(num_failures, _MOST_DOUBLINGS)))
+            await asyncio.sleep(min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(num_failures, _MAX_DOUBLINGS)))
 
     def _take(self, worker: Worker, events: worker_pb2.CacheEvents) -> None:
         worker_id, num_possible = worker.info.worker_id, worker.info.kv_blocks

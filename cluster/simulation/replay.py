@@ -31,13 +31,13 @@ class ReplaySettings:
     Attributes:
         warmup_s: requests that arrive earlier are served but left out of all figures.
         poll_s: interval at which step samples are fetched; a real router fetches them every second.
-        most_missed: number of counted requests that may miss their targets. The next miss ends the replay, and its
+        max_missed: number of counted requests that may miss their targets. The next miss ends the replay, and its
             figures cover the requests that had ended by then. ``None`` runs the replay to its end.
     """
 
     warmup_s: float = 0.0
     poll_s: float = 5.0
-    most_missed: int | None = None
+    max_missed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,5 +148,5 @@ class _Replay:
             request = ReplayedRequest.of(answer.timeline, slo, outcome, num_prompt, answer.num_tokens, now_s)
             self.requests.append(request)
             self._num_missed += request.is_met is False
-            if self._settings.most_missed is not None and self._num_missed > self._settings.most_missed:
+            if self._settings.max_missed is not None and self._num_missed > self._settings.max_missed:
                 self._missed_too_many.set()

@@ -75,8 +75,8 @@ def _measure(
     memory: DeviceMemory,
 ) -> DeviceMemoryUse:
     total, _ = memory.total_and_free()
-    most_tokens = int(total * _share(config, pool)) // spec.bytes_per_token  # upper bound for any cache
-    longest = min(config.max_model_len or loaded.max_model_len, loaded.max_model_len, max(2, most_tokens))
+    max_cache_tokens = int(total * _share(config, pool)) // spec.bytes_per_token  # upper bound for any cache
+    longest = min(config.max_model_len or loaded.max_model_len, loaded.max_model_len, max(2, max_cache_tokens))
     engine = config.engine
     runner = ModelRunner(
         loaded,

@@ -13,7 +13,7 @@ _MAX_WEIGHT = 60.0
 _DEEPEST = 5
 _OWN_WEIGHT = 4.0
 _OWN_MEMORY = 0.96
-_LEAST_FACTOR, _MOST_FACTOR = 0.2, 2.0
+_MIN_FACTOR, _MAX_FACTOR = 0.2, 2.0
 _ALMOST_CERTAIN = 0.98
 # Buckets of a draft network's probability of its guess.
 _LIMITS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.75, 0.9)
@@ -84,7 +84,7 @@ class DepthAcceptance:
     def chance(self, request: Request, depth: int) -> float:
         """The chance at a depth, given that everything above it is right."""
         own = self._own.get(request.request_id)
-        factor = 1.0 if own is None else min(max(own.right / own.expected, _LEAST_FACTOR), _MOST_FACTOR)
+        factor = 1.0 if own is None else min(max(own.right / own.expected, _MIN_FACTOR), _MAX_FACTOR)
         return min(_ALMOST_CERTAIN, factor * self._of_its_like(request, depth))
 
     def reach(self, request: Request, num_depths: int) -> tuple[float, ...]:

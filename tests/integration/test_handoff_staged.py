@@ -127,7 +127,7 @@ async def test_waiting_for_a_slow_device_does_not_block_the_event_loop(
     runners: Runners, reference: tuple[PreTrainedModel, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     received = copies_of(runners.decode)
-    monkeypatch.setattr(received, "most_behind", 1)
+    monkeypatch.setattr(received, "max_behind", 1)
     for connections in (4, 0):
         num_waits = received.num_waits
         transfer = {"shared_memory": "off", "connections": connections, "part_bytes": 4096}

@@ -159,7 +159,7 @@ def model() -> Model:
 
 @pytest.fixture(autouse=True)
 def _copies_may_soon_be_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(baton.engine.kv_cache.kv_copies, "MOST_BEHIND_BYTES", 4096)
+    monkeypatch.setattr(baton.engine.kv_cache.kv_copies, "MAX_BEHIND_BYTES", 4096)
 
 
 @settings(max_examples=4)

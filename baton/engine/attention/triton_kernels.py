@@ -20,7 +20,7 @@ _OF_BATCH = ["first_seq", "num_seqs", "num_tokens", "table_width", "tree_width",
 
 _LIFT = tl.constexpr(32768.0)
 """Factor on the weights of int8 values, so that small ones do not underflow float16; the largest still fit."""
-_LEAST_UNIT = tl.constexpr(1e-30)
+_MIN_UNIT = tl.constexpr(1e-30)
 
 
 @triton.jit(do_not_specialize=_OF_BATCH)
@@ -126,7 +126,7 @@ def attend(
     maximum = tl.full([block_m], float("-inf"), dtype=tl.float32)
     total = tl.zeros([block_m], dtype=tl.float32)
     acc = tl.zeros([block_m, block_value], dtype=tl.float32)
-    unit = tl.full((), _LEAST_UNIT, dtype=tl.float32)  # unit of the accumulated sums
+    unit = tl.full((), _MIN_UNIT, dtype=tl.float32)  # unit of the accumulated sums
     for step in range(first, last, block_n):
         places = step + tl.arange(0, block_n)
         inside = places < last

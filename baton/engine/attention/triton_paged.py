@@ -18,7 +18,7 @@ from baton.engine.kv_cache.paged_cache import PagedKVCache
 # native cache, compilers for sm_80 and sm_90 spill no registers; float32 is multiplied without tensor cores and needs
 # more registers.
 _TILE_ROWS = {2: (16, 32, 64), 4: (16,)}
-_LEAST_DIM = 16
+_MIN_DIM = 16
 """Smallest side of a tensor-core product."""
 _KEYS_PER_SPLIT = 256
 _MAX_SPLITS = 32
@@ -216,7 +216,7 @@ def default_tile(max_tokens: int, share: int, key_dim: int, item_size: int) -> T
 
 
 def _padded(dim: int) -> int:
-    return max(_LEAST_DIM, _power_of_two(dim))
+    return max(_MIN_DIM, _power_of_two(dim))
 
 
 def _power_of_two(number: int) -> int:

@@ -19,7 +19,7 @@ import torch
 
 WorkMark: TypeAlias = Any
 """A point in a stream: on CUDA, a ``torch.cuda.Event``."""
-MOST_BEHIND_BYTES = 16 * 2**20
+MAX_BEHIND_BYTES = 16 * 2**20
 """Limit for incoming bytes in flight. Each part takes pinned memory and some dozens of launches, and after about a
 thousand pending launches the driver blocks the launching thread, even the engine's."""
 
@@ -105,10 +105,10 @@ class CudaCopyQueue:
                 self._behind.popleft()
             left = sum(num_bytes for _, num_bytes in self._behind)
             for mark, num_bytes in self._behind:
-                if left <= MOST_BEHIND_BYTES:
+                if left <= MAX_BEHIND_BYTES:
                     return None
                 left -= num_bytes
-                if left <= MOST_BEHIND_BYTES:
+                if left <= MAX_BEHIND_BYTES:
                     return mark
         return None
 

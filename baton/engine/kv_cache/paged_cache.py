@@ -27,7 +27,7 @@ from baton.engine.device.uploads import TORCH_DTYPES
 from baton.engine.kv_cache import kv_int8
 from baton.engine.kv_cache.kv_copies import CopyQueue, WatchedCopies, WorkMark, copy_queue_for
 
-_MOST_AT_ONCE = 256 * 1024
+_MAX_AT_ONCE = 256 * 1024
 """Bytes that are encoded or decoded together, so that intermediate results stay in the processor's caches."""
 
 
@@ -316,7 +316,7 @@ class PagedKVCache:
         group: list[torch.Tensor] = []
         start = end = 0
         for tensor, place in self._places(layers, num_tokens, KVEncoding.INT8):
-            if group and (tensor.shape != group[0].shape or place.stop - start > _MOST_AT_ONCE):
+            if group and (tensor.shape != group[0].shape or place.stop - start > _MAX_AT_ONCE):
                 yield group, slice(start, end)
                 group, start = [], end
             group.append(tensor)

@@ -13,7 +13,7 @@ LEAST = 1e-12
 _LARGEST = tl.constexpr(LARGEST)
 _LEAST = tl.constexpr(LEAST)
 _NUMBERS_PER_WARP = 512
-_MOST_WARPS = 16
+_MAX_WARPS = 16
 
 
 @triton.jit
@@ -42,6 +42,6 @@ def quantize_rows_by_kernel(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     items = torch.empty((num_rows, width), dtype=torch.float8_e4m3fn, device=rows.device)
     scales = torch.empty((num_rows, 1), dtype=torch.float32, device=rows.device)
     block = 1 << (width - 1).bit_length()
-    warps = min(_MOST_WARPS, max(1, block // _NUMBERS_PER_WARP))
+    warps = min(_MAX_WARPS, max(1, block // _NUMBERS_PER_WARP))
     quantize_row[(num_rows,)](rows, items, scales, width, rows.stride(0), block=block, num_warps=warps)
     return items, scales

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from baton.core.errors import ConfigError, UnsupportedModelError
 from baton.engine.models.fp8_kernels import LARGEST, LEAST
 
-_LEAST_CAPABILITY = (8, 9)
+_MIN_CAPABILITY = (8, 9)
 _SIDE_MULTIPLE = 16
 """Divisor of both sides of a weight, required by tensor cores; other layers stay as they are."""
 
@@ -102,9 +102,9 @@ def check_device(device: torch.device) -> None:
     if device.type != "cuda":
         return
     capability = torch.cuda.get_device_capability(device)
-    if capability < _LEAST_CAPABILITY:
+    if capability < _MIN_CAPABILITY:
         raise ConfigError(
-            f"engine.weights is fp8, which needs a GPU of compute capability {'.'.join(map(str, _LEAST_CAPABILITY))} "
+            f"engine.weights is fp8, which needs a GPU of compute capability {'.'.join(map(str, _MIN_CAPABILITY))} "
             f"(Ada, Hopper) or newer, but {torch.cuda.get_device_name(device)} has {'.'.join(map(str, capability))}. "
             "Set engine.weights: native."
         )

@@ -31,7 +31,7 @@ from baton.engine.runner.graph_recorder import ForwardWaitsError, Recorder, Reco
 logger = logging.getLogger(__name__)
 
 
-_MOST_TOKENS = 512
+_MAX_TOKENS = 512
 _FINE_SIZES = (1, 2, 4, 8)
 _COARSE_STEP = 8
 _ROUGH_STEP = 32
@@ -57,19 +57,19 @@ class Bucket:
         )
 
 
-def make_buckets(max_num_seqs: int, max_draft_tokens: int, most_tokens: int = _MOST_TOKENS) -> list[Bucket]:
+def make_buckets(max_num_seqs: int, max_draft_tokens: int, max_tokens: int = _MAX_TOKENS) -> list[Bucket]:
     """Returns the buckets to record, smallest first.
 
     Args:
         max_num_seqs: limit of a step.
         max_draft_tokens: limit of a sequence; 0 without drafts.
-        most_tokens: larger buckets are left out: such steps keep a GPU busy without graphs.
+        max_tokens: larger buckets are left out: such steps keep a GPU busy without graphs.
     """
     lengths = [1]
     while lengths[-1] < max_draft_tokens + 1:
         lengths.append(min(2 * lengths[-1], max_draft_tokens + 1))
-    batches = [size for size in _batch_sizes(max_num_seqs) if size <= most_tokens]
-    buckets = [Bucket(size, length) for size in batches for length in lengths if size * length <= most_tokens]
+    batches = [size for size in _batch_sizes(max_num_seqs) if size <= max_tokens]
+    buckets = [Bucket(size, length) for size in batches for length in lengths if size * length <= max_tokens]
     return sorted(buckets, key=lambda bucket: (bucket.num_tokens, bucket.tokens_per_seq))
 
 
@@ -239,17 +239,17 @@ class GraphedForward:
         self._recorder.discard()
         self._memory = None
 
-    def _record(self, bucket: Bucket, most_tokens: int, most_places: int) -> _Graph:
+    def _record(self, bucket: Bucket, max_tokens: int, max_places: int) -> _Graph:
         block_size = self._cache.spec.block_size
         size = PlanSize(
             num_seqs=bucket.num_seqs + 1,
             num_tokens=bucket.num_tokens,
-            num_blocks=-(-most_places // block_size),
+            num_blocks=-(-max_places // block_size),
             tree_size=bucket.tokens_per_seq - 1,
         )
         plan = StaticPlan(size, bucket.tokens_per_seq, block_size, self._scratch_block, self._cache.device)
-        if self._memory is None or len(self._memory.rows) < most_tokens:
-            self._memory = self._make_memory(most_tokens, plan)
+        if self._memory is None or len(self._memory.rows) < max_tokens:
+            self._memory = self._make_memory(max_tokens, plan)
         memory, count = self._memory, bucket.num_tokens
         memory.slots.fill_(self._scratch_block * block_size)
         return _Graph(bucket, plan, self._recorder.record(lambda: self._run(memory, count, plan)))

@@ -21,7 +21,7 @@ from baton.engine.device.downloads import is_on_host
 from baton.engine.device.uploads import upload, upload_ints
 
 _NEG_INF = float("-inf")
-_LEAST_TEMPERATURE = 1e-30
+_MIN_TEMPERATURE = 1e-30
 # If these hold enough probability, top-p needs no sorted vocabulary.
 _LIKELY_TOKENS = (256, 4096)
 
@@ -150,7 +150,7 @@ def _filter(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Ten
     settings = upload(np.array([[getattr(p, name) for p in params] for name in names]), logits.device).to(logits.dtype)
     column = dict(zip(names, settings.unsqueeze(-1), strict=True))
     # A temperature too small for a float32 division means the likeliest token, not infinity.
-    logits = logits / column["temperature"].clamp_min(_LEAST_TEMPERATURE)
+    logits = logits / column["temperature"].clamp_min(_MIN_TEMPERATURE)
     vocab_size = logits.shape[-1]
     limits = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
     if min(limits) < vocab_size:

@@ -19,9 +19,9 @@ import xxhash
 STRIPE_BYTES = 512 * 1024
 """Smaller stripes cost more system calls and wake-ups: a third of the rate with 128 KiB. Where a socket's buffer holds
 less than a stripe, as on long links with packet loss, the connections mostly take turns."""
-_MOST_AT_ONCE = 256
+_MAX_AT_ONCE = 256
 """Views passed to one system call, whose limit is 1,024. One call rarely moves more than a megabyte."""
-_LEAST_WORTH = 256 * 1024
+_MIN_RECEIVED_BYTES = 256 * 1024
 
 
 class ByteStream(Protocol):
@@ -71,7 +71,7 @@ class _Stretches:
         return self.num_bytes < self._num_bytes_in_all
 
     def ahead(self) -> list[memoryview]:
-        return self._views[self._next : self._next + _MOST_AT_ONCE]
+        return self._views[self._next : self._next + _MAX_AT_ONCE]
 
     def moved(self, num_bytes: int) -> list[memoryview]:
         """Advances by ``num_bytes`` and returns the views of these bytes."""
@@ -143,7 +143,7 @@ class RawSocket:
 
     def _wake_with(self, num_bytes: int) -> None:
         """Sets how many bytes wake this process: waking it for a few bytes costs the sender's system more."""
-        least = min(num_bytes, _LEAST_WORTH)
+        least = min(num_bytes, _MIN_RECEIVED_BYTES)
         if least != self._least:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
             self._least = least

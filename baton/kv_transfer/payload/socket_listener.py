@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from baton.kv_transfer.codec import TICKET_BYTES, WELCOME, Introduction
-from baton.kv_transfer.kv_transfer_config import MOST_CONNECTIONS
+from baton.kv_transfer.kv_transfer_config import MAX_CONNECTIONS
 from baton.kv_transfer.payload.byte_stream import ByteStream, RawSocket, join
 from baton.rpc.wire import kv_pb2
 
@@ -109,7 +109,7 @@ class DataListener:
             return
         ticket = os.urandom(TICKET_BYTES)
         port = self._listener.getsockname()[1]
-        offer = kv_pb2.KVConnection(port=port, ticket=ticket, most=MOST_CONNECTIONS)
+        offer = kv_pb2.KVConnection(port=port, ticket=ticket, most=MAX_CONNECTIONS)
         expected = self._expected[ticket] = ExpectedConnections(offer)
         try:
             yield expected

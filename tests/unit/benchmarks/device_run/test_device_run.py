@@ -174,7 +174,7 @@ def test_parts_beyond_the_budget_are_reported_as_not_run(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmarks.device_run.launch.MACHINE", FakePart(machine))
-    monkeypatch.setattr("benchmarks.device_run.launch._LEAST_S", 0.1)
+    monkeypatch.setattr("benchmarks.device_run.launch._MIN_S", 0.1)
     assert launch(FakePart(hanging, 60), FakePart(good), options=("--budget", "5")) == 1
     assert statuses(tmp_path)["hanging"].startswith("killed at its limit of ")
     assert statuses(tmp_path)["good"] == "not run: no budget left"

@@ -16,8 +16,8 @@ def test_every_prompt_gets_exactly_so_many_tokens(name: str, tmp_path: Path) -> 
     if name == "transformers":
         generate = transformers_engine.load(str(tmp_path), "float32")
     elif name == "transformers-continuous":
-        generate = transformers_continuous_engine.load(str(tmp_path), "float32", most_tokens=32, most_sequences=4)
+        generate = transformers_continuous_engine.load(str(tmp_path), "float32", max_model_len=32, max_sequences=4)
     else:
-        generate = baton_engine.load(tmp_path, "float32", most_tokens=32, most_sequences=4, weights=name)
+        generate = baton_engine.load(tmp_path, "float32", max_model_len=32, max_sequences=4, weights=name)
     for max_tokens in (1, 9):
         assert generate(random_prompts([12, 12, 12]), max_tokens) == [max_tokens] * 3

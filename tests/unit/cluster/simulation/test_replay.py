@@ -59,12 +59,12 @@ def test_too_much_load_misses_targets_or_is_refused():
 
 
 def test_a_replay_that_misses_too_much_breaks_off():
-    whole, broken_off = run(rate=30.0), run(rate=30.0, settings=ReplaySettings(most_missed=10))
+    whole, broken_off = run(rate=30.0), run(rate=30.0, settings=ReplaySettings(max_missed=10))
     missed = [request for request in broken_off.requests if request.is_met is False]
     assert len(missed) > 10
     assert len(broken_off.requests) < len(whole.requests)
     assert broken_off.document["replay"]["virtual_s"] < whole.document["replay"]["virtual_s"]
-    lenient = run(rate=30.0, settings=ReplaySettings(most_missed=120))
+    lenient = run(rate=30.0, settings=ReplaySettings(max_missed=120))
     assert [request.is_met for request in lenient.requests] == [request.is_met for request in whole.requests]
 
 

@@ -10,7 +10,7 @@ import torch
 
 from baton.core.kv_spec import KVCacheSpec, KVEncoding, LayerSpec
 from baton.engine.device.uploads import TORCH_DTYPES
-from baton.engine.kv_cache.kv_copies import MOST_BEHIND_BYTES, CudaCopyQueue, copy_queue_for
+from baton.engine.kv_cache.kv_copies import MAX_BEHIND_BYTES, CudaCopyQueue, copy_queue_for
 from baton.engine.kv_cache.paged_cache import PagedKVCache
 from tests.fake_cuda import fake_cuda
 from tests.late_copies import LateCopies
@@ -164,7 +164,7 @@ def test_a_thread_waiting_for_cuda_sleeps_instead_of_spinning(device: Device, mo
 
 
 def test_a_sender_waits_for_a_slow_device(device: Device) -> None:
-    queue, size = CudaCopyQueue(torch.device("cuda")), MOST_BEHIND_BYTES // 2
+    queue, size = CudaCopyQueue(torch.device("cuda")), MAX_BEHIND_BYTES // 2
     assert queue.backlog() is None
     first, second, *_, last = [queue.bring(lambda: None, queue.mark(), size) for _ in range(4)]
     assert queue.backlog() is second  # when that one is there, two of half the size are left
@@ -172,7 +172,7 @@ def test_a_sender_waits_for_a_slow_device(device: Device) -> None:
     assert queue.backlog() is second
     queue.wait(second)
     assert queue.backlog() is None
-    large = queue.bring(lambda: None, queue.mark(), 3 * MOST_BEHIND_BYTES)
+    large = queue.bring(lambda: None, queue.mark(), 3 * MAX_BEHIND_BYTES)
     assert queue.backlog() is large
     queue.wait(last)
     assert queue.backlog() is large

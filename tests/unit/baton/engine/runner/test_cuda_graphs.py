@@ -278,7 +278,7 @@ def test_a_forward_that_reads_from_the_device_is_refused() -> None:
     tokens=st.integers(1, 21),
 )
 def test_buckets_have_the_expected_sizes(max_num_seqs: int, max_draft_tokens: int, num_seqs: int, tokens: int) -> None:
-    buckets = make_buckets(max_num_seqs, max_draft_tokens, most_tokens=128)
+    buckets = make_buckets(max_num_seqs, max_draft_tokens, max_tokens=128)
     assert buckets == sorted(buckets, key=lambda bucket: bucket.num_tokens)
     assert all(bucket.num_tokens <= 128 for bucket in buckets)
     fitting = [b for b in buckets if num_seqs <= b.num_seqs and tokens <= b.tokens_per_seq]
