@@ -28,7 +28,7 @@ from baton.kv_transfer.kv_transfer_config import MAX_CONNECTIONS
 from baton.process.worker_environment import worker_variables
 from benchmarks.ceilings import median_ratio
 from benchmarks.kv_path_ends import BLOCK_SIZE, INT8, NIXL, NO_LIMITS, WAYS, Layout, Limits
-from benchmarks.options import HelpFormatter, at_least, over_zero
+from benchmarks.options import HelpFormatter, at_least, positive_number
 from benchmarks.router_load.processes import Child
 
 _ENDS = "benchmarks.kv_path_ends"
@@ -180,14 +180,14 @@ async def _end(
     options = [text for name, value in sizes.items() if value is not None for text in (name, str(value))]
     child = await Child.start(_ENDS, [end, *options, "--ways", *ways], worker_variables())
     try:
-        yield child, await child.hear()
+        yield child, await child.receive()
     finally:
         await child.stop()
 
 
 async def _ask(child: Child, order: Mapping[str, Any]) -> dict[str, Any]:
-    child.tell(order)
-    answer: dict[str, Any] = await child.hear()
+    child.send(order)
+    answer: dict[str, Any] = await child.receive()
     return answer
 
 
@@ -221,10 +221,10 @@ def _parser() -> argparse.ArgumentParser:
         "--tokens", type=at_least(BLOCK_SIZE), default=8192, help="number of prompt tokens, a multiple of 16"
     )
     parser.add_argument("--part-bytes", type=at_least(4096), default=2**21, help="kv_transfer.part_bytes")
-    parser.add_argument("--max-bytes-per-second", type=over_zero, help="kv_transfer.max_bytes_per_second")
+    parser.add_argument("--max-bytes-per-second", type=positive_number, help="kv_transfer.max_bytes_per_second")
     parser.add_argument(
         "--max-bytes-per-second-each",
-        type=over_zero,
+        type=positive_number,
         help="bandwidth limit of a single KV connection",
     )
     parser.add_argument(

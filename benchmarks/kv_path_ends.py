@@ -317,10 +317,10 @@ async def _answer_each(handle: Callable[[dict[str, Any]], Awaitable[dict[str, An
     while line := await asyncio.to_thread(sys.stdin.readline):
         begun_s = _cpu_s()
         answer = await handle(json.loads(line))
-        _say({**answer, "cpu_s": _cpu_s() - begun_s})
+        _reply({**answer, "cpu_s": _cpu_s() - begun_s})
 
 
-def _say(value: dict[str, Any]) -> None:
+def _reply(value: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
 
@@ -341,7 +341,7 @@ async def _send(layout: Layout, part_bytes: int, limits: Limits, ways: Sequence[
         return {"seconds": summary.seconds, "shared_bytes": summary.num_shared_bytes}
 
     try:
-        _say({"num_bytes": layout.num_bytes})
+        _reply({"num_bytes": layout.num_bytes})
         await _answer_each(handle)
     finally:
         await sender.stop()
@@ -362,7 +362,7 @@ async def _receive(layout: Layout, ways: Sequence[str]) -> None:
         return {"digest": digest, "spent_s": spent_s}
 
     try:
-        _say({**await receiver.start(), "port": listener.getsockname()[1]})
+        _reply({**await receiver.start(), "port": listener.getsockname()[1]})
         await _answer_each(handle)
     finally:
         listener.close()

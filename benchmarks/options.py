@@ -66,7 +66,7 @@ def at_least(least: int) -> Callable[[str], int]:
     return parse
 
 
-def over_zero(text: str) -> float:
+def positive_number(text: str) -> float:
     """An option type for finite positive numbers."""
     try:
         number = float(text)

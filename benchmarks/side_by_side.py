@@ -200,7 +200,12 @@ Results = dict[str, dict[str, list[dict[str, float]]]]
 
 
 def run_turns(
-    servers: Sequence[Server], loads: Sequence[Load], rounds: int, log_file: Path, tell: Console, together: bool = False
+    servers: Sequence[Server],
+    loads: Sequence[Load],
+    rounds: int,
+    log_file: Path,
+    console: Console,
+    together: bool = False,
 ) -> Results:
     """Measures in turns (A B B A …). Every turn of a round sends the same prompts.
 
@@ -219,7 +224,7 @@ def run_turns(
                         figures = measure(server, load, turn, Path(folder))
                         results[load.name][server.name].append(figures)
                         shown = ", ".join(f"{name} {value:.1f}" for name, value in figures.items())
-                        tell.print(f"[dim]round {turn + 1}, {server.name}, {load.name}: {shown}[/dim]")
+                        console.print(f"[dim]round {turn + 1}, {server.name}, {load.name}: {shown}[/dim]")
     return results
 
 

@@ -41,7 +41,7 @@ _WIDTH = 100
 _TAIL = 15
 
 # The beginnings of the command's lines on standard error, by the phase that each of them ends.
-_SAID = {
+_OUTPUT = {
     "command line, model": "starting a local Ray cluster",
     "Ray": _LOGS,
     "controller": "starting the router and the workers",
@@ -54,7 +54,7 @@ _LOGGED = {
     "worker: step profile": "the steps are profiled",
 }
 _LAST = "registration"
-PHASES = (*_SAID, *_LOGGED, _LAST)
+PHASES = (*_OUTPUT, *_LOGGED, _LAST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def phases_of(started: datetime, output: Sequence[OutputLine], logged: Sequence[
     """
     phases: dict[str, float] = {}
     last = started
-    for name, beginning in _SAID.items():
+    for name, beginning in _OUTPUT.items():
         last = _take(phases, name, last, [line.at for line in output if line.text.startswith(beginning)])
     worker = _last_worker(logged)
     for name, message in _LOGGED.items():

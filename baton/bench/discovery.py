@@ -147,8 +147,8 @@ def _contexts_by_model(content: bytes) -> dict[str, int | None]:
         return {}
 
 
-def _context(told: object) -> int | None:
-    return told if isinstance(told, int) and not isinstance(told, bool) and told > 0 else None
+def _context(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 def find_tokenizer(

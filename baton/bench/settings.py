@@ -11,7 +11,7 @@ from baton.bench.lengths import AUTO_SCALE
 from baton.bench.stages import BURSTY, TRACE, LoadSettings
 from baton.bench.traces import AUTO_FORMAT
 from baton.core.errors import ConfigError
-from baton.core.option_text import check_not_negative, check_over_zero
+from baton.core.option_text import check_not_negative, check_positive
 
 S = TypeVar("S")
 
@@ -49,7 +49,7 @@ class TargetSettings:
 
     def __post_init__(self) -> None:
         check_not_negative("--temperature", self.temperature)
-        check_over_zero("--timeout", self.timeout_s)
+        check_positive("--timeout", self.timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class WorkloadSettings:
     def __post_init__(self) -> None:
         check_not_negative("--trace-start", self.trace_start_s)
         if self.trace_seconds is not None:
-            check_over_zero("--trace-seconds", self.trace_seconds)
+            check_positive("--trace-seconds", self.trace_seconds)
 
     @property
     def scales_to_longest(self) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.core.errors import ConfigError
-from baton.core.option_text import check_not_negative, check_over_zero, known_name
+from baton.core.option_text import check_not_negative, check_positive, known_name
 
 POISSON = "poisson"
 BURSTY = "bursty"
@@ -96,7 +96,7 @@ class Bounds:
     def __post_init__(self) -> None:
         if self.requests < 1:
             raise ConfigError(f"--requests must be at least 1; got {self.requests}.")
-        check_over_zero("--duration", self.seconds)
+        check_positive("--duration", self.seconds)
         if self.warmup_requests < 0:
             raise ConfigError(f"--warmup-requests must be at least 0; got {self.warmup_requests}.")
         check_not_negative("--warmup", self.warmup_s)
@@ -174,8 +174,8 @@ def plan_stages(settings: LoadSettings, trace_length: int | None) -> list[Stage]
         ConfigError: options exclude each other, or numbers give no valid load.
     """
     arrival = None if settings.arrival is None else known_name("--arrival", settings.arrival, ARRIVALS)
-    check_over_zero("--burstiness", settings.burstiness)
-    check_over_zero("--speed-up", settings.speed_up)
+    check_positive("--burstiness", settings.burstiness)
+    check_positive("--speed-up", settings.speed_up)
     if settings.concurrency and (settings.rate or arrival):
         raise ConfigError("--concurrency makes a closed loop, --rate and --arrival an open loop. Give only one kind.")
     if arrival == TRACE:
@@ -188,7 +188,7 @@ def plan_stages(settings: LoadSettings, trace_length: int | None) -> list[Stage]
         raise ConfigError(f"--arrival {arrival} needs --rate, in requests per second.")
     if settings.rate:
         for rate in settings.rate:
-            check_over_zero("--rate", rate, MAX_RATE)
+            check_positive("--rate", rate, MAX_RATE)
         bounds = _bounds(settings, settings.warmup_requests or 0)
         return [
             _open_stage(settings, index, arrival or POISSON, rate, bounds) for index, rate in enumerate(settings.rate)

@@ -32,7 +32,7 @@ from baton.bench.settings import (
 from baton.bench.stage_result import StageResult, evaluate
 from baton.bench.stages import MAX_RATE, TRACE, LoadSettings, plan_stages
 from baton.core.errors import ConfigError
-from baton.core.option_text import check_over_zero
+from baton.core.option_text import check_positive
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,11 @@ class SweepSettings:
             raise ConfigError(f"--percentile must be between 0 and 100; got {self.percentile:g}.")
         rates = {"--min-rate": self.min_rate, "--start-rate": self.start_rate, "--max-rate": self.max_rate}
         for option, rate in rates.items():
-            check_over_zero(option, rate, MAX_RATE)
+            check_positive(option, rate, MAX_RATE)
         if not self.min_rate <= self.start_rate <= self.max_rate:
             given = ", ".join(f"{rate:g}" for rate in rates.values())
             raise ConfigError(f"{', '.join(rates)} must be in ascending order; got {given}.")
-        check_over_zero("--precision", self.precision)
+        check_positive("--precision", self.precision)
         for option, count in (("--max-rates", self.max_rates), ("--repeats", self.max_repeats)):
             if count < 1:
                 raise ConfigError(f"{option} must be at least 1; got {count}.")

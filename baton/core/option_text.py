@@ -91,7 +91,7 @@ def positive_number(option: str, text: str) -> float:
     return value
 
 
-def check_over_zero(option: str, value: float, at_most: float | None = None) -> None:
+def check_positive(option: str, value: float, at_most: float | None = None) -> None:
     """Raises :class:`ConfigError` unless ``value`` is a finite number over 0 and at most ``at_most``."""
     if not (math.isfinite(value) and value > 0) or (at_most is not None and value > at_most):
         end = "" if at_most is None else f" and at most {at_most:g}"

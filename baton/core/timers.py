@@ -7,6 +7,6 @@ RESOLUTION_S = 1e-6
 clock."""
 
 
-def is_over(left_s: float) -> bool:
+def has_expired(left_s: float) -> bool:
     """Whether the rest of a wait is below the timers' resolution."""
     return left_s <= RESOLUTION_S

@@ -13,7 +13,7 @@ from baton.kv_transfer.base import PartBuffer
 from baton.rpc.wire import kv_pb2
 
 _PAUSE_S = 0.002
-_HURRY_BYTES = 4 * 1024 * 1024
+_MAX_UNACKNOWLEDGED_BYTES = 4 * 1024 * 1024
 """Half of a sender's default limit of unacknowledged bytes."""
 
 
@@ -67,39 +67,39 @@ class Acknowledgements:
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         self._context = context
         self._num_bytes = 0
-        self._num_told = 0
+        self._num_acknowledged = 0
         self._task: asyncio.Task[None] | None = None
-        self._is_over = False
+        self._has_ended = False
         self._due = asyncio.Event()
 
     def written(self, num_bytes: int) -> None:
         """Acknowledges the transfer's first ``num_bytes``."""
         self._num_bytes = num_bytes
-        if num_bytes - self._num_told >= _HURRY_BYTES:
+        if num_bytes - self._num_acknowledged >= _MAX_UNACKNOWLEDGED_BYTES:
             self._due.set()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._send())
 
     async def finish(self) -> None:
         """Waits until no reply is being written, so that the stream can be used for the final reply."""
-        self._is_over = True
+        self._has_ended = True
         self._due.set()
         if self._task is not None:
             await asyncio.wait([self._task])
 
     async def _send(self) -> None:
         try:
-            while self._num_told < self._num_bytes and not self._is_over:
+            while self._num_acknowledged < self._num_bytes and not self._has_ended:
                 self._due.clear()
-                self._num_told = self._num_bytes
-                reply = kv_pb2.KVReply(received=kv_pb2.KVReceived(num_bytes=self._num_told))
+                self._num_acknowledged = self._num_bytes
+                reply = kv_pb2.KVReply(received=kv_pb2.KVReceived(num_bytes=self._num_acknowledged))
                 await self._context.write(reply.SerializeToString())
                 await self._pause()
         except grpc.aio.BaseError:  # the call has ended, which the reading side reports
             return
 
     async def _pause(self) -> None:
-        if self._is_over or self._num_bytes - self._num_told >= _HURRY_BYTES:
+        if self._has_ended or self._num_bytes - self._num_acknowledged >= _MAX_UNACKNOWLEDGED_BYTES:
             return
         timer = asyncio.get_running_loop().call_later(_PAUSE_S, self._due.set)
         try:

@@ -63,19 +63,19 @@ class Display:
         left = f", {_duration((total - num_tokens) / speed)} left" if speed > 0 and num_tokens < total else ""
         self._show("collecting answers", num_tokens / total, f"{num_tokens:,} tokens, {speed:.0f} tokens/s{left}")
 
-    def progressed(self, told: trainer.Progress) -> None:
+    def progressed(self, report: trainer.Progress) -> None:
         """Shows a trainer's report."""
-        if told.stage == "held_out":
-            self._held_out = f", held out {told.loss:.3f} ({_shares(told.agreement)})"
+        if report.stage == "held_out":
+            self._held_out = f", held out {report.loss:.3f} ({_shares(report.agreement)})"
             return
         details = {
-            "states": f"{told.tokens_per_s:.0f} tokens/s, {_duration(told.eta_s)} left",
+            "states": f"{report.tokens_per_s:.0f} tokens/s, {_duration(report.eta_s)} left",
             "training": (
-                f"step {told.num_steps}, loss {told.loss:.3f}, top-1 {_shares(told.agreement)}{self._held_out}, "
-                f"{told.tokens_per_s:.0f} tokens/s, {_duration(told.eta_s)} left"
+                f"step {report.num_steps}, loss {report.loss:.3f}, top-1 {_shares(report.agreement)}{self._held_out}, "
+                f"{report.tokens_per_s:.0f} tokens/s, {_duration(report.eta_s)} left"
             ),
         }
-        self._show(_STAGES[told.stage], told.progress, details.get(told.stage, ""))
+        self._show(_STAGES[report.stage], report.progress, details.get(report.stage, ""))
 
     def _show(self, stage: str, progress: float, detail: str) -> None:
         if not self._console.is_terminal:

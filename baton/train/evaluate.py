@@ -128,17 +128,17 @@ def answers_of(batch: RowBatch) -> Iterator[Answer]:
         yield Answer(next_ids, choices)
 
 
-def accepted(drafts: torch.Tensor, said: torch.Tensor) -> Acceptance:
+def accepted(drafts: torch.Tensor, answer: torch.Tensor) -> Acceptance:
     """The acceptance of the chains drafted from each row, ``[num_draft_tokens, num_rows]``.
 
     Args:
-        said: the answer's token after each row's token, ``[num_rows]``.
+        answer: the answer's token after each row's token, ``[num_rows]``.
     """
     found = Acceptance()
-    alive = torch.ones(len(said), dtype=torch.bool, device=said.device)
+    alive = torch.ones(len(answer), dtype=torch.bool, device=answer.device)
     for step, draft in enumerate(drafts):
-        num_reached = max(0, len(said) - step)
-        alive = alive[:num_reached] & (draft[:num_reached] == said[step : step + num_reached])
+        num_reached = max(0, len(answer) - step)
+        alive = alive[:num_reached] & (draft[:num_reached] == answer[step : step + num_reached])
         found.reached.append(num_reached)
         found.accepted.append(int(alive.sum()))
     return found

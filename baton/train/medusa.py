@@ -140,12 +140,12 @@ def _guesses(heads: MedusaHeads, hidden: torch.Tensor) -> torch.Tensor:
     return heads.to_target_ids(torch.cat(parts, dim=1))
 
 
-def _right_ranks(guesses: torch.Tensor, said: torch.Tensor) -> list[list[int]]:
+def _right_ranks(guesses: torch.Tensor, answer: torch.Tensor) -> list[list[int]]:
     """For each position that is followed by enough of the answer, the rank of each head's right guess."""
     num_heads, num_rows, _ = guesses.shape
     if (num_whole := num_rows - num_heads + 1) < 1:
         return []
-    wanted = torch.stack([said[head : head + num_whole] for head in range(num_heads)])
+    wanted = torch.stack([answer[head : head + num_whole] for head in range(num_heads)])
     hits = guesses[:, :num_whole] == wanted[:, :, None]
     ranks = torch.where(hits.any(dim=-1), hits.int().argmax(dim=-1), MAX_RANKS)
     found: list[list[int]] = ranks.T.tolist()

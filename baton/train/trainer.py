@@ -150,14 +150,14 @@ class Trainer:
             state.elapsed_s = time.perf_counter() - start
             progress = self._progress(len(batches))
             if state.num_steps % settings.report_every_steps == 0:
-                self._tell("training", sums, progress, rate, norm, speed.rows_per_s)
+                self._report_progress("training", sums, progress, rate, norm, speed.rows_per_s)
                 sums = _Sums(self._objective.num_steps)
             if state.num_steps % settings.evaluate_every_steps == 0:
-                self._tell("held_out", self.held_out_losses(), progress)
+                self._report_progress("held_out", self.held_out_losses(), progress)
             if time.perf_counter() - last_saved >= settings.save_every_s:
                 save()
                 last_saved = time.perf_counter()
-        self._tell("held_out", self.held_out_losses(), 1.0)
+        self._report_progress("held_out", self.held_out_losses(), 1.0)
         save()
 
     def trained_network(self) -> nn.Module:
@@ -194,7 +194,7 @@ class Trainer:
         left = max(1e-9, settings.budget_s - state.started_s)
         return max(of_epochs, (state.elapsed_s - state.started_s) / left)
 
-    def _tell(
+    def _report_progress(
         self,
         stage: Literal["training", "held_out"],
         sums: _Sums,
@@ -205,7 +205,7 @@ class Trainer:
     ) -> None:
         state = self.state
         spent = state.elapsed_s - state.started_s
-        told = Progress(
+        report = Progress(
             stage=stage,
             progress=min(1.0, progress),
             num_steps=state.num_steps,
@@ -217,8 +217,8 @@ class Trainer:
             tokens_per_s=rows_per_s,
             eta_s=spent * max(0.0, 1.0 - progress) / max(progress, 1e-9),
         )
-        state.log.append(asdict(told) | {"agreement": list(told.agreement), "elapsed_s": state.elapsed_s})
-        self._report(told)
+        state.log.append(asdict(report) | {"agreement": list(report.agreement), "elapsed_s": state.elapsed_s})
+        self._report(report)
 
 
 class _Speed:

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from benchmarks.device_cluster.load import Load, send
 from benchmarks.device_cluster.parts import KV_PATHS, ClusterPart
-from benchmarks.device_cluster.requests import DECODER, Asked, answer_alone, make_requests
+from benchmarks.device_cluster.requests import DECODER, PlannedRequest, answers_of_one_engine, make_requests
 from benchmarks.device_run.part import SHAPES, Row, Setting
 from benchmarks.device_run.random_model import DTYPES, make_model
 from cluster.config.config import BatonConfig
@@ -71,7 +71,7 @@ class Sizes:
     max_tokens: int
     concurrencies: tuple[int, ...]
 
-    def requests(self) -> list[Asked]:
+    def requests(self) -> list[PlannedRequest]:
         """The compared requests."""
         return make_requests(self.count, self.longest, self.max_tokens, SHAPES[self.exact_shape]["vocab_size"])
 
@@ -94,7 +94,7 @@ def answer_without_cluster(part: ClusterPart, setting: Setting) -> Iterator[Row]
         yield {"name": f"{shape} of random weights, {DTYPES[shape]}", "write_s": time.monotonic() - started_s}
     asked = sizes.requests()
     tokens = asyncio.run(
-        answer_alone(part.folder / sizes.exact_shape, DTYPES[sizes.exact_shape], setting.device, asked)
+        answers_of_one_engine(part.folder / sizes.exact_shape, DTYPES[sizes.exact_shape], setting.device, asked)
     )
     (part.folder / "answers.json").write_text(json.dumps(tokens), encoding="utf-8")
     yield {"name": "tokens of the engine alone", "tokens": sum(map(len, tokens))}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.client.router_client import COMPLETION_PATH, RouterClient
-from benchmarks.device_cluster.requests import Asked
+from benchmarks.device_cluster.requests import PlannedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Load:
         }
 
 
-async def send(endpoint: str, asked: Sequence[Asked], concurrency: int) -> Load:
+async def send(endpoint: str, asked: Sequence[PlannedRequest], concurrency: int) -> Load:
     """Sends all requests, at most ``concurrency`` at a time.
 
     Raises:
@@ -53,7 +53,7 @@ async def send(endpoint: str, asked: Sequence[Asked], concurrency: int) -> Load:
     async with RouterClient(endpoint) as client:
         model = await client.model()
 
-        async def one(each: Asked) -> Answer:
+        async def one(each: PlannedRequest) -> Answer:
             async with places:
                 return await _stream(client, each, model)
 
@@ -62,7 +62,7 @@ async def send(endpoint: str, asked: Sequence[Asked], concurrency: int) -> Load:
         return Load(list(answers), time.perf_counter() - started_s)
 
 
-async def _stream(client: RouterClient, asked: Asked, model: str) -> Answer:
+async def _stream(client: RouterClient, asked: PlannedRequest, model: str) -> Answer:
     started_s = time.perf_counter()
     token_ids: list[int] = []
     first_s = last_s = 0.0

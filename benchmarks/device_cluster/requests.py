@@ -27,7 +27,7 @@ DECODER = "transformers"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PlannedRequest:
     """One request: the prompt's token ids, the number of tokens to generate, and a seed; ``None`` means greedy."""
 
     prompt: tuple[int, ...]
@@ -54,17 +54,21 @@ class Asked:
         return SamplingParams(max_tokens=self.max_tokens, temperature=1.0, seed=self.seed, ignore_eos=True)
 
 
-def make_requests(count: int, longest: int, max_tokens: int, vocab_size: int, seed: int = 0) -> list[Asked]:
+def make_requests(count: int, longest: int, max_tokens: int, vocab_size: int, seed: int = 0) -> list[PlannedRequest]:
     """Requests with random prompts of 1 to ``longest`` tokens, including both; every other request is sampled."""
     rng = random.Random(seed)
     lengths = [longest, 1, *(rng.randint(1, longest) for _ in range(count - 2))][:count]
     return [
-        Asked(tuple(rng.randrange(vocab_size) for _ in range(length)), max_tokens, index if index % 2 else None)
+        PlannedRequest(
+            tuple(rng.randrange(vocab_size) for _ in range(length)), max_tokens, index if index % 2 else None
+        )
         for index, length in enumerate(lengths)
     ]
 
 
-async def answer_alone(folder: Path, dtype: str, device: torch.device, asked: Sequence[Asked]) -> list[list[int]]:
+async def answers_of_one_engine(
+    folder: Path, dtype: str, device: torch.device, asked: Sequence[PlannedRequest]
+) -> list[list[int]]:
     """The tokens of a single engine, without hand-off and speculation."""
     loaded = load_model(resolve_model(str(folder)), dtype, device)
     longest = max(len(each.prompt) + each.max_tokens for each in asked)

@@ -36,7 +36,7 @@ from benchmarks.device_run.machine import MACHINE
 from benchmarks.device_run.part import PARTS, SHAPES, Part, Setting, device_named
 from benchmarks.device_run.report import Report
 from benchmarks.device_run.tables import Screen, show_machine, show_part, show_summary
-from benchmarks.options import HelpFormatter, over_zero
+from benchmarks.options import HelpFormatter, positive_number
 
 _WIDTH = 120
 _BUDGET_S = 480.0
@@ -104,9 +104,9 @@ def make_parser(parts: Sequence[Part], description: str | None) -> argparse.Argu
     budget_s = max(_BUDGET_S, sum(part.limit_s for part in parts))
     parser.add_argument("--out", type=_folder, required=True, help="folder of the report; created if necessary")
     parser.add_argument(
-        "--budget", type=over_zero, default=budget_s, help="time limit of all parts together, in seconds"
+        "--budget", type=positive_number, default=budget_s, help="time limit of all parts together, in seconds"
     )
-    parser.add_argument("--patience", type=over_zero, default=1.0, help="factor of each part's time limit")
+    parser.add_argument("--patience", type=positive_number, default=1.0, help="factor of each part's time limit")
     only_help = "run this part and the parts that it needs; may be repeated"
     parser.add_argument("--only", choices=names, action="append", help=only_help)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="device to measure")

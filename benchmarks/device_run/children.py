@@ -255,21 +255,21 @@ def main() -> None:
     arguments = parser.parse_args()
     setting = Setting(device_named(arguments.device), arguments.shape, arguments.seed)
     checks = importlib.import_module(arguments.module)
-    _tell({_IS_READY: True})
+    _send({_IS_READY: True})
     for line in sys.stdin:
         rows, is_usable = _rows_of(checks, json.loads(line), setting), True
         while True:
             try:
-                _tell({_ROW: next(rows)})
+                _send({_ROW: next(rows)})
             except StopIteration as end:
                 is_usable = bool(end.value)
                 break
-        _tell({_IS_USABLE: is_usable})
+        _send({_IS_USABLE: is_usable})
         if not is_usable:
             os._exit(1)  # after a broken CUDA context, a normal exit may hang or crash
 
 
-def _tell(answer: Mapping[str, Any]) -> None:
+def _send(answer: Mapping[str, Any]) -> None:
     sys.stdout.write("\n" + json.dumps(answer) + "\n")
     sys.stdout.flush()
 

@@ -94,18 +94,21 @@ class Launcher:
         """Runs the parts. Returns the status of each by name: ``passed``, why it cannot run here, or what failed."""
         status = self._look_at_machine()
         if status != PASSED:
-            return {MACHINE.name: status, **{part.name: self._tell(part, "not run: no device") for part in parts}}
-        return {part.name: self._run_and_tell(part) for part in parts}
+            return {
+                MACHINE.name: status,
+                **{part.name: self._report_status(part, "not run: no device") for part in parts},
+            }
+        return {part.name: self._run_and_report(part) for part in parts}
 
     def _look_at_machine(self) -> str:
         """Runs the machine part, whose row sets the card's name for all later rows."""
-        status = self._run_and_tell(MACHINE)
+        status = self._run_and_report(MACHINE)
         if status != PASSED and self._setting.device.type == "cuda":
             self._context = multiprocessing.get_context("spawn")
-            status = self._run_and_tell(MACHINE)
+            status = self._run_and_report(MACHINE)
         return status
 
-    def _run_and_tell(self, part: Part) -> str:
+    def _run_and_report(self, part: Part) -> str:
         left_s = self._ends_s - time.monotonic()
         limit_s = min(part.limit_s * self._patience, left_s)
         started_s, log_start = time.monotonic(), self._report.log_size()
@@ -116,9 +119,11 @@ class Launcher:
         else:
             status = self._run(part, limit_s)
         log = [] if status == PASSED else self._report.log_tail(log_start, _LOG_LINES)
-        return self._tell(part, status, limit_s, time.monotonic() - started_s, log)
+        return self._report_status(part, status, limit_s, time.monotonic() - started_s, log)
 
-    def _tell(self, part: Part, status: str, limit_s: float = 0.0, wall_s: float = 0.0, log: Sequence[str] = ()) -> str:
+    def _report_status(
+        self, part: Part, status: str, limit_s: float = 0.0, wall_s: float = 0.0, log: Sequence[str] = ()
+    ) -> str:
         """Adds a part's last row."""
         self._report.add(part.name, {"status": status, "limit_s": max(limit_s, 0.0), "wall_s": wall_s, "log": log})
         self._on_ended(part, status)

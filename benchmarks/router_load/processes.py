@@ -64,12 +64,12 @@ class Child:
     def rss_bytes(self) -> int:
         return int(self._watched.memory_info().rss)
 
-    def tell(self, value: Any) -> None:
+    def send(self, value: Any) -> None:
         if self._process.stdin is None:
             raise RuntimeError("the process was started without a standard input")
         self._process.stdin.write(json.dumps(value).encode() + b"\n")
 
-    async def hear(self) -> Any:
+    async def receive(self) -> Any:
         """The next message of the process.
 
         Raises:
@@ -112,8 +112,8 @@ class RouterUnderTest:
 
     async def figures(self) -> dict[str, Any]:
         """The router's figures; see :mod:`benchmarks.router_load.router_process`."""
-        self.router.tell({})
-        figures: dict[str, Any] = await self.router.hear()
+        self.router.send({})
+        figures: dict[str, Any] = await self.router.receive()
         return figures
 
 
@@ -141,9 +141,9 @@ async def router_under_test(
             # A separate cache, because what the router learns from these workers does not apply to real ones.
             router = await Child.start(_ROUTER_MODULE, arguments, _own_cache(folder))
             try:
-                infos = await fleet.hear()
-                router.tell(infos)
-                ready = await router.hear()
+                infos = await fleet.receive()
+                router.send(infos)
+                ready = await router.receive()
                 model = infos[0]["model_name"]
                 known = tuple(WorkerInfo.from_dict(info) for info in infos)
                 yield RouterUnderTest(ready["endpoint"], model, known, router, fleet)

@@ -53,10 +53,10 @@ async def serve(config_file: Path) -> None:
     endpoint, _ = await host.start()
     for info in json.loads(await _line()):
         await host.add_worker(info)
-    _tell({"endpoint": endpoint})
+    _send({"endpoint": endpoint})
     try:
         while await _line():
-            _tell(_figures(host))
+            _send(_figures(host))
     finally:
         await host.stop()
 
@@ -78,7 +78,7 @@ async def _line() -> str:
     return await asyncio.to_thread(sys.stdin.readline)
 
 
-def _tell(value: dict[str, Any]) -> None:
+def _send(value: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
 

@@ -318,7 +318,9 @@ class Admission(RequestObserver, Generic[PlacementT]):
         now_s = self._looked_s = self._clock()
         for queued in [ticket.item for ticket in self._queue.pop_expired(now_s + RESOLUTION_S)]:
             waited_s = now_s - queued.queued_s
-            self._refuse(queued, refusals.deadline_over(queued.slo, waited_s, waited_s + queued.slo.queue_deadline_s))
+            self._refuse(
+                queued, refusals.deadline_exceeded(queued.slo, waited_s, waited_s + queued.slo.queue_deadline_s)
+            )
         for _ in range(tuning.DISPATCHES_PER_TURN):
             if not self._dispatch_next():
                 break

@@ -131,7 +131,7 @@ class AdmittedWork:
         """Counts the first token of a sequence. Idempotent."""
         admitted = self._admitted.get(record.request.request_id)
         if admitted is not None and not admitted.has_first_token:
-            self._prompt_is_over(admitted)
+            self._prompt_has_ended(admitted)
 
     def ended(self, record: RequestRecord, now_s: float) -> None:
         """Counts the end of a sequence and learns from its outcome. Idempotent."""
@@ -148,7 +148,7 @@ class AdmittedWork:
         if admitted is None:
             return None
         if not admitted.has_first_token:
-            self._prompt_is_over(admitted)
+            self._prompt_has_ended(admitted)
         self.in_progress.num_sequences -= 1
         residents = self._residents[admitted.decode_id]
         del residents[request_id]
@@ -156,7 +156,7 @@ class AdmittedWork:
             del self._residents[admitted.decode_id]
         return admitted
 
-    def _prompt_is_over(self, admitted: _Admitted) -> None:
+    def _prompt_has_ended(self, admitted: _Admitted) -> None:
         admitted.has_first_token = True
         self.in_progress.num_prompts -= 1
         if admitted.prefill_id is not None:

@@ -80,7 +80,7 @@ def queue_full(slo: SloClass, max_queued: int, wait_s: float) -> OverloadedError
     )
 
 
-def deadline_over(slo: SloClass, waited_s: float, wait_s: float) -> OverloadedError:
+def deadline_exceeded(slo: SloClass, waited_s: float, wait_s: float) -> OverloadedError:
     """Error of a request that has waited as long as its class or its own deadline allows."""
     return _overloaded(
         f"This request waited {waited_s:.1f} s, its limit, and no capacity became available (queue_deadline of the "

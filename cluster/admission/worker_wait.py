@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from baton.core.errors import NoWorkerError
-from baton.core.timers import is_over
+from baton.core.timers import has_expired
 from cluster.admission import tuning
 from cluster.admission.refusals import stopping
 from cluster.requests.request_record import RequestRecord
@@ -87,7 +87,7 @@ class WorkerWait:
     def is_used_up(self) -> bool:
         """True if there has been no route for ``worker_wait_s``."""
         since_s = self._without_since_s
-        return since_s is not None and is_over(since_s + self._worker_wait_s - self._clock())
+        return since_s is not None and has_expired(since_s + self._worker_wait_s - self._clock())
 
     def error(self) -> NoWorkerError:
         """The error of requests that have waited too long."""
@@ -121,7 +121,7 @@ class WorkerWait:
             if decision is not None:
                 return decision
             left = give_up_at - self._clock()
-            if is_over(left):
+            if has_expired(left):
                 raise self.error()
             wait_s = min(left, record.time_left_s, tuning.WORKER_WAIT_TICK_S)
             try:

@@ -87,14 +87,14 @@ def up(
     check_configuration(settings)
     if not detach:
         with Reporter() as report:
-            run_in_foreground(settings, report, lambda endpoint: _say_ready(report, endpoint, "Ctrl-C"))
+            run_in_foreground(settings, report, lambda endpoint: _print_ready(report, endpoint, "Ctrl-C"))
         return
     arguments = [] if config is None else ["--config", str(config)]
     for text in assignments:
         arguments += ["--set", text]
     with Reporter() as report:
         state = run_detached(arguments, report)
-        _say_ready(report, state.endpoint or "", "baton down")
+        _print_ready(report, state.endpoint or "", "baton down")
     error_console().print(Text(f"log: {state.log_file}"), soft_wrap=True)
 
 
@@ -303,7 +303,7 @@ def version() -> None:
     sys.stdout.write("\n".join(lines) + "\n")
 
 
-def _say_ready(report: Reporter, endpoint: str, how_to_stop: str) -> None:
+def _print_ready(report: Reporter, endpoint: str, how_to_stop: str) -> None:
     report.close()
     sys.stdout.write(f"{endpoint}\n")
     sys.stdout.flush()

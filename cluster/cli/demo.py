@@ -64,7 +64,7 @@ def demo(
         with StopSignals(impatient=False):
             num_failed = _run(config, console)
     except KeyboardInterrupt as error:
-        _say(console, "stopped")
+        _print_status(console, "stopped")
         raise typer.Exit(_INTERRUPTED) from error
     except BatonError as error:
         console.print(Text(f"error: {error.message}", style="red"), soft_wrap=True)
@@ -78,7 +78,7 @@ def _run(config: Path | None, console: Console) -> int:
     """Runs the whole demo and returns the number of failed requests."""
 
     def report(line: str) -> None:
-        _say(console, line)
+        _print_status(console, line)
 
     settings = _settings(config)
     started_s = time.monotonic()
@@ -87,9 +87,9 @@ def _run(config: Path | None, console: Console) -> int:
         report(f"ready at {cluster.endpoint} after {time.monotonic() - started_s:.1f} s")
         return asyncio.run(_show_requests(cluster, console))
     finally:
-        _say(console, "shutting down")
+        _print_status(console, "shutting down")
         cluster.stop()
-        _say(console, "the cluster has shut down")
+        _print_status(console, "the cluster has shut down")
 
 
 def _settings(config: Path | None) -> BatonConfig:
@@ -119,7 +119,7 @@ async def _show_requests(cluster: RunningCluster, console: Console) -> int:
     console.print(cost_table(_answered([streamed, *batch]), console.width))
     console.print(f"\n{_EXPLANATION}\n")
     num_tokens = sum(measurement.output_tokens for measurement in _answered(batch))
-    _say(console, f"the batch: {num_tokens} tokens in {batch_s:.1f} s, {num_tokens / batch_s:.1f} tokens/s")
+    _print_status(console, f"the batch: {num_tokens} tokens in {batch_s:.1f} s, {num_tokens / batch_s:.1f} tokens/s")
     failures = [outcome for outcome in (streamed, *batch) if isinstance(outcome, BatonError)]
     for failure in failures:
         console.print(Text(f"failed: {failure.message}", style="red"), soft_wrap=True)
@@ -129,7 +129,7 @@ async def _show_requests(cluster: RunningCluster, console: Console) -> int:
 async def _send_batch(client: RouterClient, model: str, console: Console) -> list[Measurement | BatonError]:
     """Sends the batch, a few requests at a time, and shows the number of answers on a terminal."""
     names = [f"batch {number}" for number in range(1, len(_BATCH_PROMPTS) + 1)]
-    _say(console, f"{len(names)} requests, {_BATCH_CONCURRENCY} at a time")
+    _print_status(console, f"{len(names)} requests, {_BATCH_CONCURRENCY} at a time")
     turn = asyncio.Semaphore(_BATCH_CONCURRENCY)
     num_done = 0
 
@@ -208,7 +208,7 @@ async def _finished_timeline(client: RouterClient, request_id: str) -> dict[str,
     return timeline
 
 
-def _say(console: Console, line: str) -> None:
+def _print_status(console: Console, line: str) -> None:
     console.print(Text.assemble(("• ", "cyan"), line), soft_wrap=True)
 
 

@@ -60,7 +60,7 @@ class SloConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _no_built_in_tier_over_a_class(cls, given: object) -> object:
+    def _classes_override_built_in_tiers(cls, given: object) -> object:
         if not isinstance(given, Mapping) or "service_tiers" in given:
             return given
         classes = given.get("classes")
@@ -70,7 +70,7 @@ class SloConfig(Section):
 
     @field_validator("classes", mode="before")
     @classmethod
-    def _over_the_built_in(cls, given: object) -> object:
+    def _merged_with_built_in(cls, given: object) -> object:
         if given is None:
             given = {}
         if not isinstance(given, Mapping):

@@ -73,7 +73,7 @@ class Controller:
         endpoint = await self._start_router()
         timeout_s = self._config.ray.start_timeout_s
         waits = [asyncio.create_task(pool.wait_until_ready(timeout_s)) for pool in self._pools.values()]
-        telling = asyncio.create_task(self._tell_of_a_long_start())
+        telling = asyncio.create_task(self._report_long_start())
         try:
             await asyncio.gather(*waits)
         finally:
@@ -83,7 +83,7 @@ class Controller:
         self._router_task = asyncio.create_task(self._watch_router())
         return endpoint
 
-    async def _tell_of_a_long_start(self) -> None:
+    async def _report_long_start(self) -> None:
         await asyncio.sleep(_LONG_START_S)
         self.report("still loading; the first start on a machine compiles the decoder, which takes a minute or two")
 
@@ -221,21 +221,21 @@ class Controller:
                 "when the pools run on different devices."
             )
         self._infos[info.worker_id] = info
-        await self._tell_router("add_worker", info.to_dict())
+        await self._notify_router("add_worker", info.to_dict())
 
     async def worker_gone(self, worker_id: str) -> None:
         self._infos.pop(worker_id, None)
-        await self._tell_router("remove_worker", worker_id)
+        await self._notify_router("remove_worker", worker_id)
 
     async def drain(self, worker_id: str, timeout_s: float) -> None:
         self._infos.pop(worker_id, None)  # a router that restarts now must not use the worker
-        await self._tell_router("drain_worker", worker_id, timeout_s)
+        await self._notify_router("drain_worker", worker_id, timeout_s)
 
     def report(self, text: str) -> None:
         logger.info("%s", text)
         self._reports.put_nowait(text)
 
-    async def _tell_router(self, method: str, *arguments: Any) -> None:
+    async def _notify_router(self, method: str, *arguments: Any) -> None:
         if self._router is None:
             return
         try:

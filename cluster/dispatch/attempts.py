@@ -179,10 +179,10 @@ def _record_local_prefill(timeline: Timeline, worker: Worker, batch: worker_pb2.
     """Records the work of a decode worker up to the first token as prefill."""
     events = unpack_events(batch.events)
     names = {Event.DECODE_QUEUED: Event.PREFILL_QUEUED, Event.DECODE_STARTED: Event.PREFILL_STARTED}
-    told = {name: events[event] for event, name in names.items() if event in events}
+    received = {name: events[event] for event, name in names.items() if event in events}
     if batch.steps:
-        told[Event.FIRST_TOKEN_SAMPLED] = batch.steps[-1].ended_s
-    worker.client.record(timeline, told)
+        received[Event.FIRST_TOKEN_SAMPLED] = batch.steps[-1].ended_s
+    worker.client.record(timeline, received)
     worker.client.record_steps(timeline.prefill_steps, batch, 0)
 
 

@@ -22,7 +22,7 @@ from cluster.gateway.http_edge import (
     add_log_fields,
     add_response_headers,
     arrival_of,
-    call_when_over,
+    call_when_finished,
     read_json_object,
     request_id_of,
     set_request_id,
@@ -164,7 +164,7 @@ class GenerationEndpoint:
         """Called before any other work, but after the body was read: a client may send it all before it reads."""
         allowance = self._key_limiter.ask(api_key_of(request))
         if allowance is not None:
-            call_when_over(request, lambda _: allowance.release())
+            call_when_finished(request, lambda _: allowance.release())
             add_response_headers(request, allowance.headers)
         return allowance
 
@@ -235,7 +235,7 @@ class GenerationEndpoint:
             arrival = arrival_of(request)
             group = request_id if num_sequences > 1 else None
             specs = [self._spec(job, arrival, Timeline(name, group=group), i) for i, name in enumerate(ids)]
-            call_when_over(request, partial(self._finish, request, job, request_id, specs))
+            call_when_finished(request, partial(self._finish, request, job, request_id, specs))
             try:
                 yield request_id, specs
             finally:

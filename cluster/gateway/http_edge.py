@@ -232,7 +232,7 @@ RECEIVED_KEY = "received_s"
 """Key of ``scope["state"]`` for the time at which the request reached this machine, set by servers that know it."""
 
 _ACCEPTED_KEY = "accepted_s"
-_WHEN_OVER_KEY = "when_over"
+_CALLBACKS_KEY = "when_over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,10 +254,10 @@ def arrival_of(request: Request) -> ArrivalTimes:
     return ArrivalTimes(state[RECEIVED_KEY], state[_ACCEPTED_KEY])
 
 
-def call_when_over(request: Request, callback: Callable[[bool], None]) -> None:
+def call_when_finished(request: Request, callback: Callable[[bool], None]) -> None:
     """Registers ``callback``, which is called once: with True when the last byte of the response was handed to the
     connection, or with False if the request ends without that. Several callbacks are called in order."""
-    request.scope["state"].setdefault(_WHEN_OVER_KEY, []).append(callback)
+    request.scope["state"].setdefault(_CALLBACKS_KEY, []).append(callback)
 
 
 class RequestTimesMiddleware:
@@ -276,24 +276,24 @@ class RequestTimesMiddleware:
 
         client_left = False
 
-        async def receive_and_look() -> Message:
+        async def receive_and_watch() -> Message:
             nonlocal client_left
             message = await receive()
             client_left = client_left or message["type"] == "http.disconnect"
             return message
 
-        async def send_and_tell(message: Message) -> None:
+        async def send_and_call_back(message: Message) -> None:
             await send(message)
             if message["type"] == "http.response.body" and not message.get("more_body", False):
-                _tell(state, sent=not client_left)  # the server drops messages to a client that left
+                _call_back(state, sent=not client_left)  # the server drops messages to a client that left
 
         try:
-            await self._app(scope, receive_and_look, send_and_tell)
+            await self._app(scope, receive_and_watch, send_and_call_back)
         finally:
-            _tell(state, sent=False)
+            _call_back(state, sent=False)
 
 
-def _tell(state: dict[str, Any], *, sent: bool) -> None:
-    callbacks: list[Callable[[bool], None]] = state.pop(_WHEN_OVER_KEY, [])
+def _call_back(state: dict[str, Any], *, sent: bool) -> None:
+    callbacks: list[Callable[[bool], None]] = state.pop(_CALLBACKS_KEY, [])
     for callback in callbacks:
         callback(sent)

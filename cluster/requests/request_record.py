@@ -12,7 +12,7 @@ from baton.core.queue_priority import QueuePriority
 from baton.core.request import FinishReason
 from baton.core.request_ids import new_call_id
 from baton.core.timeline import DraftCounts, Event, Timeline
-from baton.core.timers import is_over
+from baton.core.timers import has_expired
 from baton.rpc.conversions import unpack_finish_reason, unpack_logprobs
 from baton.rpc.wire import worker_pb2
 from cluster.latency.estimates import RouteForecast
@@ -134,7 +134,7 @@ class RequestRecord:
     def time_left_s(self) -> float:
         """Seconds until the deadline. Raises :class:`DeadlineError` after it."""
         left = self._deadline_s - self._clock()
-        if is_over(left):
+        if has_expired(left):
             raise self.deadline_error()
         return left
 

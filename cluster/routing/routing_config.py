@@ -42,7 +42,7 @@ class RoutingConfig(Section):
 
     @field_validator("scorers", mode="before")
     @classmethod
-    def _over_the_defaults(cls, given: object) -> object:
+    def _merged_with_defaults(cls, given: object) -> object:
         if given is None:
             given = {}
         if not isinstance(given, Mapping):

@@ -164,7 +164,7 @@ class SimulatedEngine:
         factor = self._noise.factor(num_steps)
         growth_ms = costs.per_context_token * batch * self._rate[0] / UNIT
         self._leap = Leap(now_s, num_steps, factor * self._work.ms(costs), factor * growth_ms)
-        self._timer = self._loop.call_at(self._leap.end_s(), self._leap_is_over)
+        self._timer = self._loop.call_at(self._leap.end_s(), self._leap_has_ended)
 
     def _plan_prompts(self, now_s: float) -> PromptPlan:
         waiting = self._waiting if len(self._running) < self._num_seats else ()
@@ -196,11 +196,11 @@ class SimulatedEngine:
             leap.num_steps = num_steps
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = self._loop.call_at(leap.end_s(), self._leap_is_over)
+            self._timer = self._loop.call_at(leap.end_s(), self._leap_has_ended)
 
     # End of a step or leap.
 
-    def _leap_is_over(self) -> None:
+    def _leap_has_ended(self) -> None:
         leap = self._leap
         if leap is None:
             return

@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from baton.bench.document import check_writable
 from baton.bench.traces import cut_trace, read_trace
 from baton.core.errors import ConfigError
-from baton.core.option_text import check_over_zero, key_values, known_name, positive_number
+from baton.core.option_text import check_positive, key_values, known_name, positive_number
 from cluster.config.config import BatonConfig, load_config
 from cluster.simulation.compare import compare, comparison_table, measured_requests, read_stage
 from cluster.simulation.fitting import fitted_profile, newest_fits, profile_text
@@ -72,7 +72,7 @@ def simulate(options: SimulateOptions, report: Callable[[str], None]) -> Rendera
         BatonError: an option is invalid or cannot be simulated.
     """
     if options.trace_seconds is not None:
-        check_over_zero("--trace-seconds", options.trace_seconds)
+        check_positive("--trace-seconds", options.trace_seconds)
     if options.stage is not None and options.compare_with is None:
         raise ConfigError(
             "--stage names a stage of the report of --compare-with. Add --compare-with, or leave out --stage."

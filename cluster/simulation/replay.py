@@ -97,7 +97,7 @@ class _Replay:
             task = self._tasks.spawn(self._send(f"replay-{number}", arrival, origin_s + self._settings.warmup_s))
             running.add(task)
             task.add_done_callback(running.discard)
-        await self._until_over(running)
+        await self._until_finished(running)
         if self._failures:
             raise InternalError(f"a replayed request failed: {self._failures[0]!r}") from self._failures[0]
         ended_s = self._loop.time()
@@ -122,7 +122,7 @@ class _Replay:
             "preemptions": sum(worker.engine.num_preemptions for worker in self._plane.cluster.workers),
         }
 
-    async def _until_over(self, running: set[asyncio.Task[None]]) -> None:
+    async def _until_finished(self, running: set[asyncio.Task[None]]) -> None:
         """Waits for the requests in progress, and cancels them if too many have missed their targets."""
         if not running:
             return

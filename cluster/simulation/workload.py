@@ -67,8 +67,8 @@ class PromptTokens:
         tokens: list[int] = []
         if request.hash_ids:
             block_tokens = MOONCAKE_BLOCK_TOKENS * scale
-            num_told = min(request.input_tokens, max(1, round(len(request.hash_ids) * block_tokens)))
-            for block, count in lay_blocks(request.hash_ids, block_tokens, num_told):
+            num_hashed = min(request.input_tokens, max(1, round(len(request.hash_ids) * block_tokens)))
+            for block, count in lay_blocks(request.hash_ids, block_tokens, num_hashed):
                 tokens += self._text(block, count)
         return (*tokens, *self.own(number, request.input_tokens - len(tokens)))
 

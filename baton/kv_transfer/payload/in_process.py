@@ -44,7 +44,7 @@ class InProcessSendStream:
         self._transfer_id = transfer_id
         self._reservation = reservation
         self._throttle = throttle
-        self._over = False
+        self._has_ended = False
         self._num_bytes = 0
         self.on_acknowledged: Callable[[int], None] | None = None
 
@@ -66,7 +66,7 @@ class InProcessSendStream:
         try:
             await self._sink.write(self._transfer_id, header, memoryview(payload), checksum(payload))
         except BatonError as error:
-            self._over = True
+            self._has_ended = True
             self._sink.abort(self._transfer_id, error.message)
             raise
         self._num_bytes += len(payload)
@@ -81,13 +81,13 @@ class InProcessSendStream:
             self._sink.abort(self._transfer_id, str(error) or "the sender disconnected")
             raise
         finally:
-            self._over = True
+            self._has_ended = True
 
     async def abort(self) -> None:
-        if not self._over:
-            self._over = True
+        if not self._has_ended:
+            self._has_ended = True
             self._sink.abort(self._transfer_id, "the sender cancelled the transfer")
 
     def _check_open(self) -> None:
-        if self._over:
+        if self._has_ended:
             raise TransferError(f"transfer {self._transfer_id} has ended.")

@@ -271,8 +271,8 @@ class NixlReader:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
 
-        def finish(error: TransferError | None, is_over: bool) -> None:
-            buffer.is_read_into = not is_over
+        def finish(error: TransferError | None, has_ended: bool) -> None:
+            buffer.is_read_into = not has_ended
             if not buffer.is_taken:
                 self._give_back(buffer)  # the transfer that waited for the buffer has ended
             if done.done():
@@ -282,12 +282,12 @@ class NixlReader:
             else:
                 done.set_exception(error)
 
-        def tell(error: TransferError | None, is_over: bool) -> None:
+        def report(error: TransferError | None, has_ended: bool) -> None:
             with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(finish, error, is_over)
+                loop.call_soon_threadsafe(finish, error, has_ended)
 
         buffer.is_read_into = True
-        self._thread.read(Read(agent, (address, buffer.address, num_bytes), tell, timeout_s))
+        self._thread.read(Read(agent, (address, buffer.address, num_bytes), report, timeout_s))
         try:
             async with asyncio.timeout(timeout_s + GRACE_S):
                 await done

@@ -129,12 +129,12 @@ class Read:
 
     Attributes:
         stretch: source address, target address, number of bytes.
-        tell: called once, with an error or ``None``, and whether NIXL no longer writes to the buffer.
+        report: called once, with an error or ``None``, and whether NIXL no longer writes to the buffer.
     """
 
     agent: str
     stretch: tuple[int, int, int]
-    tell: Callable[[TransferError | None, bool], None]
+    report: Callable[[TransferError | None, bool], None]
     timeout_s: float
     until_s: float = 0.0
     handle: int = 0
@@ -154,7 +154,7 @@ class ReadingThread:
     def read(self, read: Read) -> None:
         """Begins a read."""
         if self._is_closed:
-            read.tell(TransferError(f"{FAILED}: {_STOPS}."), True)
+            read.report(TransferError(f"{FAILED}: {_STOPS}."), True)
         else:
             self._jobs.put(partial(self._begin, read))
 
@@ -202,48 +202,48 @@ class ReadingThread:
             try:
                 job = self._jobs.get(block=not self._reads)
             except queue.Empty:
-                self._reads = [read for read in self._reads if not self._is_over(read)]
+                self._reads = [read for read in self._reads if not self._has_ended(read)]
                 time.sleep(_LOOK_EVERY_S if self._reads else 0.0)
                 continue
             if job is None:
                 break
             job()
         for read in self._reads:
-            self._give_up(read, _STOPS, is_over=False)
+            self._give_up(read, _STOPS, has_ended=False)
 
     def _begin(self, read: Read) -> None:
         try:
             read.handle = self._agent.begin_read(read.agent, *read.stretch)
         except Exception as error:  # noqa: BLE001 - as in run
-            read.tell(TransferError(f"{FAILED}: {error}"), True)
+            read.report(TransferError(f"{FAILED}: {error}"), True)
             return
         read.until_s = time.monotonic() + read.timeout_s
-        if not self._is_over(read):
+        if not self._has_ended(read):
             self._reads.append(read)
 
-    def _is_over(self, read: Read) -> bool:
+    def _has_ended(self, read: Read) -> bool:
         try:
             state = self._agent.state(read.handle)
         except Exception as error:  # noqa: BLE001 - as in run
-            self._give_up(read, str(error), is_over=False)
+            self._give_up(read, str(error), has_ended=False)
             return True
         if state is ReadState.UNDER_WAY and time.monotonic() < read.until_s:
             return False
         if state is ReadState.DONE:
             with suppress(Exception):
                 self._agent.release(read.handle)
-            read.tell(None, True)
+            read.report(None, True)
         elif state is ReadState.FAILED:
-            self._give_up(read, "the read failed", is_over=True)
+            self._give_up(read, "the read failed", has_ended=True)
         else:
-            self._give_up(read, f"no data arrived for {read.timeout_s:g} s", is_over=False)
+            self._give_up(read, f"no data arrived for {read.timeout_s:g} s", has_ended=False)
         return True
 
-    def _give_up(self, read: Read, reason: str, *, is_over: bool) -> None:
+    def _give_up(self, read: Read, reason: str, *, has_ended: bool) -> None:
         """Releases the read, which may still write to its buffer: UCX does not stop it."""
         with suppress(Exception):
             self._agent.release(read.handle)
-        read.tell(TransferError(f"{FAILED}: {reason}."), is_over)
+        read.report(TransferError(f"{FAILED}: {reason}."), has_ended)
 
 
 def _import_nixl() -> Any:

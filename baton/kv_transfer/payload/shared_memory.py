@@ -72,16 +72,16 @@ class SharedMemorySendPath(SendPath):
         self._part_bytes = part_bytes
         self._segment_bytes = segment_bytes
         self._segment: SharedSegment | None = None
-        self._is_over = False
+        self._has_ended = False
         self._remote_peers: WeakSet[PeerChannel] = WeakSet()
 
     def segment(self) -> SharedSegment | None:
         """The segment; ``None`` when the system does not support it, which is logged once."""
-        if self._segment is None and not self._is_over:
+        if self._segment is None and not self._has_ended:
             try:
                 self._segment = self.make_segment()
             except OSError as error:
-                self._is_over = True
+                self._has_ended = True
                 logger.warning("memory cannot be shared on this host, so KV is sent in messages: %s", error)
         return self._segment
 
@@ -107,7 +107,7 @@ class SharedMemorySendPath(SendPath):
         return None
 
     def close(self) -> None:
-        self._is_over = True
+        self._has_ended = True
         segment, self._segment = self._segment, None
         if segment is not None:
             segment.close()

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 TICKET_TIMEOUT_S = 10.0
 """Time limit for a new connection to send its ticket."""
-_MAX_STRANGERS = 64
+_MAX_UNIDENTIFIED = 64
 """Limit of accepted connections that have not sent their ticket yet; further ones wait to be accepted."""
 _BACKLOG = 128
 _PAUSE_S = 0.5
@@ -75,7 +75,7 @@ class DataListener:
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._expected: dict[bytes, ExpectedConnections] = {}
-        self._strangers: set[asyncio.Task[None]] = set()
+        self._unidentified: set[asyncio.Task[None]] = set()
 
     def start(self, host: str) -> None:
         """Begins to listen on any free port.
@@ -93,7 +93,7 @@ class DataListener:
 
     async def stop(self) -> None:
         """Stops listening. Connections that have arrived stay open; they belong to their transfers."""
-        tasks = [task for task in (self._accepting, *self._strangers) if task is not None]
+        tasks = [task for task in (self._accepting, *self._unidentified) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -130,8 +130,8 @@ class DataListener:
     async def _accept_each(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            while len(self._strangers) >= _MAX_STRANGERS:
-                await asyncio.wait(self._strangers, return_when=asyncio.FIRST_COMPLETED)
+            while len(self._unidentified) >= _MAX_UNIDENTIFIED:
+                await asyncio.wait(self._unidentified, return_when=asyncio.FIRST_COMPLETED)
             try:
                 connection, _ = await loop.sock_accept(listener)
             except OSError as error:  # no file descriptor left, or the connection is already closed
@@ -140,16 +140,16 @@ class DataListener:
                 continue
             connection.setblocking(False)
             task = asyncio.create_task(self._identify(RawSocket(connection)))
-            self._strangers.add(task)
-            task.add_done_callback(self._strangers.discard)
+            self._unidentified.add(task)
+            task.add_done_callback(self._unidentified.discard)
             await asyncio.sleep(0)  # lets accepted connections introduce themselves before the next one is accepted
 
     async def _identify(self, connection: RawSocket) -> None:
-        said = bytearray(Introduction.NUM_BYTES)
+        received = bytearray(Introduction.NUM_BYTES)
         try:
             async with asyncio.timeout(TICKET_TIMEOUT_S):
-                await connection.receive([memoryview(said)])
-                introduction = Introduction.decode(bytes(said))
+                await connection.receive([memoryview(received)])
+                introduction = Introduction.decode(bytes(received))
                 expected = self._expected.get(introduction.ticket)
                 if expected is None or not expected.takes(introduction):
                     connection.close()

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from benchmarks.options import at_least, over_zero
+from benchmarks.options import at_least, positive_number
 
 
 @pytest.mark.parametrize(("text", "number"), [("2", 2), ("300", 300)])
@@ -22,6 +22,6 @@ def test_others_are_refused_with_what_was_expected(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "fast"])
 def test_rates_are_over_zero(text: str) -> None:
-    assert over_zero("5e6") == 5e6
+    assert positive_number("5e6") == 5e6
     with pytest.raises(argparse.ArgumentTypeError, match="above 0"):
-        over_zero(text)
+        positive_number(text)

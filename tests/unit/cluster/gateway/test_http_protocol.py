@@ -18,7 +18,7 @@ from cluster.gateway.http_edge import (
     RequestContextMiddleware,
     RequestTimesMiddleware,
     arrival_of,
-    call_when_over,
+    call_when_finished,
 )
 from cluster.gateway.http_protocol import server_config
 from cluster.telemetry.metrics import HttpMetrics
@@ -164,7 +164,7 @@ async def test_the_end_is_told_once(fails: bool) -> None:
     told: list[bool] = []
 
     async def app(scope, receive, send):
-        call_when_over(Request(scope), told.append)
+        call_when_finished(Request(scope), told.append)
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"a", "more_body": True})
         assert told == []

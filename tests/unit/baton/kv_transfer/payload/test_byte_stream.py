@@ -78,17 +78,17 @@ async def test_an_end_that_comes_early_is_an_error() -> None:
 
 async def test_nothing_is_written_once_the_place_is_anothers() -> None:
     taken = bytearray(100)
-    is_over = False
+    has_expired = False
 
     def check() -> None:
-        if is_over:
+        if has_expired:
             raise LookupError
 
     with raw_pair() as (sender, receiver):
         taking = asyncio.create_task(receiver.receive([memoryview(taken)], check))
         await sender.send([memoryview(b"x" * 60)])
         await asyncio.sleep(0.05)
-        before, is_over = bytes(taken), True
+        before, has_expired = bytes(taken), True
         await sender.send([memoryview(b"y" * 40)])
         with pytest.raises(LookupError):
             await taking
@@ -196,17 +196,17 @@ async def test_one_that_breaks_ends_all(receives: bool, number: int) -> None:
 
 async def test_no_stripe_is_written_once_the_place_is_anothers() -> None:
     taken = bytearray(2 * STRIPE_BYTES)
-    is_over = False
+    has_expired = False
 
     def check() -> None:
-        if is_over:
+        if has_expired:
             raise LookupError
 
     with joined_pair(2) as (_, receiver, pairs):
         taking = asyncio.create_task(receiver.receive([memoryview(taken)], check))
         await pairs[0][0].send([memoryview(bytes(STRIPE_BYTES))])
         await asyncio.sleep(0.05)
-        is_over = True
+        has_expired = True
         sending = asyncio.create_task(pairs[1][0].send([memoryview(b"y" * STRIPE_BYTES)]))
         with pytest.raises(LookupError):
             await taking

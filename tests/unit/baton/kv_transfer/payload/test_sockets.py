@@ -128,7 +128,7 @@ async def test_strangers_are_sent_away(listener: DataListener, monkeypatch: pyte
 
 async def test_many_that_come_at_once_all_get_in(listener: DataListener, monkeypatch: pytest.MonkeyPatch) -> None:
     """More connections than may be unidentified at a time, among them some that never identify themselves."""
-    monkeypatch.setattr(socket_listener, "_MAX_STRANGERS", 4)
+    monkeypatch.setattr(socket_listener, "_MAX_UNIDENTIFIED", 4)
     monkeypatch.setattr(socket_listener, "TICKET_TIMEOUT_S", 0.2)
     with ExitStack() as stack:
         everybody = [stack.enter_context(listener.expect()) for _ in range(40)]
