@@ -138,8 +138,8 @@ async def measure(
         for way in ways:
             await _check_first(sender, receiver, peers[way], way)
         for number in range(repeats):
-            tcp_s = (await _ask(sender, {"kind": "tcp", "port": at["port"]}))["seconds"]
-            await _ask(receiver, {"kind": "rest"})
+            tcp_s = (await _command(sender, {"kind": "tcp", "port": at["port"]}))["seconds"]
+            await _command(receiver, {"kind": "rest"})
             hand_overs = {way: await _hand_over(sender, receiver, peers[way], way, number, layout) for way in ways}
             runs.append(Run(tcp_s, hand_overs))
             report(runs[-1])
@@ -147,17 +147,17 @@ async def measure(
 
 
 async def _hand_over(sender: Child, receiver: Child, peer: str, way: str, number: int, layout: Layout) -> HandOver:
-    sent = await _ask(sender, {"kind": way, "transfer_id": f"{way}-{number}", "peer": peer})
-    taken = await _ask(receiver, {"kind": "take", "transfer_id": f"{way}-{number}", "with_digest": False})
+    sent = await _command(sender, {"kind": way, "transfer_id": f"{way}-{number}", "peer": peer})
+    taken = await _command(receiver, {"kind": "take", "transfer_id": f"{way}-{number}", "with_digest": False})
     return HandOver(sent["seconds"], sent["cpu_s"], taken["spent_s"], sent["shared_bytes"] / layout.num_bytes)
 
 
 async def _check_first(sender: Child, receiver: Child, peer: str, way: str) -> None:
-    await _ask(sender, {"kind": way, "transfer_id": f"{way}-first", "peer": peer})
-    taken = await _ask(receiver, {"kind": "take", "transfer_id": f"{way}-first", "with_digest": True})
+    await _command(sender, {"kind": way, "transfer_id": f"{way}-first", "peer": peer})
+    taken = await _command(receiver, {"kind": "take", "transfer_id": f"{way}-first", "with_digest": True})
     if way == INT8:
-        await _ask(sender, {"kind": "round"})
-    sent = await _ask(sender, {"kind": "digest"})
+        await _command(sender, {"kind": "round"})
+    sent = await _command(sender, {"kind": "digest"})
     if taken["digest"] != sent["digest"]:
         raise TransferError("the received KV differs from the sent KV.")
 
@@ -185,7 +185,7 @@ async def _end(
         await child.stop()
 
 
-async def _ask(child: Child, order: Mapping[str, Any]) -> dict[str, Any]:
+async def _command(child: Child, order: Mapping[str, Any]) -> dict[str, Any]:
     child.send(order)
     answer: dict[str, Any] = await child.receive()
     return answer
@@ -255,7 +255,7 @@ def main() -> None:
             layout,
             arguments.part_bytes,
             arguments.repeats,
-            more_ways=[way for way, is_asked in ((NIXL, arguments.nixl), (INT8, arguments.int8)) if is_asked],
+            more_ways=[way for way, is_given in ((NIXL, arguments.nixl), (INT8, arguments.int8)) if is_given],
             limits=Limits(arguments.max_bytes_per_second, arguments.max_bytes_per_second_each, arguments.connections),
         )
     )

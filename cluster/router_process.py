@@ -65,7 +65,7 @@ class RouterHost:
         self._scaling: asyncio.Task[None] | None = None
         self._feeding: asyncio.Task[None] | None = None
         self._background = BackgroundTasks()
-        self._metrics_page = MetricsPage(self._metrics, self._ask_cluster)
+        self._metrics_page = MetricsPage(self._metrics, self._poll_cluster)
         self._timelines = TimelineStore(self._config.router.timelines_kept)
         self._tracer: RequestTracer = NoTracer()
         self._router: Router | None = None
@@ -186,7 +186,7 @@ class RouterHost:
 
     async def status(self) -> dict[str, Any]:
         pools: dict[str, Any] = await self._controller.pool_status.remote()
-        stats = await self._ask_workers()
+        stats = await self._poll_workers()
         for pool in POOLS:
             for entry in pools[pool]["workers"]:
                 self._add_live_figures(entry, stats.get((pool, entry["id"])))
@@ -244,12 +244,12 @@ class RouterHost:
                 preemptions=stats.num_preemptions,
             )
 
-    async def _ask_cluster(self) -> ClusterFigures:
-        workers, answer = await asyncio.gather(self._ask_workers(), self._ask_controller())
+    async def _poll_cluster(self) -> ClusterFigures:
+        workers, answer = await asyncio.gather(self._poll_workers(), self._poll_controller())
         pools, num_router_restarts = answer or ({}, None)
         return ClusterFigures(workers, pools, num_router_restarts)
 
-    async def _ask_controller(self) -> tuple[dict[str, PoolFigures], int] | None:
+    async def _poll_controller(self) -> tuple[dict[str, PoolFigures], int] | None:
         """The controller's figures; ``None`` if it does not answer, since requests do not depend on it."""
         try:
             async with asyncio.timeout(_STATS_TIMEOUT_S):
@@ -259,7 +259,7 @@ class RouterHost:
             logger.warning("the controller did not answer a scrape: %s", error)
             return None
 
-    async def _ask_workers(self) -> dict[tuple[str, str], worker_pb2.WorkerStats | None]:
+    async def _poll_workers(self) -> dict[tuple[str, str], worker_pb2.WorkerStats | None]:
         """The statistics of every worker; ``None`` for a worker that does not answer."""
         workers = self._registry.workers
         results = await asyncio.gather(

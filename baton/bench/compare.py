@@ -24,7 +24,7 @@ _THROUGHPUT = {
 }
 _BETTER, _WORSE, _SAME = "better", "worse", "same"
 _STYLES = {_BETTER: "green", _WORSE: "red", _SAME: "dim"}
-_ASKED = ("settings", "target", "environment")
+_SETTINGS = ("settings", "target", "environment")
 _IGNORED_SETTINGS = ("settings.workload.salt",)
 """Settings that differ by design or do not affect the load."""
 
@@ -79,7 +79,8 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any], tolerance: floa
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
     """Different settings, and stages in only one report, which may explain ratios."""
     flat = [
-        {key: value for part in _ASKED for key, value in _flatten(part, document[part])} for document in (first, second)
+        {key: value for part in _SETTINGS for key, value in _flatten(part, document[part])}
+        for document in (first, second)
     ]
     keys = [key for key in dict.fromkeys([*flat[0], *flat[1]]) if key not in _IGNORED_SETTINGS]
     found = [

@@ -104,9 +104,9 @@ async def settle(endpoint: Endpoint) -> tuple[Endpoint, list[str]]:
         (replace(endpoint, exact_lengths=False), ["the server refuses ignore_eos: answers may end early"]),
     ]  # fmt: skip
     plain, notes = attempts[-1]
-    attempts.append((replace(plain, asks_usage=False), [*notes, "the server refuses stream_options"]))
+    attempts.append((replace(plain, requests_usage=False), [*notes, "the server refuses stream_options"]))
     for attempt, notes in attempts:
-        sample = await _ask(attempt, "Hello", 2)
+        sample = await _send_test_request(attempt, "Hello", 2)
         if sample.is_ok:
             return attempt, notes
         if sample.error not in _REFUSED:
@@ -123,7 +123,7 @@ async def count_prompt(endpoint: Endpoint, text: str) -> int:
     Raises:
         TargetError: the server does not report it.
     """
-    sample = await _ask(endpoint, text, 1)
+    sample = await _send_test_request(endpoint, text, 1)
     if sample.input_tokens is None:
         raise TargetError(
             f"{endpoint.generate_url} does not report usage.prompt_tokens ({sample.error or 'no usage'}), and "
@@ -132,7 +132,7 @@ async def count_prompt(endpoint: Endpoint, text: str) -> int:
     return sample.input_tokens
 
 
-async def _ask(endpoint: Endpoint, text: str, output_tokens: int) -> Sample:
+async def _send_test_request(endpoint: Endpoint, text: str, output_tokens: int) -> Sample:
     sample = Sample(0.0, True, None, output_tokens)
     async with LoadClient(endpoint, _LIST_TIMEOUT_S * 4) as client:
         await client.send(RequestSpec(text, None, output_tokens), sample, time.perf_counter())

@@ -46,7 +46,7 @@ class Endpoint:
         api_key: sent as a bearer token and never shown; ``None`` sends none.
         temperature: 0 is greedy.
         exact_lengths: ask for answers of exactly the wanted length, with ``ignore_eos`` and ``min_tokens``.
-        asks_usage: ask for token counts at the end of a stream, with ``stream_options.include_usage``.
+        requests_usage: ask for token counts at the end of a stream, with ``stream_options.include_usage``.
         service_tier: sent with every request; ``None`` sends none.
         extra_body: merged into the body of every request.
         max_model_len: limit of prompt and answer tokens together; ``None`` if the server does not report it.
@@ -58,7 +58,7 @@ class Endpoint:
     api_key: str | None = field(default=None, repr=False)
     temperature: float = 0.0
     exact_lengths: bool = True
-    asks_usage: bool = True
+    requests_usage: bool = True
     service_tier: str | None = None
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     max_model_len: int | None = None
@@ -95,7 +95,7 @@ class Endpoint:
             values["prompt"] = spec.prompt
         if self.service_tier is not None:
             values["service_tier"] = self.service_tier
-        if self.asks_usage:
+        if self.requests_usage:
             values["stream_options"] = {"include_usage": True}
         if self.exact_lengths:
             values |= {"ignore_eos": True, "min_tokens": spec.output_tokens}

@@ -135,7 +135,7 @@ class Engine:
     def _verify(self, step: Step, launched: Launched) -> dict[str, VerifyResult]:
         """Returns results by request id, for the sequences that have logits. Books the step."""
         batch, logits = launched.batch, launched.logits
-        if self._overlap.suits(step.living()):
+        if self._overlap.can_launch_ahead(step.live_sequences()):
             chosen = choose_tokens(batch, logits)
             self._book(step, {})
             self._overlap.launch_behind(chosen)
@@ -154,7 +154,7 @@ class Engine:
 
     def _book(self, step: Step, results: Mapping[str, VerifyResult]) -> None:
         step.is_booked = True
-        plan = step.living()
+        plan = step.live_sequences()
         self.meter.booking(plan)
         for sequence in plan:
             result = results.get(sequence.request.request_id)
@@ -163,7 +163,7 @@ class Engine:
             observer.computed(plan)
 
     def _post_process(self, step: Step, results: Mapping[str, VerifyResult]) -> list[TokenOutput]:
-        for sequence in step.living():
+        for sequence in step.live_sequences():
             self.scheduler.remember(sequence.request)
         outputs: list[TokenOutput] = []
         for result in results.values():
@@ -233,7 +233,7 @@ class Engine:
         """Ends a step's requests, or raises :class:`DeviceLostError` so that other workers can continue them."""
         self.meter.failed()
         self.raise_if_lost(error)
-        return self._fail(step.living(), error)
+        return self._fail(step.live_sequences(), error)
 
     def raise_if_lost(self, error: Exception) -> None:
         """Raises :class:`DeviceLostError` if the device is lost, as ``error`` or a test operation shows."""

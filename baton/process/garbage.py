@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 _YOUNG_OBJECTS = 3_000
 """Objects per collection of the youngest generation. Ten thousand would take about ten milliseconds."""
-_SWITCH_S = 0.0005
+_SWITCH_INTERVAL_S = 0.0005
 """Switch interval of threads. The default of 5 ms would delay tokens."""
 
 
@@ -27,7 +27,7 @@ def collect_rarely() -> None:
 def spare_pauses() -> None:
     """Like :func:`collect_rarely`, for processes in which computing threads share the interpreter with a loop."""
     collect_rarely()
-    sys.setswitchinterval(_SWITCH_S)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
 
 
 @contextmanager

@@ -92,12 +92,12 @@ class StepLoss:
             lm_head: the draft's weights, ``[draft_vocab_size, hidden_size]``.
         """
         wanted = batch.choices if self._draft_ids is None else self._draft_ids[batch.choices]
-        can_say = wanted >= 0
+        in_vocabulary = wanted >= 0
         hidden, indices, weights = [], [], []
         scale = 1.0 / sum(self._decay**step for step in range(self._num_steps))
         for step, states in enumerate(steps):
             rows = batch.rows_at(step)
-            rows = rows[can_say[rows + step]]
+            rows = rows[in_vocabulary[rows + step]]
             hidden.append(states[rows])
             indices.append(rows + step)
             weights.append(torch.full((len(rows),), scale * self._decay**step / max(1, len(rows))))

@@ -57,9 +57,9 @@ def batching_delay_ms(view: BatchingView) -> float:
     if gain_ms <= 0:
         return 0.0
     num_fit = view.room_tokens // max(1, view.prompt_tokens)
-    worth_ms = (view.fixed_ms - view.own_ms) / 2
+    break_even_ms = (view.fixed_ms - view.own_ms) / 2
     delay_ms = min(
-        worth_ms, view.gap_ms * (num_fit + 1), tuning.DELAY_SLACK_SHARE * view.slack_ms, tuning.LONGEST_DELAY_MS
+        break_even_ms, view.gap_ms * (num_fit + 1), tuning.DELAY_SLACK_SHARE * view.slack_ms, tuning.LONGEST_DELAY_MS
     )
     return delay_ms if delay_ms >= max(tuning.SHORTEST_DELAY_MS, view.gap_ms) else 0.0
 

@@ -19,7 +19,7 @@ def explain_pool(
     counts = observation.pools[pool].counts
     texts = [f"{pool} {_change(counts.target, sizing.target)}: {_because(pool, observation, limits, needs, sizing)}"]
     if needs.is_known and not needs.is_idle:
-        texts += [_hopeless(_targets(pool, observation), name) for name in needs.now.hopeless]
+        texts += [_unreachable_targets(_targets(pool, observation), name) for name in needs.now.hopeless]
     if needs.is_known and pool == PREFILL and observation.demand.local_share > 0:
         texts.append(f"{_percent(observation.demand.local_share)} of the prompt tokens are computed by decode workers.")
     if counts.starting and sizing.target >= counts.target:
@@ -141,7 +141,7 @@ def _targets(pool: str, observation: Observation) -> str:
     return "TPOT" if observation.demand.local_share <= 0 else "TPOT, and TTFT of its own prompts"
 
 
-def _hopeless(targets: str, name: str) -> str:
+def _unreachable_targets(targets: str, name: str) -> str:
     return (
         f"Some requests of class {name} miss {targets} even on an idle worker; more workers cannot help "
         "them, so they do not count."

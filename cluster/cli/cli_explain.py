@@ -53,9 +53,9 @@ def render_timeline(timeline: Mapping[str, Any], width: int) -> RenderableType:
 
 def _render_sequence(timeline: Mapping[str, Any], width: int) -> list[RenderableType]:
     parts: list[RenderableType] = [_heading(timeline), Text(""), _waterfall(timeline, width)]
-    beside = _beside(timeline, width)
-    if beside is not None:
-        parts += [Text("\nin parallel with these stages", style="dim"), beside]
+    parallel = _parallel_spans(timeline, width)
+    if parallel is not None:
+        parts += [Text("\nin parallel with these stages", style="dim"), parallel]
     for key in ("time_to_first_token", "slowest_gap"):
         if timeline.get(key):
             parts += [Text(""), *_verdict(timeline[key])]
@@ -117,7 +117,7 @@ def _waterfall(timeline: Mapping[str, Any], width: int) -> Table:
     return table
 
 
-def _beside(timeline: Mapping[str, Any], width: int) -> Table | None:
+def _parallel_spans(timeline: Mapping[str, Any], width: int) -> Table | None:
     """The spans that overlap with the stages: waiting for KV room, and the KV transfer."""
     total_ms = max(float(timeline.get("total_ms", 0.0)), 1e-6)
     table = _table()

@@ -17,7 +17,7 @@ from baton.engine.models.model_source import resolve_model
 from cluster.actors import RouterActor, WorkerActor
 from cluster.autoscaling.observation import PoolCounts
 from cluster.config.config import BatonConfig
-from cluster.controller.pool_member import AskedBy
+from cluster.controller.pool_member import ChangeOrigin
 from cluster.controller.shared_processes import simulated_processes
 from cluster.controller.worker_pool import WorkerPool
 from cluster.registry.workers import WorkerInfo
@@ -142,10 +142,10 @@ class Controller:
         Raises:
             BatonError: a pool is unknown, workers cannot change their role, or the pool has no worker to spare.
         """
-        self._change_role(source, destination, AskedBy.OPERATOR)
+        self._change_role(source, destination, ChangeOrigin.OPERATOR)
         return self.pools()
 
-    def _change_role(self, source: str, destination: str, by: AskedBy) -> None:
+    def _change_role(self, source: str, destination: str, by: ChangeOrigin) -> None:
         self._check_pool(source)
         self._check_pool(destination)
         if source == destination:
@@ -163,7 +163,7 @@ class Controller:
         """
         free = {name: pool for name, pool in self._pools.items() if not pool.is_pinned}
         if role_change is not None and all(name in free for name in role_change):
-            self._change_role(*role_change, AskedBy.AUTOSCALER)
+            self._change_role(*role_change, ChangeOrigin.AUTOSCALER)
         for name, target in targets.items():
             if name in free and free[name].target != target:
                 free[name].scale(target)

@@ -56,7 +56,7 @@ class Node:
         )
 
 
-def living_nodes(ray_nodes: Sequence[Mapping[str, Any]]) -> list[Node]:
+def live_nodes(ray_nodes: Sequence[Mapping[str, Any]]) -> list[Node]:
     """The live nodes among those that ``ray.nodes()`` returns."""
     return [
         Node(str(node.get("NodeManagerAddress", "?")), node.get("Resources", {}), node.get("Labels", {}))
@@ -88,14 +88,14 @@ def explain_pending(
         num_free_cpus: number of free CPUs of a local cluster.
     """
     fits = fits_somewhere(resources, nodes)
-    if is_local and fits and _asks_for_cpus_alone(resources) and resources.cpus <= num_free_cpus:
+    if is_local and fits and _needs_only_cpus(resources) and resources.cpus <= num_free_cpus:
         return f"There is room for a {pool} worker, but its process is slow to start: the machine is busy."
     lines = [f"A {pool} worker needs {describe_request(resources)}, and Ray has not started it yet."]
     lacks = [_lacks(resources, node) for node in nodes]
     for node, missing in zip(nodes, lacks, strict=True):
         lines.append(f"  {node.describe()}: {'; '.join(missing) if missing else 'large enough, but in use'}")
     if fits:
-        more = "raise ray.num_cpus" if is_local and _asks_for_cpus_alone(resources) else "add nodes"
+        more = "raise ray.num_cpus" if is_local and _needs_only_cpus(resources) else "add nodes"
         lines.append(f"If the start is not merely slow, free resources, {more}, or lower {pool}.workers.")
     else:
         only_cpus = is_local and [_TOO_FEW_CPUS] in lacks
@@ -104,7 +104,7 @@ def explain_pending(
     return "\n".join(lines)
 
 
-def _asks_for_cpus_alone(resources: ResourcesConfig) -> bool:
+def _needs_only_cpus(resources: ResourcesConfig) -> bool:
     return not resources.gpus and resources.memory_gib is None and not label_selector(resources)
 
 

@@ -27,7 +27,7 @@ _MAX_CONCURRENT_CALLS = 16
 _STOP_TIMEOUT_S = 15.0
 
 
-class AskedBy(StrEnum):
+class ChangeOrigin(StrEnum):
     """The origin of a role change; the values are those of a metric label."""
 
     AUTOSCALER = "autoscaler"

@@ -26,8 +26,8 @@ from baton.core.errors import (
 )
 from cluster.autoscaling.observation import PoolCounts
 from cluster.config.config import BatonConfig
-from cluster.controller.placement import Node, explain_pending, fits_somewhere, living_nodes
-from cluster.controller.pool_member import AskedBy, PoolMember
+from cluster.controller.placement import Node, explain_pending, fits_somewhere, live_nodes
+from cluster.controller.pool_member import ChangeOrigin, PoolMember
 from cluster.controller.shared_processes import SharedProcesses
 from cluster.registry.workers import WorkerInfo, WorkerState
 from cluster.telemetry.cluster_metrics import PoolFigures
@@ -110,7 +110,7 @@ class WorkerPool:
         self._role_changes_s: deque[float] = deque(maxlen=_STARTS_KEPT)
         self._num_failed = {"starting": 0, "serving": 0}
         self._num_scaled = {"up": 0, "down": 0}
-        self._num_role_changes = dict.fromkeys(map(str, AskedBy), 0)
+        self._num_role_changes = dict.fromkeys(map(str, ChangeOrigin), 0)
         self._was_complete = False
         self._known_nodes: list[Node] = []
         self._nodes_until_s = 0.0
@@ -135,7 +135,7 @@ class WorkerPool:
         self._fatal = None
         self._reconcile()
 
-    def change_role_from(self, source: WorkerPool, by: AskedBy) -> None:
+    def change_role_from(self, source: WorkerPool, by: ChangeOrigin) -> None:
         """Drains a worker of another pool and moves it into this one with its weights.
 
         Args:
@@ -144,8 +144,8 @@ class WorkerPool:
         Raises:
             InvalidRequestError: the other pool has no worker to spare.
         """
-        giving = source._youngest_ready()
-        if giving is None or source.target < 2:
+        member = source._youngest_ready()
+        if member is None or source.target < 2:
             raise InvalidRequestError(
                 f"The pool {source.name} cannot give up a worker: its target is {source.target} and "
                 f"{source.num_ready} are ready, and at least one must stay.",
@@ -154,9 +154,9 @@ class WorkerPool:
         self.target += 1
         source.target -= 1
         self._num_role_changes[by] += 1
-        giving.next_role = self._add_member(changes_from=giving.worker_id)
-        giving.leaving.set()
-        logger.info("a worker of %s changes to %s", source.name, self.name, extra={"worker": giving.worker_id})
+        member.next_role = self._add_member(changes_from=member.worker_id)
+        member.leaving.set()
+        logger.info("a worker of %s changes to %s", source.name, self.name, extra={"worker": member.worker_id})
         self._notify()
         source._notify()
 
@@ -274,7 +274,7 @@ class WorkerPool:
         except Exception as error:
             member.reason = f"{type(error).__name__}: {error}"
             logger.exception("a worker ended unexpectedly", extra={"worker": member.worker_id})
-        await self._bury(member)
+        await self._remove(member)
 
     async def _bring_up(self, member: PoolMember, *, changes_role: bool) -> None:
         if changes_role and await member.receives_process():
@@ -322,7 +322,7 @@ class WorkerPool:
         finally:
             placed.cancel()
 
-    async def _bury(self, member: PoolMember) -> None:
+    async def _remove(self, member: PoolMember) -> None:
         await self._listener.worker_gone(member.worker_id)
         if not member.hand_process_over():
             await member.kill()
@@ -351,7 +351,7 @@ class WorkerPool:
         """The live nodes, cached: thousands of workers may ask at once, and each query blocks the event loop."""
         now_s = time.monotonic()
         if now_s >= self._nodes_until_s:
-            self._known_nodes, self._nodes_until_s = living_nodes(ray.nodes()), now_s + _NODES_KNOWN_S
+            self._known_nodes, self._nodes_until_s = live_nodes(ray.nodes()), now_s + _NODES_KNOWN_S
         return self._known_nodes
 
     def _why_not_ready(self, timeout_s: float) -> str:

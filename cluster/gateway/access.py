@@ -170,7 +170,7 @@ class KeyLimiter:
         self._clock = clock
         self._owners: dict[str, _Owner] = {}
 
-    def ask(self, api_key: ApiKey | None) -> Allowance | None:
+    def admit(self, api_key: ApiKey | None) -> Allowance | None:
         """Admits a request, before any work for it. Returns ``None`` if its key has no limits.
 
         Raises:

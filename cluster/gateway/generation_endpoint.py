@@ -122,7 +122,7 @@ class GenerationEndpoint:
     async def complete(self, request: Request) -> Response:
         body = await read_json_object(request, self._limits.max_body_bytes)
         parsed_s = time.monotonic()
-        allowance = self._ask_allowance(request)
+        allowance = self._admit(request)
         parsed = parse_request(CompletionRequest, body)
         slo = self._choose_class(request, parsed)
         card = self._generator.model
@@ -144,7 +144,7 @@ class GenerationEndpoint:
     async def chat(self, request: Request) -> Response:
         body = await read_json_object(request, self._limits.max_body_bytes)
         parsed_s = time.monotonic()
-        allowance = self._ask_allowance(request)
+        allowance = self._admit(request)
         parsed = parse_request(ChatCompletionRequest, body)
         slo = self._choose_class(request, parsed)
         card = self._generator.model
@@ -160,9 +160,9 @@ class GenerationEndpoint:
         job = _Job("chat", slo, plan, make_format, parsed_s, time.monotonic(), allowance)
         return await self._respond(request, job)
 
-    def _ask_allowance(self, request: Request) -> Allowance | None:
+    def _admit(self, request: Request) -> Allowance | None:
         """Called before any other work, but after the body was read: a client may send it all before it reads."""
-        allowance = self._key_limiter.ask(api_key_of(request))
+        allowance = self._key_limiter.admit(api_key_of(request))
         if allowance is not None:
             call_when_finished(request, lambda _: allowance.release())
             add_response_headers(request, allowance.headers)
@@ -171,12 +171,12 @@ class GenerationEndpoint:
     def _choose_class(self, request: Request, parsed: BaseRequest) -> SloClass:
         api_key = api_key_of(request)
         key_class = None if api_key is None else api_key.slo_class
-        named = dict.fromkeys(request.headers.getlist(SLO_CLASS_HEADER))
-        if len(named) > 1:
+        classes = dict.fromkeys(request.headers.getlist(SLO_CLASS_HEADER))
+        if len(classes) > 1:
             raise InvalidRequestError(
-                f"{SLO_CLASS_HEADER} has {len(named)} different values; send one.", param=SLO_CLASS_HEADER
+                f"{SLO_CLASS_HEADER} has {len(classes)} different values; send one.", param=SLO_CLASS_HEADER
             )
-        slo = self._slo_classes.choose(next(iter(named), None), parsed.service_tier, key_class)
+        slo = self._slo_classes.choose(next(iter(classes), None), parsed.service_tier, key_class)
         add_log_fields(request, slo_class=slo.name)
         return slo
 

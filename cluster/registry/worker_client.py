@@ -48,7 +48,7 @@ class WorkerClient:
         """Makes the worker free KV that no request will claim. Errors are ignored, since it expires on the worker."""
         request = worker_pb2.AbandonRequest(transfer_id=transfer_id)
         with suppress(BatonError):
-            await self._ask(lambda: self._decode.Abandon(request, timeout=_ABANDON_TIMEOUT_S))
+            await self._call(lambda: self._decode.Abandon(request, timeout=_ABANDON_TIMEOUT_S))
 
     def watch_cache(self) -> AsyncGenerator[worker_pb2.CacheEvents]:
         """The content of the worker's prefix cache, and then its changes. Closing the iterator cancels the call."""
@@ -90,10 +90,10 @@ class WorkerClient:
             BatonError: the worker does not answer.
         """
         request = worker_pb2.StatsRequest(samples_after=samples_after)
-        stats: worker_pb2.WorkerStats = await self._ask(lambda: self._worker.GetStats(request, timeout=timeout_s))
+        stats: worker_pb2.WorkerStats = await self._call(lambda: self._worker.GetStats(request, timeout=timeout_s))
         return stats
 
-    async def _ask(self, begin: Callable[[], Awaitable[Any]]) -> Any:
+    async def _call(self, begin: Callable[[], Awaitable[Any]]) -> Any:
         with self._typed_errors():
             return await begin()
 
@@ -112,7 +112,7 @@ class WorkerClient:
         try:
             for _ in range(_PINGS):
                 sent_s = time.monotonic()
-                reply = await self._ask(lambda: self._worker.Ping(worker_pb2.PingRequest(), timeout=_PING_TIMEOUT_S))
+                reply = await self._call(lambda: self._worker.Ping(worker_pb2.PingRequest(), timeout=_PING_TIMEOUT_S))
                 round_trip_s = time.monotonic() - sent_s
                 if round_trip_s < best_s:
                     best_s, offset_s = round_trip_s, sent_s + round_trip_s / 2 - reply.monotonic_s

@@ -55,15 +55,15 @@ class RequestObservers:
     """
 
     def __init__(self, observers: Iterable[RequestObserver] = ()) -> None:
-        everyone = tuple(observers)
-        self._arrived = [one.arrived for one in everyone if _overrides(one, "arrived")]
-        self._accepted = [one.accepted for one in everyone if _overrides(one, "accepted")]
-        self._placed = [one.placed for one in everyone if _overrides(one, "placed")]
-        self._first_token = [one.first_token for one in everyone if _overrides(one, "first_token")]
-        self._tokens = [one.tokens for one in everyone if _overrides(one, "tokens")]
-        self._handed_off = [one.handed_off for one in everyone if _overrides(one, "handed_off")]
-        self._attempt_failed = [one.attempt_failed for one in everyone if _overrides(one, "attempt_failed")]
-        self._ended = [one.ended for one in everyone if _overrides(one, "ended")]
+        all_observers = tuple(observers)
+        self._arrived = [one.arrived for one in all_observers if _overrides(one, "arrived")]
+        self._accepted = [one.accepted for one in all_observers if _overrides(one, "accepted")]
+        self._placed = [one.placed for one in all_observers if _overrides(one, "placed")]
+        self._first_token = [one.first_token for one in all_observers if _overrides(one, "first_token")]
+        self._tokens = [one.tokens for one in all_observers if _overrides(one, "tokens")]
+        self._handed_off = [one.handed_off for one in all_observers if _overrides(one, "handed_off")]
+        self._attempt_failed = [one.attempt_failed for one in all_observers if _overrides(one, "attempt_failed")]
+        self._ended = [one.ended for one in all_observers if _overrides(one, "ended")]
 
     def arrived(self, record: RequestRecord) -> None:
         _notify(self._arrived, record)

@@ -87,15 +87,15 @@ class VirtualPools:
             self._tasks.spawn(self._leave(name, pool.ready.pop()))
 
     def _change_role(self, source: str, destination: str) -> None:
-        giving, taking = self._pools[source], self._pools[destination]
-        giving.target -= 1
-        taking.target += 1
-        taking.starting += 1
-        worker_id = giving.ready.pop()
+        old_pool, new_pool = self._pools[source], self._pools[destination]
+        old_pool.target -= 1
+        new_pool.target += 1
+        new_pool.starting += 1
+        worker_id = old_pool.ready.pop()
 
         async def change() -> None:
             await self._leave(source, worker_id)
-            taking.starting -= 1
+            new_pool.starting -= 1
             await self._start(destination, self._role_change_s)
 
         self._tasks.spawn(change())

@@ -277,12 +277,12 @@ class MetricsPage:
     """Renders the metrics page. Concurrent scrapes share one page, which bounds the load on workers and router.
 
     Args:
-        ask_cluster: polls workers and controller for their figures.
+        poll_cluster: polls workers and controller for their figures.
     """
 
-    def __init__(self, metrics: RouterMetrics, ask_cluster: Callable[[], Awaitable[ClusterFigures]]) -> None:
+    def __init__(self, metrics: RouterMetrics, poll_cluster: Callable[[], Awaitable[ClusterFigures]]) -> None:
         self._metrics = metrics
-        self._ask_cluster = ask_cluster
+        self._poll_cluster = poll_cluster
         self._task: asyncio.Task[bytes] | None = None
 
     async def get(self) -> bytes:
@@ -292,6 +292,6 @@ class MetricsPage:
         return await asyncio.shield(self._task)  # other scrapes may wait for it if this one is cancelled
 
     async def _make(self) -> bytes:
-        self._metrics.cluster.figures = await self._ask_cluster()
+        self._metrics.cluster.figures = await self._poll_cluster()
         # In a thread, because it takes milliseconds with many workers and would delay tokens.
         return await asyncio.to_thread(self._metrics.render)

@@ -54,7 +54,7 @@ class MedusaProposer:
         self._heads = state.heads
         self._passes = passes
         self._acceptance = AcceptanceTracker()
-        self._worth = AcceptanceTracker()
+        self._gains = AcceptanceTracker()
         self._drafts: dict[str, Draft] = {}
         self._kinds: dict[str, list[_Kind]] = {}
 
@@ -86,10 +86,10 @@ class MedusaProposer:
     def outlook(self, requests: Sequence[Request], room: Mapping[str, int]) -> Outlook:
         """The expected accepted tokens; all guesses come from one pass."""
         gains = {
-            request.request_id: (self._worth.estimate(("accepted", kind_of(request)), _PRIOR_ACCEPTED),)
+            request.request_id: (self._gains.estimate(("accepted", kind_of(request)), _PRIOR_ACCEPTED),)
             for request in requests
         }
-        return Outlook(gains, self._worth.estimate("nodes", _PRIOR_NODES))
+        return Outlook(gains, self._gains.estimate("nodes", _PRIOR_NODES))
 
     def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
         self._state.computed(batch, results)
@@ -104,8 +104,8 @@ class MedusaProposer:
         for node, is_right in (pair for level in tried(draft, result.token_ids) for pair in level):
             self._acceptance.record(kinds[node], prior_of(kinds[node].bucket), float(is_right))
         if is_prefix(result.sequence.draft, draft):  # the outlook is for the verified part of a draft
-            self._worth.record(("accepted", kind_of(request)), _PRIOR_ACCEPTED, len(result.accepted))
-            self._worth.record("nodes", _PRIOR_NODES, result.num_drafted)
+            self._gains.record(("accepted", kind_of(request)), _PRIOR_ACCEPTED, len(result.accepted))
+            self._gains.record("nodes", _PRIOR_NODES, result.num_drafted)
 
     def release(self, request_id: str) -> None:
         self._state.release(request_id)

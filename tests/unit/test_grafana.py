@@ -12,7 +12,7 @@ import yaml
 from baton.core.errors import error_classes
 from baton.core.roles import POOLS
 from baton.rpc.wire import worker_pb2
-from cluster.controller.pool_member import AskedBy
+from cluster.controller.pool_member import ChangeOrigin
 from cluster.telemetry.cluster_metrics import ClusterFigures, PoolFigures
 from cluster.telemetry.metrics import RouterMetrics
 from tests.grafana import (
@@ -36,7 +36,7 @@ def series() -> Series:
     metrics = RouterMetrics()
     stats = worker_pb2.WorkerStats(methods=[worker_pb2.MethodStats(method="ngram")])
     states = dict.fromkeys(("starting", "ready", "draining"), 0)
-    pool = PoolFigures(1, states, {"up": 0, "down": 0}, 1, {"serving": 0}, dict.fromkeys(map(str, AskedBy), 0))
+    pool = PoolFigures(1, states, {"up": 0, "down": 0}, 1, {"serving": 0}, dict.fromkeys(map(str, ChangeOrigin), 0))
     workers = {(name, f"{name}-1"): stats for name in POOLS}
     metrics.cluster.figures = ClusterFigures(workers, dict.fromkeys(POOLS, pool), 0)
     metrics.prefixes.sizes = lambda: {worker: 0 for _, worker in workers}

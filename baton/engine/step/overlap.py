@@ -50,12 +50,12 @@ class Overlap:
         self._scheduler = scheduler
         self._launch = launch
         self._next: Step | None = None
-        self.suits = rule
+        self.can_launch_ahead = rule
 
     def take(self) -> Step | None:
         """Returns the step that was launched ahead; ``None`` if there is none or all of its requests have ended."""
         step, self._next = self._next, None
-        return step if step is not None and step.living() else None
+        return step if step is not None and step.live_sequences() else None
 
     def launch_behind(self, chosen: ChosenTokens) -> None:
         """Launches the step after a booked one, from the booked step's tokens on the device.

@@ -42,7 +42,7 @@ class Step:
     launched: Launched | None = None
     is_booked: bool = False
 
-    def living(self) -> list[ScheduledSequence]:
+    def live_sequences(self) -> list[ScheduledSequence]:
         """The sequences whose requests have not ended since the step was planned."""
         return [sequence for sequence in self.plan if not sequence.request.is_finished]
 
@@ -56,5 +56,5 @@ class Step:
 
     def restart(self) -> None:
         """Resets the step to before its forward, without drafts and without ended requests."""
-        self.plan = [ScheduledSequence(sequence.request, sequence.num_tokens) for sequence in self.living()]
+        self.plan = [ScheduledSequence(sequence.request, sequence.num_tokens) for sequence in self.live_sequences()]
         self.launched = None

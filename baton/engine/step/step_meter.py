@@ -136,7 +136,7 @@ class StepMeter:
             num_tokens,
             sum(sequence.num_tokens for sequence in step.plan if sequence.num_tokens > 1),
         )
-        for sequence in step.living():
+        for sequence in step.live_sequences():
             request = sequence.request
             add_share(request.steps, entry, sequence.num_tokens)
             if request.first_scheduled_s is not None and step.started_s <= request.first_scheduled_s < started_s:

@@ -34,13 +34,13 @@ def server(refused: tuple[str, ...] = (), models: object = None, usage: bool = T
 
 
 @pytest.mark.parametrize(
-    ("refused", "exact_lengths", "asks_usage", "num_notes"),
+    ("refused", "exact_lengths", "requests_usage", "num_notes"),
     [((), True, True, 0), (("ignore_eos",), False, True, 1), (("ignore_eos", "stream_options"), False, False, 2)],
 )
-async def test_options_that_a_server_refuses_are_left_out(refused, exact_lengths, asks_usage, num_notes):
+async def test_options_that_a_server_refuses_are_left_out(refused, exact_lengths, requests_usage, num_notes):
     async with serving(server(refused)) as url:
         endpoint, notes = await settle(Endpoint(url, "m"))
-    assert (endpoint.exact_lengths, endpoint.asks_usage, len(notes)) == (exact_lengths, asks_usage, num_notes)
+    assert (endpoint.exact_lengths, endpoint.requests_usage, len(notes)) == (exact_lengths, requests_usage, num_notes)
 
 
 async def test_a_server_that_refuses_everything_is_reported():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.config.worker_config import ResourcesConfig
-from cluster.controller.placement import Node, actor_options, describe_request, explain_pending, living_nodes
+from cluster.controller.placement import Node, actor_options, describe_request, explain_pending, live_nodes
 
 GIB = 2**30
 H100 = Node("10.0.0.1", {"CPU": 16.0, "GPU": 8.0, "memory": 64.0 * GIB}, {"ray.io/accelerator-type": "H100"})
@@ -116,4 +116,4 @@ def test_dead_nodes_are_left_out():
         {"NodeManagerAddress": "a", "Alive": True, "Resources": {"CPU": 2.0}, "Labels": {"x": "1"}},
         {"NodeManagerAddress": "b", "Alive": False, "Resources": {"CPU": 2.0}},
     ]
-    assert living_nodes(nodes) == [Node("a", {"CPU": 2.0}, {"x": "1"})]
+    assert live_nodes(nodes) == [Node("a", {"CPU": 2.0}, {"x": "1"})]

@@ -11,7 +11,7 @@ from baton.core.errors import InvalidRequestError
 from baton.core.roles import DECODE, PREFILL
 from cluster.config.config import BatonConfig
 from cluster.controller.controller import Controller
-from cluster.controller.pool_member import AskedBy
+from cluster.controller.pool_member import ChangeOrigin
 from cluster.controller.worker_pool import WorkerPool
 from tests.fake_hosts import FakeHost, UnchangingHost
 from tests.pool_listener import READY_S, ids_in
@@ -52,7 +52,7 @@ class TestPools:
     async def test_a_drained_worker_continues_in_the_other_pool_in_the_same_process(self, start, listener):
         prefill, decode = await start(2, 1)
         pid = listener.ready["prefill-2"].pid
-        decode.change_role_from(prefill, AskedBy.OPERATOR)
+        decode.change_role_from(prefill, ChangeOrigin.OPERATOR)
         assert (prefill.target, decode.target) == (1, 2)
         assert [(counts.ready, counts.starting, counts.draining) for counts in (prefill.counts(), decode.counts())] == [
             (1, 0, 0),
@@ -71,7 +71,7 @@ class TestPools:
         assert decode.counts().role_change_s is not None
         assert decode.figures().failures == {"starting": 0, "serving": 0}
 
-        prefill.change_role_from(decode, AskedBy.AUTOSCALER)  # and back, with a name of its own
+        prefill.change_role_from(decode, ChangeOrigin.AUTOSCALER)  # and back, with a name of its own
         await prefill.wait_until_ready(READY_S)
         assert listener.ready["prefill-3"].pid == pid
         assert decode.figures().role_changes == {"autoscaler": 0, "operator": 1}
@@ -80,7 +80,7 @@ class TestPools:
     async def test_a_worker_that_dies_while_changing_is_replaced(self, start, listener, a_ray):
         prefill, decode = await start(2, 0)
         pid = listener.ready["prefill-2"].pid
-        decode.change_role_from(prefill, AskedBy.OPERATOR)
+        decode.change_role_from(prefill, ChangeOrigin.OPERATOR)
         a_ray.kill_process(pid)
         await decode.wait_until_ready(READY_S)
         assert listener.ready["decode-1"].pid != pid
@@ -90,14 +90,14 @@ class TestPools:
         prefill, decode = await start(2, 0, UnchangingHost)
         pid = listener.ready["prefill-2"].pid
         listener.may_drain.set()
-        decode.change_role_from(prefill, AskedBy.OPERATOR)
+        decode.change_role_from(prefill, ChangeOrigin.OPERATOR)
         await decode.wait_until_ready(READY_S)
         assert ids_in(decode, "ready") == ["decode-2"]
         assert listener.ready["decode-2"].pid != pid
 
     async def test_a_change_that_is_no_longer_wanted_ends_with_the_drain(self, start, listener):
         prefill, decode = await start(2, 0)
-        decode.change_role_from(prefill, AskedBy.OPERATOR)
+        decode.change_role_from(prefill, ChangeOrigin.OPERATOR)
         decode.scale(0)
         await until(lambda: decode.status()["workers"] == [])
         listener.may_drain.set()
@@ -110,7 +110,7 @@ class TestPools:
         pid = listener.ready["prefill-2"].pid
         decode.scale(1)
         await until(lambda: decode.counts().pending == 1)
-        decode.change_role_from(prefill, AskedBy.AUTOSCALER)
+        decode.change_role_from(prefill, ChangeOrigin.AUTOSCALER)
         decode.scale(1)  # what the autoscaler wants is the one, not the other
         listener.may_drain.set()
         await decode.wait_until_ready(READY_S)
@@ -121,7 +121,7 @@ class TestPools:
 
         # The last one stays.
         with pytest.raises(InvalidRequestError, match=r"pool prefill cannot give up a worker.*one must stay"):
-            decode.change_role_from(prefill, AskedBy.OPERATOR)
+            decode.change_role_from(prefill, ChangeOrigin.OPERATOR)
         assert (prefill.target, decode.target) == (1, 1)
 
 

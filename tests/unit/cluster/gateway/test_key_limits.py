@@ -44,9 +44,9 @@ def test_requests_per_minute_come_back_one_by_one() -> None:
     clock = FakeClock()
     limiter, key = KeyLimiter(clock), ApiKey("web", limits=KeyLimits(requests_per_minute=6))
     for _ in range(6):
-        assert limiter.ask(key) is not None
+        assert limiter.admit(key) is not None
     with pytest.raises(RateLimitError) as raised:
-        limiter.ask(key)
+        limiter.admit(key)
     assert raised.value.reason == "requests"
     assert raised.value.retry_after_s == pytest.approx(10)
     assert raised.value.headers == {
@@ -55,25 +55,25 @@ def test_requests_per_minute_come_back_one_by_one() -> None:
         "x-ratelimit-reset-requests": "1m0s",
     }
     clock.now_s += 10.1
-    assert limiter.ask(key) is not None
+    assert limiter.admit(key) is not None
     with pytest.raises(RateLimitError):
-        limiter.ask(key)
+        limiter.admit(key)
 
 
 def test_answers_are_paid_for_when_they_are_there() -> None:
     clock = FakeClock()
     limiter, key = KeyLimiter(clock), ApiKey("web", limits=KeyLimits(tokens_per_minute=60))
-    first = limiter.ask(key)
+    first = limiter.admit(key)
     assert first is not None
     first.take_prompt(20)
     assert first.headers["x-ratelimit-remaining-tokens"] == "40"
     first.settle(70)  # 30 more than there were
     with pytest.raises(RateLimitError) as raised:
-        limiter.ask(key)
+        limiter.admit(key)
     assert raised.value.reason == "tokens"
     assert raised.value.retry_after_s == pytest.approx(31)
     clock.now_s += 32
-    second = limiter.ask(key)
+    second = limiter.admit(key)
     assert second is not None
     with pytest.raises(RateLimitError, match="the prompt has 50"):
         second.take_prompt(50)
@@ -83,15 +83,15 @@ def test_message_and_header_give_the_same_wait() -> None:
     """A request comes back after 60 / 44 = 1.36 s, and a retry after one second is refused again."""
     limiter, key = KeyLimiter(FakeClock()), ApiKey("web", limits=KeyLimits(requests_per_minute=44))
     for _ in range(44):
-        limiter.ask(key)
+        limiter.admit(key)
     with pytest.raises(RateLimitError, match=r"Try again in 2 s") as raised:
-        limiter.ask(key)
+        limiter.admit(key)
     assert error_response(raised.value).headers["retry-after"] == "2"
 
 
 def test_a_prompt_without_an_answer_costs_nothing() -> None:
     limiter, key = KeyLimiter(FakeClock()), ApiKey("web", limits=KeyLimits(tokens_per_minute=60))
-    allowance = limiter.ask(key)
+    allowance = limiter.admit(key)
     assert allowance is not None
     allowance.take_prompt(50)
     allowance.settle(0)
@@ -101,30 +101,30 @@ def test_a_prompt_without_an_answer_costs_nothing() -> None:
 def test_a_prompt_larger_than_a_minutes_worth_needs_all_of_it() -> None:
     clock = FakeClock()
     limiter, key = KeyLimiter(clock), ApiKey("web", limits=KeyLimits(tokens_per_minute=60))
-    allowance = limiter.ask(key)
+    allowance = limiter.admit(key)
     assert allowance is not None
     allowance.take_prompt(600)
     with pytest.raises(RateLimitError) as raised:
-        limiter.ask(key)
+        limiter.admit(key)
     assert raised.value.retry_after_s == pytest.approx(541)
 
 
 def test_concurrency_counts_what_runs() -> None:
     limiter, key = KeyLimiter(FakeClock()), ApiKey("web", limits=KeyLimits(max_concurrent=2))
-    first, second = limiter.ask(key), limiter.ask(key)
+    first, second = limiter.admit(key), limiter.admit(key)
     assert first is not None
     assert second is not None
     with pytest.raises(RateLimitError) as raised:
-        limiter.ask(key)
+        limiter.admit(key)
     assert raised.value.reason == "concurrency"
     first.release()
     first.release()
-    assert limiter.ask(key) is not None
+    assert limiter.admit(key) is not None
     with pytest.raises(RateLimitError):
-        limiter.ask(key)
-    assert limiter.ask(ApiKey("other", limits=KeyLimits(max_concurrent=1))) is not None
-    assert limiter.ask(ApiKey("free")) is None
-    assert limiter.ask(None) is None
+        limiter.admit(key)
+    assert limiter.admit(ApiKey("other", limits=KeyLimits(max_concurrent=1))) is not None
+    assert limiter.admit(ApiKey("free")) is None
+    assert limiter.admit(None) is None
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "many"])
