@@ -161,7 +161,7 @@ def measure(
         runs = (_Run(plain, requests[0]), _Run(speculative, requests[1], meter))
         for turn in cycle((0, 1, 1, 0)):
             runs[turn].advance(_STEPS_OF_A_TURN)
-            if all(run.is_over for run in runs):
+            if all(run.is_finished for run in runs):
                 break
         without, with_drafts = (run.result() for run in runs)
         tally = meter.stop()
@@ -182,7 +182,7 @@ def run_batch(engine: Engine, requests: Sequence[Request], meter: RoundMeter | N
         InternalError: a request failed, or nothing can be scheduled.
     """
     run = _Run(engine, requests, meter)
-    while not run.is_over:
+    while not run.is_finished:
         run.advance(1)
     return run.result()
 
@@ -212,13 +212,13 @@ class _Run:
             meter.start()
 
     @property
-    def is_over(self) -> bool:
+    def is_finished(self) -> bool:
         return not self._engine.scheduler.has_work()
 
     def advance(self, num_steps: int) -> None:
         """Runs ``num_steps`` steps, or fewer if the run ends."""
         for _ in range(num_steps):
-            if self.is_over:
+            if self.is_finished:
                 return
             started_s = time.perf_counter()
             progressed = _step(self._engine)
