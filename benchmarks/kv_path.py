@@ -35,8 +35,8 @@ _ENDS = "benchmarks.kv_path_ends"
 _WIDTH = 100
 _LABELS = {
     "grpc": "KV in gRPC messages",
-    "connected": "KV through a connection beside gRPC",
-    "striped": "KV through several connections",
+    "connected": "KV through a direct connection",
+    "striped": "KV through several direct connections",
     "shared": "KV through shared memory",
     NIXL: "KV read by NIXL",
     INT8: "KV in gRPC messages as int8",

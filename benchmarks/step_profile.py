@@ -172,7 +172,7 @@ def _run(arguments: argparse.Namespace, runner: ModelRunner, batch: int, console
     for _ in range(_WARM_UPS):
         engine.step()
     kind = "fused" if runner.is_fused else "transformers"
-    console.print(f"\n{kind} decoder, {batch} sequences behind {arguments.context} tokens, {steps} steps")
+    console.print(f"\n{kind} decoder, {batch} sequences after {arguments.context} tokens each, {steps} steps")
     for table in show(profile_steps(engine, steps), steps, arguments.functions):
         console.print(table)
     if arguments.operations:

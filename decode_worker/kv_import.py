@@ -149,7 +149,7 @@ class KVImporter:
                     await freed.wait()
         except TimeoutError:
             raise OutOfBlocksError(
-                f"The decode worker had no room for {holder.num_tokens} tokens within {deadline_s:g} s."
+                f"The decode worker had no free KV blocks for {holder.num_tokens} tokens within {deadline_s:g} s."
             ) from None
         return None
 

@@ -71,7 +71,7 @@ _PLAIN: dict[Stage, tuple[str, str]] = {
     Stage.ADMIT: (
         "it waited until the router accepted it; further choices of a prompt (n) wait for the first "
         "token of the first one",
-        "Ask for fewer choices, or send them as separate requests. With one choice: " + _ROUTER_BUSY,
+        "Request fewer choices, or send them as separate requests. With one choice: " + _ROUTER_BUSY,
     ),
     Stage.ADMISSION_QUEUE: (
         "it waited in the router's queue until a route had capacity for it, or it was refused",

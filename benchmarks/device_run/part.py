@@ -118,7 +118,7 @@ PARTS = (
     Part("kernels", 70, "attention and quantization against float64", "kernels_part"),
     Part("sanitizer", 40, "attention under compute-sanitizer", "sanitizer_part"),
     Part("models", 80, "whole tiny models give the same tokens in every way", "models_part"),
-    Part("kv_copies", 25, "KV copies beside running steps", "copies_part"),
+    Part("kv_copies", 25, "KV copies during running steps", "copies_part"),
     Part("steps", 110, "steps of a model of random weights", "steps_part"),
     Part("tiles", 35, "attention by the layout of its programs", "tiles_part"),
     Part("drafts", 25, "drafting and choosing tokens", "drafts_part"),

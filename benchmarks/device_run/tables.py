@@ -120,7 +120,7 @@ class Screen:
             print_to(self._console)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - rich exits where a pipe was closed
             self._console.quiet = True
-            self.warn(f"Tables cannot be printed ({type(error).__name__}: {error}). The run goes on.")
+            self.warn(f"Tables cannot be printed ({type(error).__name__}: {error}). The run continues.")
             with suppress(OSError, ValueError):  # Python flushes its buffer at the end, which must not fail
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -30,7 +30,7 @@ def pull(name: str, report: Report, *, verify: bool = False) -> Path:
     if is_default_model(name):
         return ensure_default_model(report=report, verify=verify)
     if verify:
-        raise ConfigError("--verify goes with the default model only: there are no recorded hashes for other models.")
+        raise ConfigError("--verify works with the default model only: there are no recorded hashes for other models.")
     source = resolve_model(name, report)
     return _from_hub(name, report) if is_hub_id(source.path) else Path(source.path)
 

@@ -70,7 +70,7 @@ class SimulatedKVSink:
             return await asyncio.wait_for(room, deadline_s)
         except TimeoutError:
             raise OutOfBlocksError(
-                f"The decode worker had no room for {holder.num_tokens} tokens within {deadline_s:g} s."
+                f"The decode worker had no free KV blocks for {holder.num_tokens} tokens within {deadline_s:g} s."
             ) from None
         finally:
             self.retry_soon()  # one that gave up may have blocked others

@@ -214,7 +214,7 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
     "falcon_alibi": (_small("FalconConfig", alibi=True), "never called its attention interface"),
     "gptj": (_small("GPTJConfig", n_embd=32, n_layer=2, n_head=4, rotary_dim=4), "never called its attention"),
     "xlnet": (_small("XLNetConfig", d_model=32, n_layer=2, n_head=4, d_inner=32), "XLNetLMHeadModel"),
-    "doge": (_small("DogeConfig"), "a bias or a mask of its own"),
+    "doge": (_small("DogeConfig"), "its own bias or mask"),
     "diffllama": (_small("DiffLlamaConfig"), "more than once"),
     "bert": (_small("BertConfig"), "in both directions"),
     "roberta": (_small("RobertaConfig"), "in both directions"),

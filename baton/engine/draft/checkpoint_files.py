@@ -114,7 +114,7 @@ def shards_of(index: Path) -> dict[str, Path]:
     for name in sorted(set(files.values())):
         if Path(name).name != name or not (index.parent / name).is_file():
             raise ConfigError(
-                f"draft checkpoint: {index} names the file {name!r}, which is not beside it. {FETCH_AGAIN}"
+                f"draft checkpoint: {index} names the file {name!r}, which is not in the same folder. {FETCH_AGAIN}"
             )
     return {tensor: index.parent / name for tensor, name in files.items()}
 

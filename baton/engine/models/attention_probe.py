@@ -133,7 +133,7 @@ class _Probe:
         index = int(mask.flatten()[0])
         if not bool((mask == index).all()) or not 0 <= index < len(self._windows):
             raise UnsupportedModelError(
-                f"{self._kind} puts a bias or a mask of its own on attention, which the paged cache cannot honour."
+                f"{self._kind} adds its own bias or mask to attention, which the paged cache cannot honour."
             )
         return self._windows[index]
 

@@ -192,7 +192,7 @@ async def test_whoever_waits_hears_that_there_is_no_room(receiver: Receiver, sou
     claim = asyncio.create_task(receiver.importer.claim(ID))
     with pytest.raises(OutOfBlocksError):
         await receiver.importer.reserve(source.offer(ID, deadline_s=0.05))
-    assert "no room for 22 tokens" in await has_failed(claim)
+    assert "no free KV blocks for 22 tokens" in await has_failed(claim)
     await receiver.give_back(taken)
     await receiver.all_given_back()
 

@@ -318,7 +318,7 @@ async def test_no_room_waits_until_there_is_some(way: Link, receiver: Receiver, 
 
 async def test_no_room_until_the_deadline(way: Link, receiver: Receiver, source: SourceKV) -> None:
     taken = await receiver.take_blocks(NUM_BLOCKS - NUM_PROMPT_BLOCKS + 1)
-    with pytest.raises(OutOfBlocksError, match=r"no room for 22 tokens within 0\.1 s"):
+    with pytest.raises(OutOfBlocksError, match=r"no free KV blocks for 22 tokens within 0\.1 s"):
         await way.transport.open(source.offer(deadline_s=0.1), way.peer)
     assert await receiver.num_used_blocks() == len(taken)
     await receiver.give_back(taken)

@@ -86,7 +86,7 @@ def test_a_gguf_file_is_converted(tmp_path, monkeypatch, capsys):
     [
         (["nonsense"], "not a hub id of the form owner/name"),
         (["missing.gguf"], "cannot read the GGUF file missing.gguf: No such file"),
-        (["org/model", "--verify"], "--verify goes with the default model only"),
+        (["org/model", "--verify"], "--verify works with the default model only"),
     ],
 )
 def test_what_cannot_be_pulled_is_an_error(arguments, message, capsys):

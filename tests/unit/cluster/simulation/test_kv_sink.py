@@ -22,7 +22,7 @@ def test_the_request_hears_why_its_transfer_got_no_room():
         worker = lone_worker(num_blocks=8)
         await worker.sink.reserve(offer_of(worker, "first", 1))
         waiting = asyncio.create_task(worker.sink.reserve(offer_of(worker, "second", 2, deadline_s=0.5)))
-        with pytest.raises(TransferError, match=r"no room for 96 tokens within 0\.5 s"):
+        with pytest.raises(TransferError, match=r"no free KV blocks for 96 tokens within 0\.5 s"):
             await worker.sink.claim("second")
         with pytest.raises(OutOfBlocksError):
             await waiting

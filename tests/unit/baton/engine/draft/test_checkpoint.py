@@ -112,7 +112,7 @@ def test_a_file_of_other_things_is_refused(tmp_path: Path) -> None:
     [
         (None, "no weight_map"),
         ({"x": "absent.safetensors"}, "'absent.safetensors'"),
-        ({"x": "../outside.safetensors"}, "not beside it"),
+        ({"x": "../outside.safetensors"}, "not in the same folder"),
         ({"x": "part.safetensors", "y": "part.safetensors"}, "do not contain: y"),
     ],
     ids=["no map", "missing shard", "outside", "missing tensor"],

@@ -150,7 +150,10 @@ def test_a_truncated_file_is_refused(model_folder: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("index", "reason"),
-    [({"x": SAFE}, "lists tensors that its files do not contain: x"), ({"x": "other.safetensors"}, "not beside it")],
+    [
+        ({"x": SAFE}, "lists tensors that its files do not contain: x"),
+        ({"x": "other.safetensors"}, "not in the same folder"),
+    ],
 )
 def test_an_index_that_does_not_match_its_files_is_refused(
     index: dict[str, str], reason: str, model_folder: Path, tmp_path: Path
