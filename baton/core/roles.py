@@ -17,4 +17,14 @@ DRAFT_METHODS = ("draft_model", "eagle", "eagle3", "medusa")
 """Speculation methods that need a draft of their kind."""
 
 
-SpeculationMethod = Literal["auto", "none", "draft_model", "eagle", "eagle3", "lookahead", "medusa", "ngram", "suffix"]
+SpeculationMethod = Literal[
+    "auto",
+    "none",
+    "draft_model",
+    "eagle",
+    "eagle3",
+    "lookahead",
+    "medusa",
+    "ngram",
+    "suffix",
+]

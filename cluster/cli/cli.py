@@ -1,5 +1,6 @@
-"""The ``baton`` command. Each command reads its options here and delegates to ``cluster/cli/cli_*.py``. The many
-options of ``baton train`` are read in ``cluster/cli/cli_train.py``.
+"""The ``baton`` command. All commands are registered here: as a function under ``@app.command()`` that reads the
+options and calls ``cluster/cli/cli_*.py``, or as ``app.command("name")(function)`` where that file reads them itself.
+Groups of commands are added by ``app.add_typer``.
 
 ray, torch, transformers and openai are imported only by the commands that need them, so that ``--help`` is fast.
 """

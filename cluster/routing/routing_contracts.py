@@ -42,6 +42,7 @@ class WorkerSnapshot:
         cached_tokens: tokens of this request's prompt that the worker's prefix cache holds.
         kv_tokens: size of its KV cache in tokens; 0 if unknown.
         max_num_seqs: largest number of sequences in one step.
+        chunk_tokens: token budget of one step.
         kv_bytes_per_token: KV bytes per token of a hand-off from or to it.
         device, node: workers of one node and the device ``cpu`` compute on the same processor.
         backlog_tokens: uncached tokens of all prompts that it still has to compute.
