@@ -27,7 +27,7 @@ def shares_by_request(engine, requests: list[Request]) -> dict[str, list[tuple[S
     return found
 
 
-def test_chunks_of_a_prompt_come_with_its_first_token_and_later_steps_one_by_one(runner: ModelRunner) -> None:
+def test_prompt_chunks_are_reported_with_the_first_token_and_later_steps_singly(runner: ModelRunner) -> None:
     engine = build_engine(runner, chunk_tokens=8)
     prompt = list(range(3, 23))
     outputs = shares_by_request(engine, [Request("r", prompt, greedy(4))])["r"]
@@ -40,7 +40,7 @@ def test_chunks_of_a_prompt_come_with_its_first_token_and_later_steps_one_by_one
     assert [entry.num_prompt_tokens for entry in steps] == [8, 8, 4, 0, 0, 0]
 
 
-def test_a_step_knows_its_company(runner: ModelRunner) -> None:
+def test_a_step_records_its_other_requests(runner: ModelRunner) -> None:
     engine = build_engine(runner)
     outputs = shares_by_request(engine, [Request(str(n), [5 + n, 6, 7, 8], greedy(3)) for n in range(3)])
     for output in outputs.values():
@@ -48,7 +48,7 @@ def test_a_step_knows_its_company(runner: ModelRunner) -> None:
         assert [(entry.num_sequences, entry.num_tokens) for entry, _ in output[1]] == [(3, 3)]
 
 
-def test_recomputation_after_a_preemption_shows(runner: ModelRunner) -> None:
+def test_recomputation_after_a_preemption_is_recorded(runner: ModelRunner) -> None:
     engine = build_engine(runner, num_blocks=12, prefix_caching=False)
     requests = [Request(str(n), list(range(3 + n, 15 + n)), greedy(16)) for n in range(2)]
     outputs = shares_by_request(engine, requests)
@@ -58,7 +58,7 @@ def test_recomputation_after_a_preemption_shows(runner: ModelRunner) -> None:
     assert max(again) > 12, "prompt and output"
 
 
-def test_pending_steps_are_bounded_and_their_sums_are_right() -> None:
+def test_pending_steps_are_bounded_and_their_sums_are_exact() -> None:
     shares: list[StepShare] = []
     for index in range(1, 301):
         add_share(shares, step(index, num_tokens=index), 2)

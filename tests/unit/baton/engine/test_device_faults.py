@@ -168,7 +168,7 @@ def check_others(outcomes: Sequence[Outcome], expected: Sequence[Sequence[int]])
 
 
 @CASES
-def test_a_step_that_lacks_memory_once_loses_no_token(
+def test_a_single_lack_of_memory_loses_no_token(
     faulty: FaultyRun, expected: list[list[int]], place: str, ahead: bool, first: int
 ) -> None:
     fault = Fault(OUT_OF_MEMORY["torch"], first, 1)
@@ -229,9 +229,7 @@ def test_a_lost_device_ends_the_engine_and_no_request_gets_a_wrong_token(
         assert found == whole[: len(found)]
 
 
-def test_an_error_that_says_nothing_is_followed_by_a_look_at_the_device(
-    faulty: FaultyRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ambiguous_error_is_followed_by_a_device_check(faulty: FaultyRun, monkeypatch: pytest.MonkeyPatch) -> None:
     step = faulty.engine(Fault(lambda: RuntimeError("something odd"), 2, 1), "forward", ahead=False)
 
     def fails(device: torch.device) -> None:
@@ -242,7 +240,7 @@ def test_an_error_that_says_nothing_is_followed_by_a_look_at_the_device(
         run(step, PROMPTS, PARAMS)
 
 
-def test_a_device_without_memory_for_the_look_at_it_is_not_lost(
+def test_a_device_without_memory_for_the_check_is_not_lost(
     faulty: FaultyRun, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = faulty.engine(Fault(HARMLESS["launch"], 2, 1), "forward", ahead=False)
@@ -254,7 +252,7 @@ def test_a_device_without_memory_for_the_look_at_it_is_not_lost(
     assert check_others(run(step, PROMPTS, PARAMS), expected) >= 1
 
 
-async def test_streams_of_a_lost_device_end_so_that_others_can_go_on_with_them(
+async def test_streams_of_a_lost_device_end_so_that_others_can_continue_them(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = SchedulerLimits(64, SEATS, runner.loaded.max_model_len)
@@ -270,10 +268,10 @@ async def test_streams_of_a_lost_device_end_so_that_others_can_go_on_with_them(
 
 
 @pytest.mark.parametrize("make", [*OUT_OF_MEMORY.values(), *HARMLESS.values()])
-def test_an_error_that_leaves_the_context_sound_is_no_lost_device(make: Callable[[], Exception]) -> None:
+def test_an_error_that_keeps_the_context_valid_is_not_a_lost_device(make: Callable[[], Exception]) -> None:
     assert not is_device_lost(make())
 
 
 @pytest.mark.parametrize("make", [*LOST.values(), *HARMLESS.values()])
-def test_only_a_lack_of_memory_is_one(make: Callable[[], Exception]) -> None:
+def test_only_an_out_of_memory_error_counts_as_one(make: Callable[[], Exception]) -> None:
     assert not is_out_of_memory(make())

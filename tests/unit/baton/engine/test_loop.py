@@ -84,7 +84,7 @@ def test_an_idle_thread_uses_no_cpu(running: Running) -> None:
     assert share_of_cpu(running) < 0.03
 
 
-def test_a_request_that_waits_for_blocks_uses_no_cpu_and_wakes_when_they_come(running: Running) -> None:
+def test_a_request_waiting_for_blocks_uses_no_cpu_and_wakes_when_they_are_free(running: Running) -> None:
     pool = running.engine.scheduler.blocks.pool
     taken = running.loop.submit(lambda: pool.allocate(pool.num_free)).result(TIMEOUT_S)
     running.add("waiting", [5, 6, 7], greedy(4))
@@ -94,7 +94,7 @@ def test_a_request_that_waits_for_blocks_uses_no_cpu_and_wakes_when_they_come(ru
     assert len(running.finish_of("waiting")[0]) == 4
 
 
-def test_tokens_are_those_of_the_synchronous_engine(running: Running, runner: ModelRunner) -> None:
+def test_tokens_match_the_synchronous_engine(running: Running, runner: ModelRunner) -> None:
     prompts = random_prompts((3, 20))
     for index, prompt in enumerate(prompts):
         running.add(f"request-{index}", prompt, greedy(8))
@@ -115,7 +115,7 @@ def test_on_idle_is_called_when_work_runs_out(running: Running) -> None:
     assert running.num_idle >= 1
 
 
-def test_ending_a_request_in_the_middle_frees_its_blocks(running: Running) -> None:
+def test_cancelling_a_running_request_frees_its_blocks(running: Running) -> None:
     def end(name: str) -> list[str]:
         """By mail, as all who are outside do; returns what is wrong with the blocks then."""
         running.engine.finish(name, FinishReason.ABORT)
@@ -129,7 +129,7 @@ def test_ending_a_request_in_the_middle_frees_its_blocks(running: Running) -> No
     assert len(running.finish_of("next")[0]) == 3
 
 
-def test_an_exception_in_the_forward_ends_that_step_only(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_in_the_forward_ends_only_that_step(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = running.engine.runner
     forward = runner.forward
     steps = 0
@@ -156,7 +156,7 @@ def test_an_exception_in_the_forward_ends_that_step_only(running: Running, monke
     assert running.loop.submit(lambda: blocks.check([])).result(TIMEOUT_S) == []
 
 
-def test_what_a_call_raises_reaches_its_caller_and_nobody_else(running: Running) -> None:
+def test_an_exception_in_a_call_reaches_only_its_caller(running: Running) -> None:
     def fail() -> None:
         raise KeyError("missing")
 
@@ -170,7 +170,7 @@ async def test_call_works_from_asyncio(running: Running) -> None:
     assert thread is not threading.current_thread()
 
 
-def test_stop_fails_calls_that_are_still_waiting(running: Running) -> None:
+def test_stop_fails_pending_calls(running: Running) -> None:
     entered, leave = threading.Event(), threading.Event()
 
     def hold() -> int:
@@ -202,7 +202,7 @@ def test_stop_before_start_fails_what_was_submitted(runner: ModelRunner) -> None
         future.result(TIMEOUT_S)
 
 
-def test_stopping_twice_is_fine(running: Running) -> None:
+def test_stopping_twice_is_allowed(running: Running) -> None:
     running.loop.stop()
     running.loop.stop()
 
@@ -232,7 +232,7 @@ def test_no_call_is_lost_between_submit_and_stop(runner: ModelRunner) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_dies_leaves_nobody_waiting(runner: ModelRunner) -> None:
+def test_a_dying_thread_fails_all_pending_calls(runner: ModelRunner) -> None:
     def fail(outputs: Sequence[TokenOutput]) -> None:
         raise ValueError("nobody takes the outputs")
 

@@ -61,7 +61,7 @@ def test_no_value_on_the_device_decides_what_is_queued(rows: list[SamplingRow]) 
 
 @settings(max_examples=200, deadline=None)
 @given(rows=batches, seed=st.integers(0, 2**32 - 1), has_ties=st.booleans())
-def test_the_outcome_is_that_of_the_host(rows: list[SamplingRow], seed: int, has_ties: bool) -> None:
+def test_the_outcome_matches_sampling_on_the_host(rows: list[SamplingRow], seed: int, has_ties: bool) -> None:
     logits = torch.randn(len(rows), VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 4
     if has_ties:
         logits = logits.round()

@@ -27,7 +27,7 @@ class _Stumbles(Oracle):
 
 
 @pytest.mark.parametrize("num_before", [0, 2, NUM_TOKENS - 1])
-def test_nobody_else_loses_a_token_or_its_end(num_before: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_step_costs_other_requests_no_token(num_before: int, caplog: pytest.LogCaptureFixture) -> None:
     runner = build_runner(tiny_model("llama"))
     expected = run(build_engine(runner), PROMPTS, greedy(NUM_TOKENS))
     proposer = _Stumbles({f"request-{index}": () for index in range(len(PROMPTS))}, "silent")

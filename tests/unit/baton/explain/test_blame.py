@@ -40,7 +40,7 @@ def gap_of(timeline: Timeline) -> Any:
     return json.loads(json.dumps(explain(timeline)))["slowest_gap"]
 
 
-def test_the_explanation_is_json_and_its_stages_add_up() -> None:
+def test_the_explanation_serializes_and_its_stages_add_up() -> None:
     shown = json.loads(json.dumps(explain(served())))
     assert shown["total_ms"] == 89_000
     assert sum(stage["duration_ms"] for stage in shown["stages"]) == shown["total_ms"]
@@ -53,7 +53,7 @@ def test_time_to_first_token_ends_when_a_stream_sent_it() -> None:
     assert "12 tokens in 2 steps" in shown["sentence"]
 
 
-def test_a_queue_is_blamed_with_a_way_out() -> None:
+def test_a_blamed_queue_comes_with_advice() -> None:
     timeline = served()
     timeline.attributes["prefill_worker"] = "prefill-3"
     timeline.events[Event.RECEIVED] = 0.0
@@ -77,7 +77,7 @@ def test_a_queue_is_blamed_with_a_way_out() -> None:
         ({"delivered_s": 0.3}, "token_delivery", "on its way from decode-1 to the router"),
     ],
 )
-def test_the_slowest_gap(slow: dict[str, float], stage: str, words: str) -> None:
+def test_the_slowest_gap_is_explained(slow: dict[str, float], stage: str, words: str) -> None:
     gap = gap_of(slow_decode(**slow))
     assert (gap["stage"], gap["token"]) == (stage, 8)
     assert words in gap["sentence"]
@@ -86,14 +86,14 @@ def test_the_slowest_gap(slow: dict[str, float], stage: str, words: str) -> None
     assert sum(entry["duration_ms"] for entry in gap["stages"]) == pytest.approx(gap["duration_ms"])
 
 
-def test_prompts_of_others_are_not_called_preemptions_for_sure() -> None:
+def test_prompts_of_other_requests_are_not_certainly_preemptions() -> None:
     gap = gap_of(slow_decode(took_s=0.3, num_prompt_tokens=400))
     assert "for local prefill or after a preemption" in gap["sentence"]
     assert "routing.local_prefill" in gap["hint"]
     assert "decode.kv_blocks" in gap["hint"]
 
 
-def test_a_gap_behind_the_limit_is_explained_by_its_own_step() -> None:
+def test_a_gap_beyond_the_limit_is_explained_by_its_own_step() -> None:
     timeline = slow_decode()
     now_s = timeline.events[Event.SENT]
     for index in range(300):
@@ -152,7 +152,7 @@ def test_a_gap_that_waited_for_another_worker_says_so(num_before: int, first_ind
 
 @pytest.mark.parametrize("first_index", [1, 900])
 @pytest.mark.parametrize("num_before", [50, 400])
-def test_steps_of_two_workers_are_not_counted_together(num_before: int, first_index: int) -> None:
+def test_steps_of_two_workers_are_counted_separately(num_before: int, first_index: int) -> None:
     timeline = retried(num_before, resumed_s=8.7, first_index=first_index)
     found = timeline.decode_steps.slowest_gap()
     assert found is not None
@@ -173,12 +173,12 @@ def test_a_failure_elsewhere_is_not_blamed_for_the_wait_for_a_first_worker() -> 
     assert "worker_lost" not in shown["sentence"]
 
 
-def test_a_request_that_no_worker_took_over_says_that_none_came() -> None:
+def test_a_request_without_a_replacement_worker_says_so() -> None:
     timeline = retried(50, resumed_s=None, first_index=1)
     assert "none took over" in reason_for(Stage.ROUTE, timeline, timeline.failed_attempts).clause
 
 
-def test_waiting_for_kv_tells_room_from_bandwidth() -> None:
+def test_waiting_for_kv_distinguishes_room_from_bandwidth() -> None:
     timeline = served()
     timeline.parts = [TransferPart(2**20, 1, 31.0, 31.5, 32.0), TransferPart(2**20, 1, 40.0, 40.5, 41.0)]
     assert "2.0 MiB" in reason_for(Stage.KV_WAIT, timeline).clause
@@ -187,7 +187,7 @@ def test_waiting_for_kv_tells_room_from_bandwidth() -> None:
 
 
 @pytest.mark.parametrize("stage", list(Stage))
-def test_every_stage_has_words_and_a_hint(stage: Stage) -> None:
+def test_every_stage_has_a_description_and_a_hint(stage: Stage) -> None:
     for timeline in (Timeline("r"), served()):
         reason = reason_for(stage, timeline, timeline.failed_attempts)
         assert reason.clause
@@ -195,7 +195,7 @@ def test_every_stage_has_words_and_a_hint(stage: Stage) -> None:
         assert "{" not in reason.clause
 
 
-def test_nothing_is_blamed_for_what_did_not_happen() -> None:
+def test_missing_stages_are_not_blamed() -> None:
     timeline = Timeline("r")
     timeline.record(Event.RECEIVED, 1.0)
     shown = explain(timeline)
@@ -203,7 +203,7 @@ def test_nothing_is_blamed_for_what_did_not_happen() -> None:
     assert shown["slowest_gap"] is None
 
 
-def test_a_prompt_that_the_decode_worker_computed_is_laid_at_its_door() -> None:
+def test_a_locally_computed_prompt_is_attributed_to_the_decode_worker() -> None:
     timeline = served()
     timeline.attributes.pop("prefill_worker", None)
     timeline.attributes["decode_worker"] = "decode-2"

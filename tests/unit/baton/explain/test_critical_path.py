@@ -44,7 +44,7 @@ def seconds_by_stage(timeline: Timeline) -> dict[Stage, float]:
     return {stage.stage: stage.seconds for stage in stage_times(critical_path(timeline))}
 
 
-def test_every_stage_of_a_request_that_goes_well() -> None:
+def test_a_successful_request_has_every_stage() -> None:
     assert seconds_by_stage(served()) == {
         Stage.ACCEPT: 1, Stage.PARSE: 2, Stage.TOKENIZE: 3, Stage.ADMIT: 4, Stage.ROUTE: 5, Stage.TO_PREFILL: 6,
         Stage.PREFILL_QUEUE: 7, Stage.PREFILL: 14, Stage.PREFILL_WAIT: 3, Stage.FIRST_TOKEN_DELIVERY: 5,
@@ -53,7 +53,7 @@ def test_every_stage_of_a_request_that_goes_well() -> None:
     }  # fmt: skip
 
 
-def test_one_token_has_no_decode() -> None:
+def test_a_single_token_has_no_decode_stage() -> None:
     timeline = Timeline("r")
     for event, at_s in ((Event.RECEIVED, 0), (Event.FIRST_TOKEN, 5), (Event.FINISHED, 6), (Event.SENT, 7)):
         timeline.record(event, float(at_s))
@@ -68,7 +68,7 @@ def test_an_attempt_that_fails_before_the_first_token_is_lost_time() -> None:
     assert times[Stage.ROUTE] == 1
 
 
-def test_an_attempt_that_fails_between_tokens_is_lost_time_and_what_is_known_is_computed_again() -> None:
+def test_an_attempt_that_fails_between_tokens_is_lost_time_and_recomputed() -> None:
     timeline = served()
     timeline.failed_attempts.append(FailedAttempt(68.0, "worker_lost"))
     timeline.replace(Event.DECODE_RECEIVED, 68.5)
@@ -97,7 +97,7 @@ def lost_between_tokens(failed: list[FailedAttempt], limit: int = 256) -> Timeli
     return timeline
 
 
-def test_a_retry_that_waits_for_a_worker_waits_for_its_route() -> None:
+def test_a_retry_waiting_for_a_worker_counts_as_routing() -> None:
     segments = critical_path(lost_between_tokens([FailedAttempt(68.0, "worker_lost", 75.0)]))
     assert [(entry.stage, entry.start_s, entry.end_s) for entry in segments if entry.start_s >= 66] == [
         (Stage.RETRY, 66, 68),
@@ -116,14 +116,14 @@ def test_each_retry_waits_for_its_own_worker() -> None:
     assert (times[Stage.RETRY], times[Stage.ROUTE]) == (1 + 1, 5 + 3 + 4)
 
 
-def test_a_retry_before_the_first_step_of_decode_waits_for_its_route_too() -> None:
+def test_a_retry_before_the_first_decode_step_counts_as_routing() -> None:
     timeline = served()
     timeline.failed_attempts.append(FailedAttempt(53.0, "worker_lost", 54.0))
     times = seconds_by_stage(timeline)
     assert (times[Stage.RETRY], times[Stage.ROUTE], times[Stage.TO_DECODE]) == (1, 5 + 1, 1)
 
 
-def test_a_retry_before_the_first_token_waits_for_its_route_too() -> None:
+def test_a_retry_before_the_first_token_counts_as_routing() -> None:
     timeline = served()
     timeline.failed_attempts += [FailedAttempt(11.0, "worker_lost", 13.0), FailedAttempt(14.0, "worker_lost", 15.0)]
     times = seconds_by_stage(timeline)
@@ -131,7 +131,7 @@ def test_a_retry_before_the_first_token_waits_for_its_route_too() -> None:
 
 
 @pytest.mark.parametrize("failed_s", [40.0, 78.0])
-def test_a_retry_that_finds_no_worker_waited_for_one_until_the_end(failed_s: float) -> None:
+def test_a_retry_without_a_worker_waits_until_the_end(failed_s: float) -> None:
     timeline = served()
     timeline.failed_attempts.append(FailedAttempt(failed_s, "worker_lost"))
     if failed_s < 50:
@@ -144,7 +144,7 @@ def test_a_retry_that_finds_no_worker_waited_for_one_until_the_end(failed_s: flo
     assert last[1] == (Stage.ROUTE, failed_s, 80.0)
 
 
-def test_a_retry_that_makes_no_token_waits_in_its_queue_until_the_end() -> None:
+def test_a_retry_without_a_token_queues_until_the_end() -> None:
     timeline = served()
     timeline.failed_attempts.append(FailedAttempt(77.0, "worker_lost", 78.0))
     timeline.replace(Event.DECODE_RECEIVED, 79.0)
@@ -154,7 +154,7 @@ def test_a_retry_that_makes_no_token_waits_in_its_queue_until_the_end() -> None:
     ]  # fmt: skip
 
 
-def test_a_retry_among_merged_steps_is_no_waiting_between_steps() -> None:
+def test_a_retry_among_merged_steps_is_not_waiting_between_steps() -> None:
     """Of these, only the sums of their busy times are known, but the failure has its moment."""
     timeline = lost_between_tokens([FailedAttempt(68.0, "worker_lost", 75.0)], limit=0)
     times = seconds_by_stage(timeline)
@@ -174,7 +174,7 @@ def test_merged_steps_count_their_busy_time_and_the_rest_as_waiting() -> None:
     assert (times[Stage.DECODE], times[Stage.DECODE_WAIT]) == (5 + 2 + 4, 1 + 3)
 
 
-def test_a_choice_that_is_sent_late_does_not_hide_its_decoding() -> None:
+def test_a_choice_sent_late_does_not_hide_its_decoding() -> None:
     """With several sequences, the first token of one may be sent while its decoding runs already."""
     timeline = served()
     timeline.replace(Event.FIRST_TOKEN_SENT, 70.0)
@@ -206,7 +206,7 @@ TIMES = st.floats(0.0, 100.0)
     st.lists(st.tuples(TIMES, st.none() | TIMES), max_size=3),
     st.integers(0, 6),
 )
-def test_the_sum_is_exact_whatever_is_missing_or_out_of_order(
+def test_the_sum_is_exact_with_missing_or_unordered_events(
     events: dict[Event, float],
     prefill: list[tuple[float, float]],
     decode: list[tuple[float, float]],

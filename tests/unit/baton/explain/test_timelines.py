@@ -15,20 +15,20 @@ def timeline(request_id: str, group: str | None = None) -> Timeline:
     return entry
 
 
-def test_it_keeps_the_newest():
+def test_the_store_keeps_the_newest_timelines():
     store = TimelineStore(3)
     for number in range(10):
         store.add(timeline(f"r{number}"))
     assert [number for number in range(10) if store.to_dict(f"r{number}")] == [7, 8, 9]
 
 
-def test_it_can_keep_none():
+def test_the_store_can_keep_no_timelines():
     store = TimelineStore(0)
     store.add(timeline("r"))
     assert store.to_dict("r") is None
 
 
-def test_an_id_that_comes_back_replaces_its_timeline_and_counts_as_new():
+def test_a_reused_id_replaces_its_timeline_and_counts_as_new():
     store = TimelineStore(2)
     store.add(timeline("a"))
     store.add(timeline("b"))
@@ -42,7 +42,7 @@ def test_an_id_that_comes_back_replaces_its_timeline_and_counts_as_new():
     assert store.to_dict("b") is None
 
 
-def test_a_request_with_several_sequences_shows_them_all():
+def test_a_request_with_several_sequences_shows_all_of_them():
     store = TimelineStore(10)
     for index in range(3):
         store.add(timeline(f"r-{index}", "r"))
@@ -53,7 +53,7 @@ def test_a_request_with_several_sequences_shows_them_all():
     assert store.to_dict("other") is None
 
 
-def test_it_knows_which_ids_find_something():
+def test_the_store_knows_which_ids_it_holds():
     store = TimelineStore(4)
     for entry in (timeline("one"), timeline("r-0", "r"), timeline("r-1", "r"), timeline("job-0")):
         store.add(entry)
@@ -63,7 +63,7 @@ def test_it_knows_which_ids_find_something():
     assert not store.keeps("one")
 
 
-def test_it_shows_what_happens_after_it_was_added():
+def test_a_stored_timeline_shows_later_events():
     store = TimelineStore(10)
     entry = timeline("r")
     store.add(entry)
@@ -86,7 +86,7 @@ def test_an_unknown_id_says_how_many_are_kept():
         store.find("other")
 
 
-def test_the_listing_is_by_age_or_by_time():
+def test_the_listing_is_sorted_by_age_or_time():
     store = TimelineStore(10)
     for request_id, total_s in (("a", 2.0), ("b", 3.0), ("c", 1.0)):
         store.add(finished(request_id, total_s))
@@ -103,7 +103,7 @@ def test_stages_and_blame_come_with_the_events():
     assert found["time_to_first_token"] is None
 
 
-def test_of_very_many_sequences_the_first_ones_are_shown_at_once_and_all_of_them_alone():
+def test_a_request_with_many_sequences_shows_the_first_and_each_on_its_own():
     store = TimelineStore(100)
     for index in range(40):
         store.add(timeline(f"r-{index}", "r"))

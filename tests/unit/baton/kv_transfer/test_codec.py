@@ -43,14 +43,14 @@ headers = st.one_of(
 
 
 @given(headers, st.binary(max_size=40_000))
-def test_a_frame_comes_back_as_it_was(header: KVFrame, payload: bytes) -> None:
+def test_a_frame_round_trips(header: KVFrame, payload: bytes) -> None:
     decoded, view = decode_frame(encode_frame(header, payload))
     assert decoded == header
     assert bytes(view) == payload
 
 
 @given(headers, st.binary(max_size=40_000))
-def test_a_frame_is_what_protobuf_itself_would_write_and_read(header: KVFrame, payload: bytes) -> None:
+def test_a_frame_matches_protobuf_encoding(header: KVFrame, payload: bytes) -> None:
     whole = KVFrame()
     whole.CopyFrom(header)
     whole.payload = payload
@@ -60,7 +60,7 @@ def test_a_frame_is_what_protobuf_itself_would_write_and_read(header: KVFrame, p
 
 
 @pytest.mark.parametrize("encoding", KVEncoding)
-def test_names_of_encodings_come_back_and_native_has_none(encoding: KVEncoding) -> None:
+def test_names_of_encodings_round_trip_and_native_has_none(encoding: KVEncoding) -> None:
     name = encoding_name(encoding)
     assert encoding_of(name) is encoding
     assert (name == "") == (encoding is KVEncoding.NATIVE)
@@ -69,7 +69,7 @@ def test_names_of_encodings_come_back_and_native_has_none(encoding: KVEncoding) 
 
 
 @pytest.mark.parametrize("length", [0, 1, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152])
-def test_payload_lengths_around_the_varint_steps(length: int) -> None:
+def test_payload_lengths_around_varint_boundaries_round_trip(length: int) -> None:
     part = pack_part(PartHeader(1, 2, 3, 4), 5)
     whole = KVFrame(part=part, payload=bytes(length))
     data = encode_part(part, bytearray(length))
@@ -89,7 +89,7 @@ def test_garbage_is_a_transfer_error(data: bytes) -> None:
 
 
 @given(headers, st.binary(max_size=200), st.data())
-def test_damaged_frames_are_read_as_protobuf_reads_them_or_refused(
+def test_damaged_frames_are_refused_or_read_as_protobuf_reads_them(
     header: KVFrame, payload: bytes, data: st.DataObject
 ) -> None:
     frame = bytearray(encode_frame(header, payload))
@@ -124,12 +124,12 @@ def _decode_or_refuse(data: bytes) -> None:
         (b"\x12\x02\xff\xff", "cannot be parsed"),
     ],
 )
-def test_what_is_wrong_is_said(data: bytes, reason: str) -> None:
+def test_errors_name_what_is_wrong(data: bytes, reason: str) -> None:
     with pytest.raises(TransferError, match=reason):
         decode_frame(data)
 
 
 @given(st.binary(max_size=1000))
-def test_the_checksum_is_xxh3_whatever_the_buffer(payload: bytes) -> None:
+def test_the_checksum_is_xxh3_for_every_buffer(payload: bytes) -> None:
     expected = xxhash.xxh3_64_intdigest(payload)
     assert checksum(payload) == checksum(bytearray(payload)) == checksum(memoryview(payload)) == expected

@@ -98,7 +98,7 @@ async def by_hand(receiver: Receiver, peer: str) -> AsyncIterator[ByHand]:
         await channel.close()
 
 
-async def test_parts_are_where_they_belong(sender: ByHand, receiver: Receiver) -> None:
+async def test_parts_arrive_at_their_position(sender: ByHand, receiver: Receiver) -> None:
     parts = [part_of(header, payload) for header, payload in sender.source.parts()]
     for part, (_, payload) in zip(parts, sender.source.parts(), strict=True):
         await sender.send(part, bytes(payload))
@@ -110,7 +110,7 @@ async def test_parts_are_where_they_belong(sender: ByHand, receiver: Receiver) -
     receiver.importer.release(imported)
 
 
-async def test_a_part_is_read_where_it_lies(receiver: Receiver) -> None:
+async def test_a_part_is_received_without_a_copy(receiver: Receiver) -> None:
     source = SourceKV(receiver.spec, PROMPT)
     for kind in ("connected", "striped", "grpc", "in_process"):
         async with link(kind, receiver.importer) as way:
@@ -124,7 +124,7 @@ async def test_a_part_is_read_where_it_lies(receiver: Receiver) -> None:
         receiver.importer.release(imported)
 
 
-async def test_damage_is_found(sender: ByHand) -> None:
+async def test_damaged_parts_are_detected(sender: ByHand) -> None:
     part, payload = sender.first_part()
     await sender.send(part, payload[:-1] + bytes([payload[-1] ^ 1]))
     assert (await sender.failure())[0] == ChecksumError.code
@@ -142,7 +142,7 @@ async def test_damage_is_found(sender: ByHand) -> None:
         ({"encoding": "int8"}, "was not agreed on"),
     ],
 )
-async def test_a_part_that_is_not_due_ends_the_transfer(sender: ByHand, changes: dict[str, object], said: str) -> None:
+async def test_an_unexpected_part_ends_the_transfer(sender: ByHand, changes: dict[str, object], said: str) -> None:
     part, payload = sender.first_part()
     wrong = KVPart()
     wrong.CopyFrom(part)
@@ -155,7 +155,7 @@ async def test_a_part_that_is_not_due_ends_the_transfer(sender: ByHand, changes:
 
 
 @pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\x03\x00\x00\x00\xff\xff\xff", b"\x00" * 12])
-async def test_what_is_no_part_ends_the_transfer(sender: ByHand, data: bytes) -> None:
+async def test_an_invalid_part_ends_the_transfer(sender: ByHand, data: bytes) -> None:
     await sender.send_raw(data)
     assert (await sender.failure())[0] == TransferError.code
 
@@ -169,14 +169,14 @@ async def test_a_connection_that_ends_within_a_part_ends_the_transfer(sender: By
     assert "ended before everything was sent" in message
 
 
-async def test_who_announces_more_than_comes_is_not_waited_for(sender: ByHand) -> None:
+async def test_announced_bytes_that_never_arrive_do_not_block(sender: ByHand) -> None:
     part, payload = sender.first_part()
     await sender.send(part, payload)
     await sender.commit(2, 2 * len(payload))
     assert (await sender.failure()) == (TransferError.code, f"the sender sent nothing for {SILENCE_S:g} s.")
 
 
-async def test_blocks_of_a_transfer_that_was_given_up_are_not_written_to(sender: ByHand, receiver: Receiver) -> None:
+async def test_blocks_of_an_abandoned_transfer_are_not_written(sender: ByHand, receiver: Receiver) -> None:
     part, payload = sender.first_part()
     await sender.send(part, payload[:16])
     await asyncio.sleep(0.1)
@@ -189,9 +189,7 @@ async def test_blocks_of_a_transfer_that_was_given_up_are_not_written_to(sender:
     assert all(bytes(now.numpy()) == bytes(then.numpy()) for now, then in zip(tensors, before, strict=True))
 
 
-async def test_a_sender_that_gave_up_when_it_was_just_welcome_may_send_messages(
-    sender: ByHand, receiver: Receiver
-) -> None:
+async def test_parts_can_arrive_in_messages_after_the_connection_closed(sender: ByHand, receiver: Receiver) -> None:
     sender.connection.close()
     await asyncio.sleep(SILENCE_S / 2)  # the receiver has seen it
     parts = list(sender.source.parts())
@@ -205,7 +203,7 @@ async def test_a_sender_that_gave_up_when_it_was_just_welcome_may_send_messages(
 @pytest.mark.parametrize(
     ("num_tokens", "connections", "count"), [(15, 4, 1), (31, 4, 1), (32, 4, 2), (100, 4, 4), (100, 2, 2)]
 )
-async def test_large_transfers_have_more_connections(
+async def test_large_transfers_use_several_connections(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch, num_tokens: int, connections: int, count: int
 ) -> None:
     counts = []
@@ -225,7 +223,7 @@ async def test_large_transfers_have_more_connections(
     assert counts == [count]
 
 
-async def test_a_connection_that_breaks_is_told_from_a_worker_that_is_lost(receiver: Receiver) -> None:
+async def test_a_broken_connection_is_distinguished_from_a_lost_worker(receiver: Receiver) -> None:
     source = SourceKV(receiver.spec, PROMPT)
     async with link("connected", receiver.importer) as way:
         stream = await way.transport.open(source.offer("broken"), way.peer)
@@ -249,7 +247,7 @@ async def test_a_connection_that_breaks_is_told_from_a_worker_that_is_lost(recei
 
 
 @pytest.mark.parametrize("listens", [False, True])
-async def test_without_a_connection_parts_go_in_messages(
+async def test_without_a_connection_parts_travel_in_messages(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, listens: bool
 ) -> None:
     """The receiver has no port, or it is unreachable; the second transfer does not try again."""

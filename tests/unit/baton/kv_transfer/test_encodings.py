@@ -48,7 +48,7 @@ async def finish(receiver: Receiver) -> list[bytes]:
 
 
 @pytest.mark.parametrize("part_bytes", [1, 300, 1 << 20])
-async def test_int8_arrives_rounded_and_in_a_quarter_of_the_bytes(
+async def test_int8_arrives_rounded_in_a_quarter_of_the_bytes(
     way: Link, lossy: Receiver, source: SourceKV, part_bytes: int
 ) -> None:
     stream = await way.transport.open(source.offer(encodings=(INT8,)), way.peer)
@@ -62,7 +62,7 @@ async def test_int8_arrives_rounded_and_in_a_quarter_of_the_bytes(
 
 
 @pytest.mark.parametrize("kind", TRANSPORTS)
-async def test_a_receiver_that_wants_no_int8_gets_none(kind: str, receiver: Receiver, source: SourceKV) -> None:
+async def test_a_receiver_that_declines_int8_gets_native_kv(kind: str, receiver: Receiver, source: SourceKV) -> None:
     async with link(kind, receiver.importer) as way:
         stream = await way.transport.open(source.offer(encodings=(INT8,)), way.peer)
         assert stream.reservation.encoding is KVEncoding.NATIVE
@@ -70,14 +70,16 @@ async def test_a_receiver_that_wants_no_int8_gets_none(kind: str, receiver: Rece
         assert await finish(receiver) == source.layers
 
 
-async def test_a_sender_that_offers_none_sends_none(way: Link, lossy: Receiver, source: SourceKV) -> None:
+async def test_a_sender_that_offers_no_int8_sends_native_kv(way: Link, lossy: Receiver, source: SourceKV) -> None:
     stream = await way.transport.open(source.offer(), way.peer)
     assert stream.reservation.encoding is KVEncoding.NATIVE
     await send_all(stream, source)
     assert await finish(lossy) == source.layers
 
 
-async def test_native_parts_may_come_where_int8_was_agreed_on(way: Link, lossy: Receiver, source: SourceKV) -> None:
+async def test_native_parts_are_accepted_after_int8_was_negotiated(
+    way: Link, lossy: Receiver, source: SourceKV
+) -> None:
     stream = await way.transport.open(source.offer(encodings=(INT8,)), way.peer)
     for header, payload in source.parts():
         await stream.send(header, payload)
@@ -86,7 +88,7 @@ async def test_native_parts_may_come_where_int8_was_agreed_on(way: Link, lossy: 
 
 
 @pytest.mark.parametrize("kind", TRANSPORTS)
-async def test_int8_that_was_not_agreed_on_is_refused(kind: str, receiver: Receiver, source: SourceKV) -> None:
+async def test_unnegotiated_int8_is_refused(kind: str, receiver: Receiver, source: SourceKV) -> None:
     async with link(kind, receiver.importer) as way:
         stream = await way.transport.open(source.offer(encodings=(INT8,)), way.peer)
         with pytest.raises(TransferError, match="encoded as int8, which was not agreed on"):
@@ -101,7 +103,7 @@ async def send_parts(stream: object, parts: list[tuple[PartHeader, Payload]]) ->
 
 
 @pytest.mark.parametrize("change", ["shorter", "longer", "called native", "native called int8"])
-async def test_the_length_goes_by_the_encoding(way: Link, lossy: Receiver, source: SourceKV, change: str) -> None:
+async def test_the_length_depends_on_the_encoding(way: Link, lossy: Receiver, source: SourceKV, change: str) -> None:
     header, payload = next(source.parts(encoding=INT8))
     size = len(payload)
     if change == "shorter":
@@ -136,7 +138,7 @@ def int8_part(source: SourceKV) -> bytes:
     return encode_part(pack_part(header, checksum(payload)), payload)
 
 
-async def test_encodings_of_later_versions_are_passed_over(lossy: Receiver, source: SourceKV) -> None:
+async def test_unknown_encodings_in_an_offer_are_ignored(lossy: Receiver, source: SourceKV) -> None:
     async with link("grpc", lossy.importer) as way:
         replies, _ = await talk(way.peer, [reserve(source, "fp3", "int8"), int8_part(source)])
         assert replies[:2] == ["reserved", "received"]
@@ -145,7 +147,7 @@ async def test_encodings_of_later_versions_are_passed_over(lossy: Receiver, sour
     await lossy.all_given_back()
 
 
-async def test_a_part_in_an_encoding_that_nobody_knows_ends_the_transfer(lossy: Receiver, source: SourceKV) -> None:
+async def test_a_part_in_an_unknown_encoding_ends_the_transfer(lossy: Receiver, source: SourceKV) -> None:
     frame = encode_frame(KVFrame(part=KVPart(token_count=1, layer_end=1, encoding="fp3")), b"1234")
     async with link("grpc", lossy.importer) as way:
         replies, code = await talk(way.peer, [reserve(source, "int8"), frame])
@@ -161,7 +163,7 @@ class InsistingSink(RecordingSink):
         return Reservation(0, encoding=INT8)
 
 
-async def test_a_receiver_that_wants_what_was_not_offered_gets_nothing(source: SourceKV) -> None:
+async def test_a_receiver_that_selects_an_unoffered_encoding_gets_nothing(source: SourceKV) -> None:
     sink = InsistingSink()
     async with link("grpc", sink) as way:
         with pytest.raises(TransferError, match="requests KV as int8, which was not offered"):

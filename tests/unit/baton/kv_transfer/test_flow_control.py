@@ -31,7 +31,7 @@ async def send_many(stream: KVSendStream, count: int) -> None:
 
 
 @pytest.mark.parametrize("kind", TRANSPORTS)
-async def test_a_receiver_that_stands_still_stops_the_sender(kind: str) -> None:
+async def test_a_stalled_receiver_stops_the_sender(kind: str) -> None:
     sink, num_sent = RecordingSink(), 0
     async with link(kind, sink, max_inflight_bytes=WINDOW, stripe_bytes=STRIPE_BYTES) as way:
         stream = await way.transport.open(OFFER, way.peer)
@@ -52,7 +52,7 @@ async def test_a_receiver_that_stands_still_stops_the_sender(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", TRANSPORTS)
-async def test_what_is_on_its_way_is_bounded_all_the_time(kind: str) -> None:
+async def test_bytes_in_flight_are_always_bounded(kind: str) -> None:
     sink = RecordingSink()
     sink.gate.set()
     most = 0
@@ -67,7 +67,7 @@ async def test_what_is_on_its_way_is_bounded_all_the_time(kind: str) -> None:
 
 @pytest.mark.parametrize("commits", ["at once", "when all is written"])
 @pytest.mark.parametrize("kind", TRANSPORTS)
-async def test_acknowledgements_grow_up_to_the_whole_before_the_commit_is_one(kind: str, commits: str) -> None:
+async def test_acknowledgements_grow_to_the_total_before_the_commit(kind: str, commits: str) -> None:
     sink, told = RecordingSink(), list[int]()
     sink.gate.set()
     async with link(kind, sink, max_inflight_bytes=WINDOW, stripe_bytes=STRIPE_BYTES) as way:
@@ -83,7 +83,7 @@ async def test_acknowledgements_grow_up_to_the_whole_before_the_commit_is_one(ki
 
 
 @pytest.mark.parametrize("kind", TRANSPORTS)
-async def test_a_part_larger_than_the_window_still_travels(kind: str) -> None:
+async def test_a_part_larger_than_the_window_is_still_sent(kind: str) -> None:
     sink = RecordingSink()
     sink.gate.set()
     async with link(kind, sink, max_inflight_bytes=1000) as way:
@@ -93,7 +93,7 @@ async def test_a_part_larger_than_the_window_still_travels(kind: str) -> None:
         assert await stream.commit() == 3 * PART_BYTES
 
 
-async def test_the_largest_part_that_can_be_configured_fits_into_a_message() -> None:
+async def test_the_largest_configurable_part_fits_into_a_message() -> None:
     field = KVTransferConfig.model_fields["part_bytes"]
     largest = next(item.le for item in field.metadata if hasattr(item, "le"))
     assert get_args(field.annotation) == ()  # a plain int, whose metadata is the limit
@@ -109,7 +109,7 @@ async def test_the_largest_part_that_can_be_configured_fits_into_a_message() -> 
 
 
 @pytest.mark.parametrize("kind", TRANSPORTS)
-async def test_the_receivers_error_reaches_a_sender_in_full_flight(kind: str) -> None:
+async def test_an_error_of_the_receiver_reaches_a_busy_sender(kind: str) -> None:
     """gRPC loses the status of a call that ends while the client writes (grpc/grpc issue 36066)."""
     for _ in range(20):
         sink = RecordingSink(failure=OutOfBlocksError("no room left"))
@@ -122,7 +122,7 @@ async def test_the_receivers_error_reaches_a_sender_in_full_flight(kind: str) ->
             assert sink.aborts == ["no room left"]
 
 
-async def test_a_fault_in_the_receiver_is_an_internal_error_and_the_server_goes_on() -> None:
+async def test_a_fault_in_the_receiver_is_an_internal_error_and_the_server_continues() -> None:
     sink = RecordingSink(failure=ZeroDivisionError("bug"))
     sink.gate.set()
     async with link("grpc", sink) as way:
@@ -138,7 +138,7 @@ async def test_a_fault_in_the_receiver_is_an_internal_error_and_the_server_goes_
 
 
 @pytest.mark.parametrize("stage", ["reserved", "pushing", "committing"])
-async def test_a_receiver_that_dies_ends_the_transfer_at_once(stage: str) -> None:
+async def test_a_lost_receiver_ends_the_transfer_at_once(stage: str) -> None:
     sink = RecordingSink()
     async with link("grpc", sink, max_inflight_bytes=WINDOW) as way:
         stream = await way.transport.open(OFFER, way.peer)
@@ -156,7 +156,7 @@ async def test_a_receiver_that_dies_ends_the_transfer_at_once(stage: str) -> Non
             await (pushing or stream.commit())
 
 
-async def test_a_sender_that_dies_is_noticed_at_once() -> None:
+async def test_a_lost_sender_is_noticed_at_once() -> None:
     sink = RecordingSink()
     async with link("grpc", sink, max_inflight_bytes=WINDOW) as way:
         stream = await way.transport.open(OFFER, way.peer)
@@ -169,7 +169,7 @@ async def test_a_sender_that_dies_is_noticed_at_once() -> None:
 
 
 @pytest.mark.parametrize("kind", TRANSPORTS)
-async def test_leaving_during_the_commit_tells_the_receiver(kind: str) -> None:
+async def test_cancelling_during_the_commit_notifies_the_receiver(kind: str) -> None:
     sink = RecordingSink()
     async with link(kind, sink) as way:
         stream = await way.transport.open(OFFER, way.peer)
@@ -183,7 +183,7 @@ async def test_leaving_during_the_commit_tells_the_receiver(kind: str) -> None:
                 await asyncio.sleep(0.005)
 
 
-async def test_a_throttle_caps_the_rate() -> None:
+async def test_a_throttle_limits_the_rate() -> None:
     throttle = Throttle(1_000_000)
     await throttle.take(100_000)  # the burst
     started_s = time.monotonic()
@@ -191,7 +191,7 @@ async def test_a_throttle_caps_the_rate() -> None:
     assert time.monotonic() - started_s >= 0.19
 
 
-async def test_a_throttle_does_not_save_up_idle_time() -> None:
+async def test_a_throttle_does_not_accumulate_idle_time() -> None:
     throttle = Throttle(1_000_000)
     await throttle.take(1)
     await asyncio.sleep(0.3)

@@ -57,7 +57,7 @@ async def still_works(way: Link, receiver: Receiver) -> None:
     [part(), commit(), KVFrame(), KVFrame(payload=b"only")],
     ids=["part", "commit", "nothing", "payload"],
 )
-async def test_a_transfer_begins_with_a_reservation(way: Link, receiver: Receiver, first: KVFrame) -> None:
+async def test_a_transfer_starts_with_a_reservation(way: Link, receiver: Receiver, first: KVFrame) -> None:
     replies, code = await talk(way.peer, [encode_frame(first)])
     assert replies == [f"failed: {TransferError.code}"]
     assert code == TransferError.code
@@ -76,7 +76,7 @@ async def test_a_transfer_begins_with_a_reservation(way: Link, receiver: Receive
     ],
     ids=["reserve", "nothing", "early-commit", "wrong-count", "wrong-size", "garbage"],
 )
-async def test_what_cannot_follow_a_reservation_ends_it(
+async def test_an_invalid_message_after_a_reservation_ends_the_transfer(
     way: Link, receiver: Receiver, second: Callable[[Receiver], bytes]
 ) -> None:
     replies, code = await talk(way.peer, [encode_frame(reserve(receiver)), second(receiver)])
@@ -85,7 +85,7 @@ async def test_what_cannot_follow_a_reservation_ends_it(
     await still_works(way, receiver)
 
 
-async def test_an_end_without_a_commit_is_none(way: Link, receiver: Receiver) -> None:
+async def test_a_stream_that_ends_without_a_commit_is_aborted(way: Link, receiver: Receiver) -> None:
     replies, _ = await talk(way.peer, [encode_frame(reserve(receiver))])
     assert replies[0] == "reserved"
     with pytest.raises(TransferError):
@@ -94,13 +94,13 @@ async def test_an_end_without_a_commit_is_none(way: Link, receiver: Receiver) ->
 
 
 @pytest.mark.parametrize("deadline_s", [float("nan"), float("inf"), -1.0, 1e300])
-async def test_deadlines_that_no_clock_can_keep(way: Link, receiver: Receiver, deadline_s: float) -> None:
+async def test_impossible_deadlines_are_refused(way: Link, receiver: Receiver, deadline_s: float) -> None:
     _, code = await talk(way.peer, [encode_frame(reserve(receiver, deadline_s=deadline_s))])
     assert code == TransferError.code
     await still_works(way, receiver)
 
 
-async def test_a_transfer_needs_a_name(way: Link, receiver: Receiver) -> None:
+async def test_a_transfer_without_an_id_is_refused(way: Link, receiver: Receiver) -> None:
     _, code = await talk(way.peer, [encode_frame(reserve(receiver, transfer_id=""))])
     assert code == TransferError.code
     await still_works(way, receiver)
@@ -122,7 +122,7 @@ async def test_a_transfer_needs_a_name(way: Link, receiver: Receiver) -> None:
         '{"layers": [{"num_kv_heads": 1, "key_dim": 1, "value_dim": 1, "more": 1}]}',
     ],
 )
-async def test_a_layout_that_cannot_be_read(way: Link, receiver: Receiver, spec_json: str) -> None:
+async def test_an_unreadable_layout_is_refused(way: Link, receiver: Receiver, spec_json: str) -> None:
     _, code = await talk(way.peer, [encode_frame(reserve(receiver, spec_json=spec_json))])
     assert code == LayoutMismatchError.code
     await still_works(way, receiver)
@@ -134,14 +134,14 @@ async def test_a_layout_and_its_fingerprint_must_agree(way: Link, receiver: Rece
     await still_works(way, receiver)
 
 
-async def test_a_prompt_without_tokens(way: Link, receiver: Receiver) -> None:
+async def test_a_prompt_without_tokens_is_refused(way: Link, receiver: Receiver) -> None:
     _, code = await talk(way.peer, [encode_frame(reserve(receiver, token_ids=[]))])
     assert code is not None
     await still_works(way, receiver)
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_random_streams_lose_no_block(way: Link, receiver: Receiver, seed: int) -> None:
+async def test_random_streams_leak_no_block(way: Link, receiver: Receiver, seed: int) -> None:
     chance = random.Random(seed)
     source = SourceKV(receiver.spec, PROMPT)
     for round_ in range(40):

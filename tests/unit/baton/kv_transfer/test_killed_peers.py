@@ -79,7 +79,7 @@ def named_segments() -> list[str]:
     return [name for name in os.listdir("/dev/shm") if SEGMENT_NAME in name]
 
 
-async def test_memory_of_a_killed_sender_can_still_be_read_and_goes_with_its_last_reader() -> None:
+async def test_memory_of_a_killed_sender_stays_readable_until_its_last_reader_closes() -> None:
     before, mappings = num_mappings_before(), SegmentMappings(idle_s=0.01)
     async with peer_process("hold") as sender:
         offer, slot = (bytes.fromhex(word) for word in (await line_of(sender)).split())
@@ -97,7 +97,7 @@ async def test_memory_of_a_killed_sender_can_still_be_read_and_goes_with_its_las
 
 
 @pytest.mark.nixl
-async def test_reading_the_memory_of_a_killed_sender_ends_in_an_error() -> None:
+async def test_reading_the_memory_of_a_killed_sender_is_an_error() -> None:
     reader = NixlReader(timeout_s=5.0, connect_timeout_s=5.0)
     async with peer_process("export") as sender:
         offer, slot = (bytes.fromhex(word) for word in (await line_of(sender)).split())
@@ -120,7 +120,7 @@ async def test_reading_the_memory_of_a_killed_sender_ends_in_an_error() -> None:
     await reader.close()
 
 
-async def test_a_sender_that_is_killed_in_full_flight() -> None:
+async def test_killing_a_sender_aborts_the_transfer_and_frees_its_memory() -> None:
     before, mappings = num_mappings_before(), SegmentMappings(idle_s=0.01)
     sink = WatchedSink()
     async with kv_server(sink, mappings) as (_, peer), peer_process("send", peer) as sender:
@@ -140,7 +140,7 @@ async def test_a_sender_that_is_killed_in_full_flight() -> None:
         await again.close()
 
 
-async def test_a_receiver_that_is_killed_in_full_flight() -> None:
+async def test_killing_a_receiver_ends_the_transfer_and_frees_its_slots() -> None:
     memory = SharedMemorySendPath(PART_BYTES)
     segment = memory.segment()
     assert segment is not None

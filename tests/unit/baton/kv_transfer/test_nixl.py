@@ -56,7 +56,7 @@ def filled(segment: SharedSegment, content: bytes = CONTENT) -> KVSlot:
     return slot.reference
 
 
-async def test_what_is_in_a_slot_is_read_as_often_as_it_is_used_again(segment: SharedSegment) -> None:
+async def test_a_reused_slot_is_read_again(segment: SharedSegment) -> None:
     async with reading() as reader, reader.attached(segment.offer) as found:
         assert found is not None
         for number in range(3):
@@ -68,7 +68,7 @@ async def test_what_is_in_a_slot_is_read_as_often_as_it_is_used_again(segment: S
 
 
 @pytest.mark.parametrize(("index", "num_bytes"), [(4, 1), (0, 0), (0, PART_BYTES + 1), (2**31, 1)])
-async def test_nothing_but_slots_is_read(segment: SharedSegment, index: int, num_bytes: int) -> None:
+async def test_only_slots_are_read(segment: SharedSegment, index: int, num_bytes: int) -> None:
     async with reading() as reader, reader.attached(segment.offer) as found:
         assert found is not None
         with pytest.raises(TransferError, match="there are 4 slots"):
@@ -96,7 +96,7 @@ def without_slots(offer: KVSegment) -> KVSegment:
 
 
 @pytest.mark.parametrize("change", [without_agent, with_another_token, at_another_address, without_slots])
-async def test_memory_that_is_not_as_offered_is_left_alone_for_a_while(
+async def test_mismatching_memory_is_avoided_for_a_while(
     segment: SharedSegment,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -114,7 +114,7 @@ async def test_memory_that_is_not_as_offered_is_left_alone_for_a_while(
             assert found is not None
 
 
-async def test_parts_come_in_messages_where_the_memory_cannot_be_read(
+async def test_parts_travel_in_messages_if_the_memory_cannot_be_read(
     receiver: Receiver, memory: NixlSendPath, segment: SharedSegment
 ) -> None:
     source = SourceKV(receiver.spec, (1, 2, 3, 4, 5))
@@ -129,7 +129,7 @@ async def test_parts_come_in_messages_where_the_memory_cannot_be_read(
     await receiver.all_given_back()
 
 
-async def test_memory_of_one_host_is_mapped_and_not_read(receiver: Receiver, memory: NixlSendPath) -> None:
+async def test_memory_on_the_same_host_is_mapped_and_not_read(receiver: Receiver, memory: NixlSendPath) -> None:
     source = SourceKV(receiver.spec, (1, 2, 3, 4, 5))
     async with reading() as reader, kv_server(receiver.importer, SegmentMappings(), nixl=reader) as (_, peer):
         transport = transport_over(memory)
@@ -166,7 +166,7 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> SlowAgent:
     ("state", "reason", "is_used_again"),
     [(ReadState.UNDER_WAY, "no data arrived for 0.05 s", False), (ReadState.FAILED, "the read failed", True)],
 )
-async def test_a_read_that_fails_is_an_error_and_the_sender_is_avoided(
+async def test_a_failed_read_is_an_error_and_the_sender_is_avoided(
     segment: SharedSegment, agent: SlowAgent, state: ReadState, reason: str, is_used_again: bool
 ) -> None:
     """Memory that may still be written to is used for nothing else."""
@@ -182,7 +182,7 @@ async def test_a_read_that_fails_is_an_error_and_the_sender_is_avoided(
             assert found is None
 
 
-async def test_a_sender_that_is_avoided_no_longer_is_met_anew(
+async def test_a_sender_that_is_no_longer_avoided_is_connected_anew(
     segment: SharedSegment, agent: SlowAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What connected the two does not heal."""
@@ -203,7 +203,7 @@ async def test_a_sender_that_is_avoided_no_longer_is_met_anew(
     assert (len(agent.met), agent.num_forgotten) == (2, 1)
 
 
-async def test_who_has_no_memory_to_read_into_takes_parts_otherwise(
+async def test_without_memory_to_read_into_parts_travel_in_messages(
     segment: SharedSegment, agent: SlowAgent, caplog: pytest.LogCaptureFixture
 ) -> None:
     agent.most_bytes = mmap.PAGESIZE
@@ -220,7 +220,7 @@ async def test_no_exception_of_nixl_ends_the_thread(segment: SharedSegment, agen
             assert bytes(await found.fetch(filled(segment))) == CONTENT
 
 
-async def test_who_goes_away_while_memory_is_registered_leaves_it_to_the_next(
+async def test_cancelling_during_registration_leaves_the_memory_to_the_next_transfer(
     segment: SharedSegment, agent: SlowAgent
 ) -> None:
     async with reading() as reader:
@@ -236,7 +236,7 @@ async def test_who_goes_away_while_memory_is_registered_leaves_it_to_the_next(
     assert agent.num_registered == 0
 
 
-async def test_a_receiver_with_pages_of_another_size_finds_the_slots(segment: SharedSegment) -> None:
+async def test_a_receiver_with_another_page_size_finds_the_slots(segment: SharedSegment) -> None:
     offer = segment.offer
     assert offer.nixl.slots_address - offer.nixl.address == segment.layout.slot_start(0)
     filled(segment)
@@ -247,7 +247,7 @@ async def test_a_receiver_with_pages_of_another_size_finds_the_slots(segment: Sh
         assert bytes(await found.fetch(slot)) == CONTENT[1000 % 256 :][:100]
 
 
-async def test_who_leaves_during_a_read_leaves_its_memory_until_the_read_is_over(
+async def test_cancelling_during_a_read_keeps_its_memory_until_the_read_ends(
     segment: SharedSegment, agent: SlowAgent
 ) -> None:
     slot_bytes = segment.layout.slot_bytes
@@ -266,7 +266,7 @@ async def test_who_leaves_during_a_read_leaves_its_memory_until_the_read_is_over
                 await asyncio.sleep(0.005)
 
 
-async def test_one_sender_that_does_not_answer_stops_no_other(segment: SharedSegment, agent: SlowAgent) -> None:
+async def test_one_unresponsive_sender_blocks_no_other(segment: SharedSegment, agent: SlowAgent) -> None:
     async with reading() as reader, reader.attached(segment.offer) as one, reader.attached(segment.offer) as other:
         assert one is not None
         assert other is not None
@@ -280,7 +280,7 @@ async def test_one_sender_that_does_not_answer_stops_no_other(segment: SharedSeg
         assert bytes(await waiting) == CONTENT
 
 
-async def test_transfers_of_one_sender_meet_it_together(segment: SharedSegment, agent: SlowAgent) -> None:
+async def test_transfers_of_one_sender_share_the_connection_setup(segment: SharedSegment, agent: SlowAgent) -> None:
     async def use(reader: NixlReader) -> None:
         async with reader.attached(segment.offer) as found:
             assert found is not None
@@ -291,7 +291,7 @@ async def test_transfers_of_one_sender_meet_it_together(segment: SharedSegment, 
     assert len(agent.met) == 1
 
 
-async def test_nobody_looks_while_nothing_is_read(segment: SharedSegment, agent: SlowAgent) -> None:
+async def test_the_thread_does_not_poll_without_reads(segment: SharedSegment, agent: SlowAgent) -> None:
     async with reading() as reader:
         async with reader.attached(segment.offer) as found:
             assert found is not None
@@ -301,7 +301,7 @@ async def test_nobody_looks_while_nothing_is_read(segment: SharedSegment, agent:
         assert agent.num_looks == num_looks
 
 
-async def test_a_reader_that_closes_ends_what_it_reads(segment: SharedSegment, agent: SlowAgent) -> None:
+async def test_closing_a_reader_ends_its_reads(segment: SharedSegment, agent: SlowAgent) -> None:
     async with reading() as reader, reader.attached(segment.offer) as found:
         assert found is not None
         agent.as_if = ReadState.UNDER_WAY
@@ -312,7 +312,7 @@ async def test_a_reader_that_closes_ends_what_it_reads(segment: SharedSegment, a
             await running
 
 
-async def test_senders_that_send_nothing_are_forgotten(segment: SharedSegment, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_senders_are_forgotten(segment: SharedSegment, monkeypatch: pytest.MonkeyPatch) -> None:
     async with reading() as reader:
         async with reader.attached(segment.offer):
             monkeypatch.setattr(nixl, "IDLE_S", 0.0)
@@ -326,7 +326,7 @@ async def test_senders_that_send_nothing_are_forgotten(segment: SharedSegment, m
             assert bytes(await found.fetch(filled(segment))) == CONTENT
 
 
-def test_without_nixl_a_worker_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nixl_the_error_tells_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nixl_agent, "_PACKAGES", ("nixl_of_nowhere",))
     config = KVTransferConfig(transport="nixl")
     for make in (lambda: create_transport(config), lambda: create_kv_service(config, RecordingSink())):

@@ -48,7 +48,7 @@ async def test_streams_to_one_peer_share_a_channel(made: list[FakeChannel]) -> N
     await channels.close()
 
 
-async def test_a_channel_that_nobody_needs_is_closed(made: list[FakeChannel]) -> None:
+async def test_an_unused_channel_is_closed(made: list[FakeChannel]) -> None:
     channels = PeerChannels(idle_s=0.01)
     channels.give_back(channels.take("a:1"))
     await asyncio.wait_for(made[0].closed.wait(), 20.0)
@@ -86,7 +86,7 @@ async def test_a_retired_channel_is_closed_with_its_last_stream(made: list[FakeC
     await channels.close()
 
 
-async def test_closing_ends_all_and_gives_no_more(made: list[FakeChannel]) -> None:
+async def test_closing_ends_all_channels_and_refuses_new_ones(made: list[FakeChannel]) -> None:
     channels = PeerChannels()
     used, retired, idle = channels.take("a:1"), channels.take("b:1"), channels.take("c:1")
     channels.retire(retired)

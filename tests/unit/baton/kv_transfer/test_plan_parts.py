@@ -40,7 +40,7 @@ def test_parts_cover_every_position_of_every_layer_once_and_in_order(
 
 
 @given(specs, ranges, part_sizes, encodings)
-def test_parts_keep_to_their_size_unless_one_token_of_one_layer_is_larger(
+def test_parts_keep_their_size_limit_unless_one_token_of_one_layer_is_larger(
     spec: KVCacheSpec, span: tuple[int, int], part_bytes: int, encoding: KVEncoding
 ) -> None:
     for part in plan_parts(spec, *span, part_bytes, encoding=encoding):
@@ -49,7 +49,7 @@ def test_parts_keep_to_their_size_unless_one_token_of_one_layer_is_larger(
 
 
 @given(specs, ranges, part_sizes, encodings)
-def test_no_two_neighbours_would_have_fitted_into_one(
+def test_no_two_adjacent_parts_could_be_merged(
     spec: KVCacheSpec, span: tuple[int, int], part_bytes: int, encoding: KVEncoding
 ) -> None:
     parts = list(plan_parts(spec, *span, part_bytes, encoding=encoding))
@@ -69,7 +69,7 @@ def _joined_bytes(spec: KVCacheSpec, first: PartHeader, second: PartHeader, span
     return first.num_bytes(spec) + second.num_bytes(spec) if complete else float("inf")
 
 
-def test_an_empty_range_needs_no_part() -> None:
+def test_an_empty_range_has_no_parts() -> None:
     spec = KVCacheSpec("model", "float32", 16, (LayerSpec(2, 8, 8),))
     assert list(plan_parts(spec, 5, 5, 100)) == []
     assert list(plan_parts(spec, 7, 5, 100)) == []

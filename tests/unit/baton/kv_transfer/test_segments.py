@@ -84,14 +84,14 @@ def test_regions_of_a_segment_do_not_overlap(num_slots: int, num_pages: int) -> 
 @pytest.mark.parametrize(
     ("num_slots", "slot_bytes"), [(0, PAGE), (MAX_SLOTS + 1, PAGE), (4, 0), (4, PAGE + 1), (4096, 1 << 20)]
 )
-def test_layouts_that_no_segment_has(num_slots: int, slot_bytes: int) -> None:
+def test_invalid_segment_layouts_are_refused(num_slots: int, slot_bytes: int) -> None:
     with pytest.raises(ValueError, match=r"slots|pages|bytes"):
         SegmentLayout(num_slots, slot_bytes)
 
 
 @settings(max_examples=40)
 @given(st.integers(1, 5 * PAGE), st.integers(1, 40 * PAGE))
-def test_parts_of_any_size_find_room(part_bytes: int, segment_bytes: int) -> None:
+def test_parts_of_any_size_find_a_slot(part_bytes: int, segment_bytes: int) -> None:
     segment = SharedSegment(part_bytes, segment_bytes)
     try:
         content = os.urandom(part_bytes)
@@ -104,7 +104,7 @@ def test_parts_of_any_size_find_room(part_bytes: int, segment_bytes: int) -> Non
         segment.close()
 
 
-def test_a_part_that_fits_into_no_slot_gets_none(segment: SharedSegment) -> None:
+def test_a_part_larger_than_every_slot_gets_none(segment: SharedSegment) -> None:
     assert segment.take(0) is None
     assert segment.take(2 * PAGE + 1) is None
     assert segment.take(2 * PAGE) is not None
@@ -171,7 +171,7 @@ TestSlotsAndReaders = SlotsAndReaders.TestCase
 
 
 @given(st.lists(st.integers(1, PAGE), min_size=1, max_size=40), st.data())
-def test_slots_come_back_with_the_acknowledgements_and_not_before(sizes: list[int], data: st.DataObject) -> None:
+def test_slots_are_freed_only_by_acknowledgements(sizes: list[int], data: st.DataObject) -> None:
     segment = SharedSegment(PAGE, 4 * PAGE)
     slots = BuffersInFlight()
     ends: list[int] = []
@@ -206,13 +206,13 @@ def test_slots_come_back_with_the_acknowledgements_and_not_before(sizes: list[in
         {"generation": 2**64 - 1},
     ],
 )
-def test_places_that_were_never_given_out_are_refused(segment: SharedSegment, changes: dict[str, int]) -> None:
+def test_unassigned_slots_are_refused(segment: SharedSegment, changes: dict[str, int]) -> None:
     slot = taken(segment, b"content")
     with pytest.raises(TransferError, match="slot"):
         mapped(segment).read(copied(slot.reference, **changes))
 
 
-def test_what_changes_while_it_is_read_is_noticed(segment: SharedSegment) -> None:
+def test_changes_during_a_read_are_detected(segment: SharedSegment) -> None:
     slot, reader = taken(segment, b"content"), mapped(segment)
     view = reader.read(slot.reference)
     reader.check(slot.reference)
@@ -261,7 +261,7 @@ LAYOUT = SegmentLayout(4, PAGE)
     ],
     ids=["name", "too-short", "too-long", "token", "may-shrink"],
 )
-def test_other_memory_is_not_mapped(name: str, num_bytes: int, token: bytes, seals: int) -> None:
+def test_unrelated_memory_is_not_mapped(name: str, num_bytes: int, token: bytes, seals: int) -> None:
     before = num_mappings_before()
     with memfd(name, num_bytes, token=token, seals=seals) as fd:
         mappings = SegmentMappings()
@@ -270,12 +270,12 @@ def test_other_memory_is_not_mapped(name: str, num_bytes: int, token: bytes, sea
     assert num_mappings() == before
 
 
-def test_what_the_refused_ones_lack_is_all_that_it_takes() -> None:
+def test_a_segment_with_everything_it_needs_is_mapped() -> None:
     with memfd(SEGMENT_NAME, LAYOUT.num_bytes, token=TOKEN) as fd:
         assert SegmentMappings().attach(offer_of(fd)) is not None
 
 
-def test_files_devices_and_descriptors_that_are_none_are_not_opened() -> None:
+def test_files_devices_and_invalid_descriptors_are_not_opened() -> None:
     reading, writing = os.pipe()
     null = os.open("/dev/null", os.O_RDONLY)
     with tempfile.TemporaryFile() as file:
@@ -301,14 +301,14 @@ def test_files_devices_and_descriptors_that_are_none_are_not_opened() -> None:
         {"slot_bytes": PAGE},
     ],
 )
-def test_offers_that_do_not_describe_the_segment_are_declined(segment: SharedSegment, changes: dict[str, int]) -> None:
+def test_offers_that_do_not_match_the_segment_are_declined(segment: SharedSegment, changes: dict[str, int]) -> None:
     offer = segment.offer
     for name, value in changes.items():
         setattr(offer, name, value)
     assert SegmentMappings().attach(offer) is None
 
 
-def test_a_token_alone_is_no_pass_to_a_segment_that_is_mapped(segment: SharedSegment) -> None:
+def test_a_token_alone_gives_no_access_to_a_mapped_segment(segment: SharedSegment) -> None:
     mappings = SegmentMappings()
     assert mappings.attach(segment.offer) is not None
     other = segment.offer
@@ -322,7 +322,7 @@ def test_a_closed_segment_cannot_be_mapped(segment: SharedSegment) -> None:
     assert SegmentMappings().attach(offer) is None
 
 
-async def test_transfers_of_one_sender_share_a_mapping_which_goes_when_none_uses_it(segment: SharedSegment) -> None:
+async def test_transfers_of_one_sender_share_a_mapping_until_the_last_one_ends(segment: SharedSegment) -> None:
     mappings, before = SegmentMappings(idle_s=0.02), num_mappings_before()
     first, second = mappings.attach(segment.offer), mappings.attach(segment.offer)
     assert first is second is not None
@@ -343,7 +343,7 @@ async def test_transfers_of_one_sender_share_a_mapping_which_goes_when_none_uses
     assert len(mappings) == 0
 
 
-def test_without_such_memory_there_is_one_warning_and_no_segment(
+def test_without_shared_memory_there_is_one_warning_and_no_segment(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def none_left(name: str, flags: int) -> int:
@@ -359,7 +359,7 @@ def test_without_such_memory_there_is_one_warning_and_no_segment(
     assert SharedMemorySendPath(PAGE).segment() is None
 
 
-def test_a_segment_is_made_once_and_its_memory_goes_with_it() -> None:
+def test_a_segment_is_created_once_and_frees_its_memory_when_closed() -> None:
     before, descriptors = num_mappings_before(), num_descriptors()
     memory = SharedMemorySendPath(PAGE)
     assert num_mappings() == before, "nothing has been sent yet"

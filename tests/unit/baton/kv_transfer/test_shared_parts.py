@@ -70,7 +70,7 @@ async def arrived(receiver: Receiver, source: SourceKV, transfer_id: str = "tran
     [(False, False), (False, True), (True, False)],
     ids=["neither", "receiver", "sender"],
 )
-async def test_both_must_agree_or_parts_come_in_messages(
+async def test_without_agreement_of_both_sides_parts_travel_in_messages(
     receiver: Receiver,
     source: SourceKV,
     memory: SharedMemorySendPath,
@@ -92,7 +92,7 @@ async def test_both_must_agree_or_parts_come_in_messages(
     await receiver.all_given_back()
 
 
-async def test_a_sender_that_no_receiver_here_can_see_sends_messages(
+async def test_a_sender_invisible_to_the_receiver_sends_messages(
     receiver: Receiver, source: SourceKV, memory: SharedMemorySendPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On another host or in a container with its own processes, the path leads to nothing or to another file."""
@@ -111,7 +111,7 @@ async def test_a_sender_that_no_receiver_here_can_see_sends_messages(
     await arrived(receiver, source)
 
 
-async def test_parts_go_both_ways_in_one_transfer(
+async def test_one_transfer_can_use_slots_and_messages(
     receiver: Receiver, source: SourceKV, memory: SharedMemorySendPath, segment: SharedSegment
 ) -> None:
     transport = transport_over(memory)
@@ -130,7 +130,7 @@ async def test_parts_go_both_ways_in_one_transfer(
     await slots_free(segment)
 
 
-async def test_a_buffer_that_another_transport_gave_is_refused(source: SourceKV, memory: SharedMemorySendPath) -> None:
+async def test_a_buffer_of_another_transport_is_refused(source: SourceKV, memory: SharedMemorySendPath) -> None:
     @dataclass
     class Foreign:
         view: memoryview
@@ -152,7 +152,7 @@ async def test_a_buffer_that_another_transport_gave_is_refused(source: SourceKV,
         await transport.close()
 
 
-async def test_what_does_not_fit_and_what_finds_no_slot_has_no_buffer(
+async def test_parts_without_a_fitting_free_slot_get_no_buffer(
     source: SourceKV, memory: SharedMemorySendPath, segment: SharedSegment
 ) -> None:
     transport = transport_over(memory)
@@ -171,7 +171,7 @@ async def test_what_does_not_fit_and_what_finds_no_slot_has_no_buffer(
     await slots_free(segment)
 
 
-async def test_slots_are_kept_until_the_receiver_has_written_what_is_in_them(
+async def test_slots_are_kept_until_the_receiver_has_stored_their_content(
     source: SourceKV, memory: SharedMemorySendPath, segment: SharedSegment
 ) -> None:
     sink, transport = RecordingSink(), transport_over(memory)
@@ -189,7 +189,7 @@ async def test_slots_are_kept_until_the_receiver_has_written_what_is_in_them(
         await transport.close()
 
 
-async def test_a_send_that_fails_or_is_cancelled_gives_its_slot_back(
+async def test_a_failed_or_cancelled_send_frees_its_slot(
     source: SourceKV, memory: SharedMemorySendPath, segment: SharedSegment
 ) -> None:
     sink, transport = RecordingSink(), transport_over(memory, max_inflight_bytes=100)
@@ -214,7 +214,7 @@ async def test_a_send_that_fails_or_is_cancelled_gives_its_slot_back(
         await transport.close()
 
 
-async def test_content_that_changes_after_its_checksum_is_damage(
+async def test_content_that_changes_after_its_checksum_is_detected(
     receiver: Receiver, source: SourceKV, memory: SharedMemorySendPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transport = transport_over(memory)
@@ -238,7 +238,7 @@ async def test_content_that_changes_after_its_checksum_is_damage(
     await receiver.all_given_back()
 
 
-async def test_what_a_buffer_was_filled_with_is_summed_up_then(
+async def test_the_checksum_is_computed_when_the_buffer_is_filled(
     receiver: Receiver, source: SourceKV, memory: SharedMemorySendPath
 ) -> None:
     """It is not computed again when the part is sent, so that damage in between is found."""
@@ -291,7 +291,7 @@ class PlacingSink(ReusingSink):
 
 
 @pytest.mark.parametrize("kind", [ReusingSink, PlacingSink])
-async def test_nothing_is_committed_that_was_read_from_a_slot_in_other_use(
+async def test_data_read_from_a_reused_slot_is_never_committed(
     source: SourceKV, memory: SharedMemorySendPath, segment: SharedSegment, kind: type[ReusingSink]
 ) -> None:
     sink, transport = kind(owner=segment), transport_over(memory)
@@ -340,7 +340,7 @@ MADE_UP: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("changes", MADE_UP.values(), ids=MADE_UP.keys())
-async def test_places_that_a_sender_makes_up_end_its_transfer(
+async def test_invented_slot_positions_end_the_transfer(
     receiver: Receiver, source: SourceKV, memory: SharedMemorySendPath, segment: SharedSegment, changes: dict[str, Any]
 ) -> None:
     _, payload = next(source.parts())
@@ -366,7 +366,7 @@ async def test_places_that_a_sender_makes_up_end_its_transfer(
 
 
 @pytest.mark.parametrize("case", ["nothing offered", "not mapped", "payload too"])
-async def test_slots_without_an_agreement_and_payload_beside_one_are_refused(
+async def test_unnegotiated_slots_and_payload_beside_a_slot_are_refused(
     receiver: Receiver, source: SourceKV, memory: SharedMemorySendPath, segment: SharedSegment, case: str
 ) -> None:
     slot = segment.take(100)

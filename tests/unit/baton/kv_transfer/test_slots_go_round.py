@@ -54,9 +54,7 @@ sizes = st.lists(
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(sizes, min_size=1, max_size=3), st.integers(0, 4))
-def test_any_parts_arrive_through_four_slots_that_transfers_share(
-    transfers: list[list[int]], num_read_ahead: int
-) -> None:
+def test_parts_of_any_size_arrive_through_four_shared_slots(transfers: list[list[int]], num_read_ahead: int) -> None:
     """Slots go round many times; parts that are too large, or find none, go in messages between the others."""
     asyncio.run(_through_four_slots(transfers, num_read_ahead))
 

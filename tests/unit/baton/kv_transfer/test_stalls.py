@@ -72,7 +72,7 @@ async def send_for_ever(stream: KVSendStream) -> None:
         await stream.send(HEADER, bytes(PART_BYTES))
 
 
-async def test_a_prompt_may_take_longer_than_any_receiver() -> None:
+async def test_a_prompt_can_take_longer_than_the_timeouts_of_the_receiver() -> None:
     sink = RecordingSink()
     sink.gate.set()
     async with receiving(sink) as peer, sending(timeout_s=1.0) as transport:
@@ -84,7 +84,7 @@ async def test_a_prompt_may_take_longer_than_any_receiver() -> None:
     assert not sink.aborts
 
 
-async def test_parts_that_are_not_acknowledged_end_the_transfer() -> None:
+async def test_unacknowledged_parts_end_the_transfer() -> None:
     sink = RecordingSink()
     async with receiving(sink) as peer, sending() as transport:
         stream = await transport.open(offer(), peer)
@@ -92,7 +92,7 @@ async def test_parts_that_are_not_acknowledged_end_the_transfer() -> None:
             await send_for_ever(stream)
 
 
-async def test_a_commit_that_is_not_answered_ends_the_transfer() -> None:
+async def test_an_unanswered_commit_ends_the_transfer() -> None:
     sink = RecordingSink()
     async with receiving(sink) as peer, sending() as transport:
         stream = await transport.open(offer(), peer)
@@ -100,14 +100,14 @@ async def test_a_commit_that_is_not_answered_ends_the_transfer() -> None:
             await stream.commit()
 
 
-async def test_a_reservation_that_is_not_answered_ends_the_transfer() -> None:
+async def test_an_unanswered_reservation_ends_the_transfer() -> None:
     sink = ChoosySink()
     async with receiving(sink) as peer, sending() as transport:
         with pytest.raises(TransferError, match="transfer_timeout_s"):
             await transport.open(offer(deadline_s=0.0), peer)
 
 
-async def test_waiting_for_room_has_a_limit_of_its_own() -> None:
+async def test_waiting_for_room_has_its_own_limit() -> None:
     sink = ChoosySink()
     async with receiving(sink) as peer, sending() as transport:
         opening = asyncio.create_task(transport.open(offer(deadline_s=60.0), peer))
@@ -116,7 +116,7 @@ async def test_waiting_for_room_has_a_limit_of_its_own() -> None:
         await opening
 
 
-async def test_a_sender_that_is_silent_for_too_long_is_gone() -> None:
+async def test_a_sender_that_is_silent_too_long_is_lost() -> None:
     """One whose host is lost closes no connection."""
     sink = RecordingSink()
     async with receiving(sink, silence_s=0.05) as peer, sending(timeout_s=20.0) as transport:
@@ -129,7 +129,7 @@ async def test_a_sender_that_is_silent_for_too_long_is_gone() -> None:
     assert sink.aborts == ["the sender sent nothing for 0.05 s."]
 
 
-async def test_whatever_breaks_the_reading_of_replies_ends_the_transfer(caplog: pytest.LogCaptureFixture) -> None:
+async def test_every_failure_to_read_replies_ends_the_transfer(caplog: pytest.LogCaptureFixture) -> None:
     sink = RecordingSink()
     sink.gate.set()
 
@@ -145,7 +145,7 @@ async def test_whatever_breaks_the_reading_of_replies_ends_the_transfer(caplog: 
     assert "a bug" in caplog.text
 
 
-async def test_a_reservation_that_is_lost_takes_no_other_transfer_along() -> None:
+async def test_a_lost_reservation_affects_no_other_transfer() -> None:
     sink = ChoosySink(lost=("lost",))
     sink.gate.set()
     sink.room.set()

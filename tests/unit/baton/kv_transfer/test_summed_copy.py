@@ -23,7 +23,7 @@ CUTS = st.sets(st.integers(0, 500), max_size=8)
 
 
 @given(data=st.binary(max_size=400), sources=CUTS, targets=CUTS)
-def test_what_arrives_is_what_was_there_and_its_sum(data: bytes, sources: set[int], targets: set[int]) -> None:
+def test_the_copy_and_its_checksum_match_the_source(data: bytes, sources: set[int], targets: set[int]) -> None:
     target = bytearray(len(data))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(codec, "CHUNK_BYTES", 7)
@@ -32,7 +32,7 @@ def test_what_arrives_is_what_was_there_and_its_sum(data: bytes, sources: set[in
     assert found == xxhash.xxh3_64_intdigest(data)
 
 
-def test_the_sum_is_that_of_what_was_written_whoever_changes_the_source_meanwhile(
+def test_the_checksum_covers_the_copy_even_if_the_source_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(codec, "CHUNK_BYTES", 4)

@@ -47,7 +47,7 @@ async def deliver(way: Link, source: SourceKV, transfer_id: str, receiver: Recei
 
 
 @pytest.mark.parametrize("part_bytes", [1, 300, 1000, 1 << 20])
-async def test_every_byte_arrives_where_it_belongs(
+async def test_every_byte_arrives_at_its_position(
     way: Link, receiver: Receiver, source: SourceKV, part_bytes: int
 ) -> None:
     stream = await way.transport.open(source.offer(), way.peer)
@@ -61,7 +61,7 @@ async def test_every_byte_arrives_where_it_belongs(
     await receiver.all_given_back()
 
 
-async def test_a_prefix_that_the_receiver_holds_need_not_travel(way: Link, receiver: Receiver) -> None:
+async def test_a_prefix_held_by_the_receiver_is_not_sent(way: Link, receiver: Receiver) -> None:
     first = SourceKV(receiver.spec, PROMPT)
     await deliver(way, first, "first", receiver)
 
@@ -77,7 +77,7 @@ async def test_a_prefix_that_the_receiver_holds_need_not_travel(way: Link, recei
     await receiver.all_given_back()
 
 
-async def test_a_fully_cached_prompt_travels_as_nothing(way: Link, receiver: Receiver) -> None:
+async def test_nothing_is_sent_for_a_fully_cached_prompt(way: Link, receiver: Receiver) -> None:
     source = SourceKV(receiver.spec, PROMPT[:20])
     await deliver(way, source, "first", receiver)
     stream = await way.transport.open(source.offer("second"), way.peer)
@@ -102,7 +102,7 @@ def _other_layers(spec: KVCacheSpec) -> KVCacheSpec:
         (_other_layers, "layer 0"),
     ],
 )
-async def test_another_layout_is_refused_before_any_byte_moves(
+async def test_another_layout_is_refused_before_any_byte_is_sent(
     way: Link, receiver: Receiver, change: object, named: str
 ) -> None:
     assert callable(change)
@@ -113,7 +113,7 @@ async def test_another_layout_is_refused_before_any_byte_moves(
     await receiver.all_given_back()
 
 
-async def test_damage_on_the_way_is_found(
+async def test_damage_in_transit_is_detected(
     way: Link, receiver: Receiver, source: SourceKV, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = 0
@@ -211,7 +211,7 @@ async def _send_parts(stream: KVSendStream, parts: list[tuple[PartHeader, Payloa
     await stream.commit()
 
 
-async def test_a_second_transfer_with_the_same_id_is_refused_and_harms_nothing(
+async def test_a_second_transfer_with_the_same_id_is_refused_and_harmless(
     way: Link, receiver: Receiver, source: SourceKV
 ) -> None:
     stream = await way.transport.open(source.offer(), way.peer)
@@ -224,13 +224,13 @@ async def test_a_second_transfer_with_the_same_id_is_refused_and_harms_nothing(
     await receiver.all_given_back()
 
 
-async def test_nobody_at_the_address(way: Link, source: SourceKV) -> None:
+async def test_an_unreachable_address_is_a_lost_worker(way: Link, source: SourceKV) -> None:
     with pytest.raises(WorkerLostError):
         await way.transport.open(source.offer(), "127.0.0.1:1")
 
 
 @pytest.mark.parametrize("num_sent", [0, 1, 3, None])
-async def test_giving_up_at_any_stage_gives_the_blocks_back(
+async def test_aborting_at_any_stage_frees_the_blocks(
     way: Link, receiver: Receiver, source: SourceKV, num_sent: int | None
 ) -> None:
     stream = await way.transport.open(source.offer(), way.peer)
@@ -246,7 +246,7 @@ async def test_giving_up_at_any_stage_gives_the_blocks_back(
         await stream.commit()
 
 
-async def test_giving_up_after_the_commit_changes_nothing(way: Link, receiver: Receiver, source: SourceKV) -> None:
+async def test_aborting_after_the_commit_changes_nothing(way: Link, receiver: Receiver, source: SourceKV) -> None:
     stream = await way.transport.open(source.offer(), way.peer)
     await send_all(stream, source)
     await stream.abort()
@@ -259,7 +259,7 @@ async def test_giving_up_after_the_commit_changes_nothing(way: Link, receiver: R
 
 @pytest.mark.parametrize("kind", TRANSPORTS)
 @pytest.mark.parametrize("after_s", [0.0, 0.02, 0.06])
-async def test_a_sender_that_is_cancelled_leaves_nothing(
+async def test_a_cancelled_sender_leaves_nothing(
     kind: str, receiver: Receiver, source: SourceKV, after_s: float
 ) -> None:
     async def run(way: Link) -> None:
@@ -289,7 +289,7 @@ async def test_closing_the_transport_ends_open_transfers_with_an_error(
     await receiver.all_given_back()
 
 
-async def test_closing_the_transport_under_a_waiting_sender(way: Link, receiver: Receiver, source: SourceKV) -> None:
+async def test_closing_the_transport_ends_a_waiting_open(way: Link, receiver: Receiver, source: SourceKV) -> None:
     taken = await receiver.take_blocks(NUM_BLOCKS)
     opening = asyncio.create_task(way.transport.open(source.offer(), way.peer))
     await asyncio.sleep(0.05)
@@ -304,7 +304,7 @@ async def test_closing_the_transport_under_a_waiting_sender(way: Link, receiver:
     await receiver.all_given_back()
 
 
-async def test_no_room_waits_until_there_is_some(way: Link, receiver: Receiver, source: SourceKV) -> None:
+async def test_a_transfer_waits_for_room(way: Link, receiver: Receiver, source: SourceKV) -> None:
     taken = await receiver.take_blocks(NUM_BLOCKS - NUM_PROMPT_BLOCKS + 1)
     opening = asyncio.create_task(way.transport.open(source.offer(deadline_s=5.0), way.peer))
     await asyncio.sleep(0.1)
@@ -316,7 +316,7 @@ async def test_no_room_waits_until_there_is_some(way: Link, receiver: Receiver, 
     await receiver.all_given_back()
 
 
-async def test_no_room_until_the_deadline(way: Link, receiver: Receiver, source: SourceKV) -> None:
+async def test_a_transfer_without_room_fails_at_its_deadline(way: Link, receiver: Receiver, source: SourceKV) -> None:
     taken = await receiver.take_blocks(NUM_BLOCKS - NUM_PROMPT_BLOCKS + 1)
     with pytest.raises(OutOfBlocksError, match=r"no free KV blocks for 22 tokens within 0\.1 s"):
         await way.transport.open(source.offer(deadline_s=0.1), way.peer)
@@ -325,14 +325,14 @@ async def test_no_room_until_the_deadline(way: Link, receiver: Receiver, source:
     await receiver.all_given_back()
 
 
-async def test_a_prompt_that_could_never_fit_is_refused_at_once(way: Link, receiver: Receiver) -> None:
+async def test_a_prompt_that_can_never_fit_is_refused_at_once(way: Link, receiver: Receiver) -> None:
     source = SourceKV(receiver.spec, [5] * (NUM_BLOCKS * 4 + 1))
     with pytest.raises(ContextLengthError, match="needs 33 KV blocks, but the decode worker has 32"):
         await asyncio.wait_for(way.transport.open(source.offer(deadline_s=60.0), way.peer), 1.0)
     await receiver.all_given_back()
 
 
-async def test_transfers_side_by_side_do_not_mix(way: Link, receiver: Receiver) -> None:
+async def test_concurrent_transfers_do_not_mix(way: Link, receiver: Receiver) -> None:
     sources = [SourceKV(receiver.spec, prompt, seed) for seed, prompt in enumerate(random_prompts((9, 13, 21, 8)))]
 
     async def run(index: int) -> None:

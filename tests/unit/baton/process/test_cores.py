@@ -42,15 +42,15 @@ def usable(folder: Path, own_group: str | None, **quotas: str) -> int:
         ("/", {"top": "nonsense"}, 6),
     ],
 )
-def test_the_quota_bounds_the_mask(tmp_path, own_group, quotas, cores):
+def test_the_quota_limits_the_affinity_mask(tmp_path, own_group, quotas, cores):
     assert usable(tmp_path, own_group, **quotas) == cores
 
 
-def test_where_there_are_no_masks_the_machine_counts(tmp_path, monkeypatch):
+def test_without_affinity_masks_the_machine_is_counted(tmp_path, monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     assert usable(tmp_path, "/") == 4
 
 
-def test_of_this_process_it_is_some_number():
+def test_this_process_has_at_least_one_core():
     assert usable_cores() >= 1

@@ -20,7 +20,7 @@ def untouched_process() -> Iterator[None]:
     sys.setswitchinterval(interval_s)
 
 
-def test_what_is_loaded_is_never_looked_at_again():
+def test_loaded_objects_are_never_collected_again():
     loaded = [[number] for number in range(1000)]
     frozen_before, youngest_before = gc.get_freeze_count(), gc.get_threshold()[0]
     spare_pauses()
@@ -28,13 +28,13 @@ def test_what_is_loaded_is_never_looked_at_again():
     assert gc.get_threshold()[0] > youngest_before
 
 
-def test_a_thread_that_computes_soon_lets_others_go_on():
+def test_a_thread_that_computes_soon_shortens_the_switch_interval():
     before_s = sys.getswitchinterval()
     spare_pauses()
     assert sys.getswitchinterval() < before_s / 5
 
 
-def test_a_measurement_leaves_the_process_as_it_was():
+def test_a_measurement_leaves_the_collector_settings_unchanged():
     thresholds, frozen = gc.get_threshold(), gc.get_freeze_count()
     with rare_collections():
         assert gc.get_freeze_count() > frozen

@@ -12,7 +12,7 @@ BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
 
 @BOTH
-def test_a_signal_unwinds_a_start(number):
+def test_a_signal_aborts_a_start(number):
     before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt), StopSignals():
         signal.raise_signal(number)
@@ -59,7 +59,7 @@ def test_a_signal_on_any_line_of_waiting_sets_the_flag():
     assert lines_of_wait > 2
 
 
-def test_whoever_waits_is_woken():
+def test_a_signal_wakes_waiting_tasks():
     with StopSignals() as signals:
         signals.end_of_start()
         waiting = [threading.Thread(target=signals.stop.wait) for _ in range(3)]
@@ -73,7 +73,7 @@ def test_whoever_waits_is_woken():
 
 
 @pytest.mark.parametrize("impatient", [True, False])
-def test_a_second_ctrl_c(impatient):
+def test_a_second_ctrl_c_interrupts_only_if_impatient(impatient):
     with StopSignals(impatient=impatient) as signals:
         signals.end_of_start()
         signal.raise_signal(signal.SIGINT)
@@ -85,7 +85,7 @@ def test_a_second_ctrl_c(impatient):
 
 
 @BOTH
-def test_deferred_signals_arrive_after_the_block_at_the_handler_from_before_it(number):
+def test_deferred_signals_reach_the_previous_handler_after_the_block(number):
     done: list[str] = []
 
     def start_ray() -> None:
@@ -106,7 +106,7 @@ def exit_as_ray_does():
     signal.raise_signal(signal.SIGTERM)
 
 
-def test_a_handler_of_the_block_s_own_that_exits_is_a_signal_like_others():
+def test_a_handler_installed_in_the_block_that_exits_counts_as_a_signal():
     with StopSignals() as signals:
         with pytest.raises(KeyboardInterrupt), signals_deferred():
             exit_as_ray_does()
@@ -120,7 +120,7 @@ def terminate_as_ray_s_cpp_does():
     signal.alarm(10_000)
 
 
-def test_an_abort_that_a_sigterm_has_set_up_is_called_off():
+def test_an_abort_scheduled_by_sigterm_is_cancelled():
     left_s, handler = signal.getitimer(signal.ITIMER_REAL)[0], signal.getsignal(signal.SIGALRM)
     with pytest.raises(KeyboardInterrupt), StopSignals(), signals_deferred():
         terminate_as_ray_s_cpp_does()
@@ -128,13 +128,13 @@ def test_an_abort_that_a_sigterm_has_set_up_is_called_off():
     assert signal.getsignal(signal.SIGALRM) is handler
 
 
-def test_a_handler_of_alarms_that_is_not_python_s_is_left_alone(monkeypatch):
+def test_an_alarm_handler_outside_python_is_left_alone(monkeypatch):
     monkeypatch.setattr(signal, "getsignal", lambda number: None)
     with pytest.raises(KeyboardInterrupt), StopSignals(), signals_deferred():
         signal.raise_signal(signal.SIGTERM)
 
 
-def test_an_exit_that_no_handler_from_before_makes_anything_of_stays_one():
+def test_an_exit_unhandled_by_the_previous_handler_is_raised():
     with StopSignals() as signals:
         signals.end_of_start()
         with pytest.raises(SystemExit), signals_deferred():
@@ -142,7 +142,7 @@ def test_an_exit_that_no_handler_from_before_makes_anything_of_stays_one():
         assert signals.stop.is_set()
 
 
-def test_an_error_in_the_block_does_not_lose_the_handlers():
+def test_an_error_in_the_block_restores_the_handlers():
     with StopSignals():
         handler = signal.getsignal(signal.SIGTERM)
         with pytest.raises(ValueError, match="broken"), signals_deferred():
@@ -150,7 +150,7 @@ def test_an_error_in_the_block_does_not_lose_the_handlers():
         assert signal.getsignal(signal.SIGTERM) == handler
 
 
-def test_other_threads_leave_signals_alone():
+def test_other_threads_do_not_touch_signal_handlers():
     errors: list[BaseException] = []
 
     def run() -> None:

@@ -25,12 +25,12 @@ def _no_variables_of_the_shell(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_variable_of_the_users_own_counts_more(monkeypatch):
+def test_variables_set_by_the_user_take_precedence(monkeypatch):
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
     assert worker_variables()["GOMP_SPINCOUNT"] == "7"
 
 
-def test_segments_expand_unless_the_user_has_settings_under_either_name(monkeypatch):
+def test_expandable_segments_are_set_unless_the_user_configured_the_allocator(monkeypatch):
     assert worker_variables()["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
     assert worker_variables()["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:64"
@@ -38,7 +38,7 @@ def test_segments_expand_unless_the_user_has_settings_under_either_name(monkeypa
     assert worker_variables()["PYTORCH_ALLOC_CONF"] == "backend:native"
 
 
-def test_a_process_that_lacks_them_starts_anew_with_the_same_command_line():
+def test_a_process_without_the_variables_restarts_with_the_same_command_line():
     names = list(worker_variables())
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), names[0]: "7"}
     with subprocess.Popen([sys.executable, "-c", _SHOW, *names], env=environment, stdout=subprocess.PIPE) as process:
@@ -49,7 +49,7 @@ def test_a_process_that_lacks_them_starts_anew_with_the_same_command_line():
     assert variables == {**worker_variables(), names[0]: "7"}
 
 
-def test_a_process_that_has_them_goes_on(monkeypatch):
+def test_a_process_with_the_variables_does_not_restart(monkeypatch):
     for name, value in worker_variables().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(os, "execve", lambda *arguments: pytest.fail("started anew"))

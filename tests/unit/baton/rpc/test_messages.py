@@ -40,15 +40,13 @@ def sampling_params(draw: st.DrawFn) -> SamplingParams:
 
 
 @given(sampling_params())
-def test_parameters_come_back_as_they_were(params: SamplingParams) -> None:
+def test_parameters_round_trip(params: SamplingParams) -> None:
     wire = messages.pack_params(params).SerializeToString()
     assert messages.unpack_params(worker_pb2.SamplingParams.FromString(wire)) == params
 
 
 @given(st.text(min_size=1), st.lists(token_ids, min_size=1), st.lists(token_ids), sampling_params())
-def test_sequences_come_back_as_they_were(
-    request_id: str, prompt: list[int], output: list[int], params: SamplingParams
-) -> None:
+def test_sequences_round_trip(request_id: str, prompt: list[int], output: list[int], params: SamplingParams) -> None:
     wire = messages.pack_sequence(request_id, prompt, params, output).SerializeToString()
     request = messages.unpack_sequence(worker_pb2.Sequence.FromString(wire), frozenset({3}), 12.5)
     assert (request.request_id, request.prompt_token_ids, request.output_token_ids) == (request_id, prompt, output)
@@ -64,7 +62,7 @@ logprob_entries = st.builds(TokenLogprobs, float32, st.lists(st.tuples(token_ids
     st.none() | st.sampled_from(FinishReason),
     st.integers(0, 10_000),
 )
-def test_outputs_come_back_as_they_were(
+def test_outputs_round_trip(
     tokens: list[tuple[int, TokenLogprobs]], with_logprobs: bool, reason: FinishReason | None, cached: int
 ) -> None:
     logprobs = tuple(entry for _, entry in tokens) if with_logprobs and tokens else None
@@ -76,7 +74,7 @@ def test_outputs_come_back_as_they_were(
     assert batch.num_cached_tokens == cached
 
 
-def test_what_was_drafted_comes_with_its_method() -> None:
+def test_drafts_are_reported_with_their_method() -> None:
     output = TokenOutput("request", (1, 2), num_drafted=3, num_accepted=1, drafted_by="eagle3")
     batch = worker_pb2.TokenBatch.FromString(messages.pack_output(output).SerializeToString())
     assert (batch.num_drafted, batch.num_accepted, batch.drafted_by) == (3, 1, "eagle3")
@@ -84,7 +82,7 @@ def test_what_was_drafted_comes_with_its_method() -> None:
 
 
 @given(st.dictionaries(st.sampled_from(Event), st.floats(0, 1e9)))
-def test_events_come_back_as_they_were(events: dict[Event, float]) -> None:
+def test_events_round_trip(events: dict[Event, float]) -> None:
     assert messages.unpack_events(messages.pack_events(events)) == events
 
 
@@ -120,7 +118,7 @@ def test_a_sequence_needs_an_id_and_a_prompt(request_id: str, prompt: list[int])
 
 
 @given(st.binary(max_size=200))
-def test_any_message_is_a_request_or_is_refused(data: bytes) -> None:
+def test_every_message_is_a_valid_request_or_refused(data: bytes) -> None:
     message = worker_pb2.Sequence()
     try:
         message.ParseFromString(data)
@@ -133,7 +131,7 @@ def test_any_message_is_a_request_or_is_refused(data: bytes) -> None:
     assert isinstance(request, Request)
 
 
-def test_a_logit_bias_loses_no_more_than_float32_does() -> None:
+def test_a_logit_bias_is_as_precise_as_float32() -> None:
     packed = messages.pack_params(SamplingParams(logit_bias=((7, 0.1),)))
     ((_, bias),) = messages.unpack_params(packed).logit_bias
     assert struct.pack("f", bias) == struct.pack("f", 0.1)

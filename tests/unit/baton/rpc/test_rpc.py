@@ -60,21 +60,21 @@ def raising(error: Exception) -> Handler:
 
 
 @pytest.mark.parametrize("cls", error_classes().values(), ids=lambda cls: cls.__name__)
-async def test_every_error_class_survives(cls: type[BatonError]) -> None:
+async def test_every_error_class_round_trips(cls: type[BatonError]) -> None:
     async with serving(raising(cls("what was wrong — größer als 5"))) as (_, call):
         error = await error_of(call(b""))
     assert type(error) is cls
     assert error.message == "what was wrong — größer als 5"
 
 
-async def test_a_class_that_ray_derives_from_an_error_is_not_taken_for_it() -> None:
+async def test_a_class_derived_from_an_error_by_ray_is_not_mistaken_for_it() -> None:
     cause = TransferError("the cable")
     derived = RayTaskError("task", "traceback", cause).as_instanceof_cause()
     assert isinstance(derived, TransferError)
     assert error_classes()[TransferError.code] is TransferError
 
 
-async def test_retry_after_survives() -> None:
+async def test_retry_after_round_trips() -> None:
     async with serving(raising(OverloadedError("busy", retry_after_s=7.5))) as (_, call):
         error = await error_of(call(b""))
     assert isinstance(error, OverloadedError)
@@ -82,7 +82,7 @@ async def test_retry_after_survives() -> None:
 
 
 @pytest.mark.parametrize("message", ["x" * 100_000, "ü€𝄞" * 30_000])
-async def test_a_long_message_is_cut_and_not_the_connection(message: str) -> None:
+async def test_a_long_message_is_shortened_and_keeps_the_connection(message: str) -> None:
     async with serving(raising(TransferError(message))) as (_, call):
         error = await error_of(call(b""))
     assert isinstance(error, TransferError)
@@ -90,7 +90,7 @@ async def test_a_long_message_is_cut_and_not_the_connection(message: str) -> Non
     assert len(error.message) > 200
 
 
-async def test_a_fault_of_ours_is_logged_and_becomes_internal(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_internal_fault_is_logged_and_becomes_internal(caplog: pytest.LogCaptureFixture) -> None:
     async with serving(raising(KeyError("what the client shall not see"))) as (_, call):
         error = await error_of(call(b""))
     assert type(error) is InternalError
@@ -118,7 +118,7 @@ async def test_a_call_that_takes_too_long_is_a_deadline_error() -> None:
         assert isinstance(await error_of(call(b"", timeout=0.1)), DeadlineError)
 
 
-async def test_nobody_listening_is_a_lost_worker() -> None:
+async def test_an_unreachable_server_is_a_lost_worker() -> None:
     channel = create_channel("127.0.0.1:1")
     error = await error_of(channel.unary_unary("/test.Service/Call")(b"", timeout=5.0))
     await channel.close()
@@ -126,7 +126,7 @@ async def test_nobody_listening_is_a_lost_worker() -> None:
     assert "the peer" in error.message
 
 
-async def test_a_server_that_stops_under_a_call_is_a_lost_worker() -> None:
+async def test_a_server_that_stops_during_a_call_is_a_lost_worker() -> None:
     async def sleep(request: bytes, context: Any) -> bytes:
         await asyncio.sleep(10)
         return b""
@@ -138,7 +138,7 @@ async def test_a_server_that_stops_under_a_call_is_a_lost_worker() -> None:
         assert isinstance(await pending, WorkerLostError)
 
 
-async def test_a_method_that_the_peer_does_not_have_is_no_lost_worker() -> None:
+async def test_an_unimplemented_method_is_not_a_lost_worker() -> None:
     server = create_server()
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -39,6 +39,6 @@ def test_a_schema_that_does_not_compile_is_an_error(tmp_path: Path) -> None:
         generate(tmp_path, tmp_path)
 
 
-def test_the_stubs_belong_to_the_package_and_to_no_top_level_module() -> None:
+def test_the_stubs_are_inside_the_package() -> None:
     assert kv_pb2.DESCRIPTOR.name == "baton/rpc/wire/kv.proto"
     assert worker_pb2.DESCRIPTOR.name == "baton/rpc/wire/worker.proto"

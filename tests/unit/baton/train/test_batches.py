@@ -16,7 +16,7 @@ def states_that_name_positions(sample: Sample) -> SampleStates:
     return SampleStates(positions[:, None], behind[:, None], behind.long())
 
 
-def test_rows_of_the_drawing() -> None:
+def test_rows_match_the_drawing_in_the_docstring() -> None:
     sample = Sample(tuple(b"abcdefg"), 3)
     batch = make_rows([sample], [states_that_name_positions(sample)])
     assert batch.context_features[:, 0].tolist() == [0, 1]
@@ -29,7 +29,7 @@ def test_rows_of_the_drawing() -> None:
     assert batch.choices.tolist() == [3, 4, 5]
 
 
-def test_steps_stay_in_their_sample() -> None:
+def test_steps_stay_within_their_sample() -> None:
     samples = [Sample(tuple(b"abcdefg"), 3), Sample(tuple(b"vwxyz"), 1)]
     batch = make_rows(samples, [states_that_name_positions(sample) for sample in samples])
     assert batch.counts == (3, 3)
@@ -39,7 +39,7 @@ def test_steps_stay_in_their_sample() -> None:
     assert batch.shifted(1).tolist() == [1, 2, 2, 4, 5, 5]
 
 
-def test_no_prompt_or_hardly_an_answer() -> None:
+def test_samples_without_a_prompt_or_with_short_answers_have_the_right_rows() -> None:
     assert num_rows_of(Sample(tuple(b"abcd"), 0)) == 2
     assert num_rows_of(Sample(tuple(b"abcd"), 2)) == 1
     assert num_rows_of(Sample(tuple(b"abcd"), 3)) == 0
@@ -48,7 +48,7 @@ def test_no_prompt_or_hardly_an_answer() -> None:
     assert (batch.features[:, 0].tolist(), batch.final[:, 0].tolist()) == ([0, 1], [1, 2])
 
 
-def test_every_sample_is_on_one_side_and_stays_there_when_more_come(samples: list[Sample]) -> None:
+def test_the_split_is_stable_as_samples_are_added(samples: list[Sample]) -> None:
     training, held_out = split_samples(samples[:150], 0.2, seed=1)
     assert sorted(training + held_out) == list(range(150))
     assert 10 < len(held_out) < 60
@@ -58,14 +58,14 @@ def test_every_sample_is_on_one_side_and_stays_there_when_more_come(samples: lis
     assert split_samples(samples, 0.2, seed=2) != (more_training, more_held_out)
 
 
-def test_answers_to_one_prompt_are_never_parted() -> None:
+def test_answers_to_one_prompt_are_on_the_same_side() -> None:
     samples = [Sample((prompt, answer, 3, 4), 1) for prompt in range(40) for answer in (1, 2)]
     training, held_out = split_samples(samples, 0.3, seed=0)
     assert held_out
     assert not {samples[i].token_ids[0] for i in training} & {samples[i].token_ids[0] for i in held_out}
 
 
-def test_short_samples_are_on_neither_side_and_no_side_is_empty() -> None:
+def test_short_samples_are_left_out_and_neither_side_is_empty() -> None:
     samples = [Sample((1, 2, 3), 2), Sample((1, 2, 3, 4), 1), Sample((2, 2, 3, 4), 1)]
     training, held_out = split_samples(samples, 0.001, seed=0)
     assert sorted(training + held_out) == [1, 2]
@@ -73,7 +73,7 @@ def test_short_samples_are_on_neither_side_and_no_side_is_empty() -> None:
     assert held_out
 
 
-def test_epochs_see_all_samples_in_orders_of_their_own(samples: list[Sample]) -> None:
+def test_every_epoch_sees_all_samples_in_its_own_order(samples: list[Sample]) -> None:
     indices = list(range(5, 200))
     first, second = (epoch_batches(indices, samples, 100, seed=4, epoch=epoch) for epoch in (0, 1))
     assert sorted(index for batch in first for index in batch) == indices

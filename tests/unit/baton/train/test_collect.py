@@ -61,7 +61,7 @@ def greedy_answer(model: Any, prompt: Sequence[int], length: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def test_answers_are_the_targets_own(collect_answers: Collect, chat: ChatFormat, speaker: LoadedModel) -> None:
+def test_answers_come_from_the_target(collect_answers: Collect, chat: ChatFormat, speaker: LoadedModel) -> None:
     told: list[int] = []
     dataset = collect_answers(chat, temperatures=(0.0,), report=told.append)
     assert dataset.num_answer_tokens >= 400
@@ -75,7 +75,7 @@ def test_answers_are_the_targets_own(collect_answers: Collect, chat: ChatFormat,
         assert answer == greedy_answer(speaker.model, prompt, len(answer))
 
 
-def test_temperatures_are_taken_in_turn(collect_answers: Collect, chat: ChatFormat, speaker: LoadedModel) -> None:
+def test_temperatures_alternate(collect_answers: Collect, chat: ChatFormat, speaker: LoadedModel) -> None:
     dataset = collect_answers(chat, temperatures=(0.0, 1.0), num_tokens=250)
     greedy = [
         list(sample.token_ids[sample.num_prompt_tokens :])
@@ -85,7 +85,7 @@ def test_temperatures_are_taken_in_turn(collect_answers: Collect, chat: ChatForm
     assert 0.3 < sum(greedy) / len(greedy) < 0.7
 
 
-def test_stopped_collecting_keeps_all_answers_and_goes_on(collect_answers: Collect, chat: ChatFormat) -> None:
+def test_interrupted_collection_keeps_its_answers_and_resumes(collect_answers: Collect, chat: ChatFormat) -> None:
     told: list[int] = []
     with pytest.raises(StoppedError):
         collect_answers(chat, report=told.append, stop=lambda: len(told) >= 7)
@@ -96,13 +96,13 @@ def test_stopped_collecting_keeps_all_answers_and_goes_on(collect_answers: Colle
     assert len(dataset) == len(told) + len(more)
 
 
-def test_plain_prompts_for_a_model_without_a_template(collect_answers: Collect, tokenizer: Tokenizer) -> None:
+def test_a_model_without_a_template_gets_plain_prompts(collect_answers: Collect, tokenizer: Tokenizer) -> None:
     dataset = collect_answers(PlainFormat(tokenizer))
     known = {tuple(tokenizer.encode(prompt)) for prompt in PROMPTS}
     assert {sample.token_ids[: sample.num_prompt_tokens] for sample in dataset} <= known
 
 
-def test_turns_of_the_target_are_answered(
+def test_turns_written_by_the_target_are_answered(
     collect_answers: Collect, chat: ChatFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Random weights write no turn that a user would, so that what they write is replaced."""
@@ -122,22 +122,22 @@ def test_turns_of_the_target_are_answered(
     assert len(prompts) > 10
 
 
-def test_nothing_to_answer(collect_answers: Collect, tokenizer: Tokenizer) -> None:
+def test_collecting_without_prompts_needs_a_chat_template(collect_answers: Collect, tokenizer: Tokenizer) -> None:
     with pytest.raises(ConfigError, match="has no chat template, so it cannot write prompts"):
         collect_answers(PlainFormat(tokenizer), ())
 
 
-def test_prompts_that_are_all_too_long(collect_answers: Collect, chat: ChatFormat) -> None:
+def test_prompts_that_are_all_too_long_are_an_error(collect_answers: Collect, chat: ChatFormat) -> None:
     with pytest.raises(ConfigError, match=r"attempts in a row gave no usable answer.*prompts had more than 3 tokens"):
         collect_answers(chat, max_prompt_tokens=3)
 
 
-def test_answers_longer_than_the_context(collect_answers: Collect, chat: ChatFormat) -> None:
+def test_answers_longer_than_the_context_are_refused(collect_answers: Collect, chat: ChatFormat) -> None:
     with pytest.raises(ConfigError, match=r"prompts of 60 tokens and answers of 90 do not fit .* context of 128"):
         collect_answers(chat, max_answer_tokens=90)
 
 
-def test_an_engine_that_fails_is_no_answer(
+def test_a_failing_engine_gives_no_answer(
     collect_answers: Collect, chat: ChatFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(self: Engine) -> list[TokenOutput]:
@@ -148,7 +148,7 @@ def test_an_engine_that_fails_is_no_answer(
         collect_answers(chat)
 
 
-def test_the_engines_memory_is_free_afterwards(speaker: LoadedModel) -> None:
+def test_the_memory_of_the_engine_is_freed_afterwards(speaker: LoadedModel) -> None:
     settings = CollectSettings(num_tokens=1, max_answer_tokens=16, max_prompt_tokens=20, batch_size=2)
     with answering_engine(speaker, settings) as engine:
         assert engine.runner.cache.num_blocks == 1 + 2 * 3

@@ -74,7 +74,7 @@ def baton(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_from_model_to_draft(baton: Baton, home: Path, kind: str) -> None:
+def test_the_command_trains_a_draft_from_a_model(baton: Baton, home: Path, kind: str) -> None:
     method, options = KINDS[kind]
     status, shown, progress = baton(kind, "--out", "made/draft", "--seed", "3", "--no-cache-states", *options)
     assert status == 0, progress
@@ -105,7 +105,7 @@ def test_from_model_to_draft(baton: Baton, home: Path, kind: str) -> None:
     assert "at temperature 0 and 0.8, to prompts from prompts.jsonl." in card
 
 
-def test_kinds_share_the_answers_of_a_target(baton: Baton, tmp_path: Path) -> None:
+def test_drafts_of_all_kinds_share_the_answers_of_a_target(baton: Baton, tmp_path: Path) -> None:
     assert baton("medusa", "--draft-vocab", "64")[0] == 0
     status, _, progress = baton("draft", "--layers", "1")
     assert status == 0
@@ -115,7 +115,9 @@ def test_kinds_share_the_answers_of_a_target(baton: Baton, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("stage", ["collecting", "training"])
-def test_ctrl_c_and_the_same_command_again(baton: Baton, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+def test_repeating_the_command_after_ctrl_c_resumes_training(
+    baton: Baton, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
     steps: list[int] = []
     show_training, show_collecting = Display.progressed, Display.collected
 
@@ -149,7 +151,9 @@ def test_ctrl_c_and_the_same_command_again(baton: Baton, monkeypatch: pytest.Mon
     assert steps == [0, 20] if stage == "collecting" else steps == [20]
 
 
-def test_ctrl_c_in_the_evaluation_and_the_same_command_again(baton: Baton, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeating_the_command_after_ctrl_c_resumes_the_evaluation(
+    baton: Baton, monkeypatch: pytest.MonkeyPatch
+) -> None:
     show, num_evaluations = Display.progressed, 0
 
     def progressed(self: Display, told: trainer.Progress) -> None:
@@ -171,7 +175,7 @@ def test_ctrl_c_in_the_evaluation_and_the_same_command_again(baton: Baton, monke
     assert log["acceptance"]["greedy"]["reached"]
 
 
-def test_a_finished_run_is_not_trained_again(baton: Baton) -> None:
+def test_a_finished_run_is_not_repeated(baton: Baton) -> None:
     first = baton("medusa", "--draft-vocab", "64")
     weights = Path("out/tiny-medusa/model.safetensors").read_bytes()
     second = baton("medusa", "--draft-vocab", "64")
@@ -180,7 +184,7 @@ def test_a_finished_run_is_not_trained_again(baton: Baton) -> None:
     assert "reading answers" not in second[2]
 
 
-def test_plain_texts(baton: Baton, home: Path) -> None:
+def test_a_model_without_a_template_trains_on_plain_text(baton: Baton, home: Path) -> None:
     model = ("--model", str(home / "plain"))
     status, _, progress = baton("medusa", *model, "--draft-vocab", "64", without=("--self-prompts",))
     assert status == 0
@@ -205,7 +209,7 @@ def test_plain_texts(baton: Baton, home: Path) -> None:
         (["--model", "missing"], "'missing' is not the bundled model"),
     ],
 )
-def test_what_cannot_be_is_refused(baton: Baton, options: list[str], message: str) -> None:
+def test_wrong_options_are_refused_before_collecting(baton: Baton, options: list[str], message: str) -> None:
     status, shown, progress = baton("eagle3", *options)
     assert (status, shown) == (1, "")
     assert message in progress.replace("\n", " ")
@@ -224,13 +228,13 @@ def test_what_cannot_be_is_refused(baton: Baton, options: list[str], message: st
         ("--draft-vocab", "0"),
     ],
 )
-def test_a_value_outside_of_a_field_s_range_is_a_usage_error(baton: Baton, option: str, value: str) -> None:
+def test_a_field_value_out_of_range_is_a_usage_error(baton: Baton, option: str, value: str) -> None:
     status, shown, progress = baton("eagle3", option, value)
     assert (status, shown) == (2, "")
     assert f"Invalid value for '{option}'" in progress
 
 
-def test_files_of_others_are_not_overwritten(baton: Baton, home: Path) -> None:
+def test_unrelated_files_are_not_overwritten(baton: Baton, home: Path) -> None:
     before = (home / "tiny" / "model.safetensors").read_bytes()
     status, _, progress = baton("draft", "--out", str(home / "tiny"))
     assert status == 1
@@ -243,7 +247,7 @@ def _stored(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_another_kind_of_draft_is_not_replaced(baton: Baton, kind: str) -> None:
+def test_a_draft_of_another_kind_is_not_replaced(baton: Baton, kind: str) -> None:
     """Even where a training wrote it; refused before the target is looked for."""
     what = {"eagle3": "an EAGLE-3 head", "medusa": "Medusa heads", "draft": "a language model"}
     assert baton(kind, "--out", "there", "--epochs", "1", *KINDS[kind][1])[0] == 0
@@ -258,7 +262,7 @@ def test_another_kind_of_draft_is_not_replaced(baton: Baton, kind: str) -> None:
 
 
 @pytest.mark.parametrize("log", [None, "{}", "[]", "{"])
-def test_a_head_of_others_is_not_replaced(baton: Baton, log: str | None) -> None:
+def test_an_unrelated_head_is_not_replaced(baton: Baton, log: str | None) -> None:
     folder = tiny_eagle3().write(Path("there"))
     if log is not None:
         (folder / "training_log.json").write_text(log)
@@ -273,7 +277,7 @@ def test_a_head_of_others_is_not_replaced(baton: Baton, log: str | None) -> None
     assert _stored(folder) == before
 
 
-def test_a_head_of_others_beside_a_log_is_not_replaced(baton: Baton) -> None:
+def test_an_unrelated_head_beside_a_log_is_not_replaced(baton: Baton) -> None:
     assert baton("medusa", "--out", "there", "--epochs", "1", "--draft-vocab", "64")[0] == 0
     tiny_eagle3().write(Path("there"))
     status, _, progress = baton("medusa", "--out", "there", "--draft-vocab", "64")
@@ -314,7 +318,7 @@ def test_a_head_that_is_trained_further_keeps_its_shape(baton: Baton) -> None:
     assert "--kv-heads cannot be chosen with --from" in progress
 
 
-def test_a_head_of_another_target_is_no_start(baton: Baton) -> None:
+def test_a_head_of_another_target_cannot_be_trained_further(baton: Baton) -> None:
     status, _, progress = baton("eagle3", "--from", "auto")
     assert status != 0
     assert "vocabulary of 49152 tokens, but the target has 331" in progress

@@ -25,7 +25,7 @@ def training(progress: float, loss: float) -> Progress:
     return Progress("training", progress, 40, 1, loss, (0.61, 0.42), 1e-3, 0.5, 812.0, 3725.0)
 
 
-def test_lines_come_now_and_then(clock: FakeClock) -> None:
+def test_progress_lines_are_written_at_intervals(clock: FakeClock) -> None:
     screen = io.StringIO()
     with Display(Console(file=screen, width=200)) as shown:
         shown.collected(1000, 10_000)
@@ -43,7 +43,7 @@ def test_lines_come_now_and_then(clock: FakeClock) -> None:
     ]
 
 
-def test_bars_on_a_terminal() -> None:
+def test_a_terminal_shows_progress_bars() -> None:
     screen = io.StringIO()
     with Display(Console(file=screen, width=200, force_terminal=True)) as shown:
         shown.collected(5000, 10_000)

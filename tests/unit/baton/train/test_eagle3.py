@@ -54,7 +54,7 @@ def test_same_seed_gives_the_same_head(train: Callable[..., TrainingResult], set
 
 
 @pytest.mark.parametrize("last_step", [7, pytest.param(10, marks=pytest.mark.thorough(covered_by="[7]"))])
-def test_a_killed_run_goes_on_to_the_same_head(
+def test_a_killed_run_resumes_to_the_same_head(
     resumed_as_whole: Callable[[Eagle3Settings, int], Sequence[int]], settings: MakeSettings, last_step: int
 ) -> None:
     steps = resumed_as_whole(settings(num_epochs=3, save_every_s=1e-9, report_every_steps=1), last_step)
@@ -76,7 +76,7 @@ def test_a_stopped_run_saves_its_last_step(train: Callable[..., TrainingResult],
     assert len(steps) > 5
 
 
-def test_a_state_of_other_settings_is_refused(train: Callable[..., TrainingResult], settings: MakeSettings) -> None:
+def test_a_state_with_other_settings_is_refused(train: Callable[..., TrainingResult], settings: MakeSettings) -> None:
     short = settings(num_epochs=1)
     train(short, num_samples=FEW_SAMPLES)
     with pytest.raises(
@@ -99,7 +99,7 @@ def test_a_budget_ends_the_run_with_the_learning_rate_at_zero(
     assert rates[-1] < 0.1 * max(rates)
 
 
-def test_live_states_train_the_same_head(train: Callable[..., TrainingResult], settings: MakeSettings) -> None:
+def test_states_computed_live_train_the_same_head(train: Callable[..., TrainingResult], settings: MakeSettings) -> None:
     cached, live = (
         train(settings(num_epochs=2), name, num_samples=FEW_SAMPLES, cache_states=name == "a") for name in ("a", "b")
     )
@@ -110,7 +110,7 @@ def test_live_states_train_the_same_head(train: Callable[..., TrainingResult], s
     )
 
 
-def test_checkpoint_loads_as_the_head_that_was_trained(
+def test_the_checkpoint_loads_as_the_trained_head(
     train: Callable[..., TrainingResult], settings: MakeSettings, target: LoadedModel
 ) -> None:
     result = train(settings(num_epochs=1), num_samples=FEW_SAMPLES)
@@ -124,7 +124,9 @@ def test_checkpoint_loads_as_the_head_that_was_trained(
     assert "embed_tokens.weight" not in stored
 
 
-def test_card_and_log(train: Callable[..., TrainingResult], settings: MakeSettings, target: LoadedModel) -> None:
+def test_the_model_card_and_the_log_describe_the_run(
+    train: Callable[..., TrainingResult], settings: MakeSettings, target: LoadedModel
+) -> None:
     result = train(settings(num_epochs=1, seed=3, evaluate_every_steps=5))
     card = (result.folder / "README.md").read_text(encoding="utf-8")
     greedy = result.evaluation.greedy
@@ -147,26 +149,28 @@ def test_card_and_log(train: Callable[..., TrainingResult], settings: MakeSettin
     assert [entry["num_steps"] for entry in log["log"] if entry["stage"] == "held_out"][:2] == [5, 10]
 
 
-def test_no_answers(train: Callable[..., TrainingResult], settings: MakeSettings, make_dataset: MakeDataset) -> None:
+def test_training_without_answers_is_refused(
+    train: Callable[..., TrainingResult], settings: MakeSettings, make_dataset: MakeDataset
+) -> None:
     with pytest.raises(ConfigError, match=r"there are no answers\. Collect answers of the target first"):
         train(settings(), dataset=make_dataset(0))
 
 
-def test_too_few_answers(
+def test_training_with_too_few_answers_is_refused(
     train: Callable[..., TrainingResult], settings: MakeSettings, make_dataset: MakeDataset
 ) -> None:
     with pytest.raises(ConfigError, match=r"answers-0: 1 samples, of which 1 are long enough\. Expected at least 2"):
         train(settings(), dataset=make_dataset(1))
 
 
-def test_answers_of_another_target(
+def test_answers_of_another_target_are_refused(
     train: Callable[..., TrainingResult], settings: MakeSettings, make_dataset: MakeDataset
 ) -> None:
     with pytest.raises(ConfigError, match=r"come from another model \(fingerprint abc\)"):
         train(settings(), dataset=make_dataset(fingerprint="abc"))
 
 
-def test_a_broken_state_says_what_to_do(
+def test_a_damaged_state_is_refused_with_advice(
     train: Callable[..., TrainingResult], settings: MakeSettings, tmp_path: Path
 ) -> None:
     (tmp_path / "a-work").mkdir()
@@ -179,14 +183,12 @@ def test_a_broken_state_says_what_to_do(
     ("name", "value"),
     [("num_ttt_steps", 0), ("step_decay", 1.5), ("tv_weight", -0.1), ("held_out_share", 0.0), ("budget_s", 0.0)],
 )
-def test_settings_out_of_range(name: str, value: float) -> None:
+def test_settings_out_of_range_are_refused(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=rf"training: {name} is {value!r}, expected"):
         Eagle3Settings(**{name: value})  # type: ignore[arg-type]
 
 
-def test_a_head_is_trained_further_from_where_it_was(
-    train: Callable[..., TrainingResult], settings: MakeSettings
-) -> None:
+def test_training_continues_from_a_given_head(train: Callable[..., TrainingResult], settings: MakeSettings) -> None:
     first = train(settings(num_epochs=1), "first")
     head = str(first.folder)
     kept = train(settings(num_epochs=1, learning_rate=1e-12, start_from=head), "kept")
@@ -201,7 +203,7 @@ def test_a_head_is_trained_further_from_where_it_was(
     assert str(first.folder.parent) not in card, "the folders of this machine are nobody's business"
 
 
-def test_card_and_log_have_the_shape_that_the_head_to_start_from_gave(
+def test_card_and_log_have_the_shape_of_the_initial_head(
     train: Callable[..., TrainingResult], settings: MakeSettings, tmp_path: Path
 ) -> None:
     first = train(settings(num_epochs=1, draft_vocab_size=48, num_kv_heads=4), "first", num_samples=FEW_SAMPLES)
@@ -217,12 +219,12 @@ def test_card_and_log_have_the_shape_that_the_head_to_start_from_gave(
         assert shown["start_from"] == "first"
 
 
-def test_there_must_be_a_head_to_start_from(train: Callable[..., TrainingResult], settings: MakeSettings) -> None:
+def test_a_missing_initial_head_is_refused(train: Callable[..., TrainingResult], settings: MakeSettings) -> None:
     with pytest.raises(ConfigError, match="no/such/head"):
         train(settings(start_from="no/such/head"))
 
 
-def test_the_card_that_comes_with_baton_has_the_shape_of_its_head() -> None:
+def test_the_bundled_card_has_the_shape_of_its_head() -> None:
     folder = default_draft(DEFAULT_MODEL_NAME)
     assert folder is not None
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

@@ -17,7 +17,7 @@ from baton.train.target import FrozenTarget
 NUM_DRAFTS = 3
 
 
-def test_rates() -> None:
+def test_acceptance_rates_are_merged_by_count() -> None:
     found = Acceptance(reached=[10, 8], accepted=[5, 2])
     found.add(Acceptance(reached=[10, 8], accepted=[7, 2]))
     assert found.unconditional == [0.6, 0.25]
@@ -25,7 +25,7 @@ def test_rates() -> None:
     assert found.mean_accepted_length == pytest.approx(1.85)
 
 
-def test_nothing_at_all() -> None:
+def test_an_empty_evaluation_has_zero_rates() -> None:
     assert Acceptance().mean_accepted_length == 1.0
     assert Acceptance([0, 0], [0, 0]).conditional == [0.0, 0.0]
 
@@ -38,7 +38,7 @@ def head(target: LoadedModel, samples: list[Sample]) -> EagleHead:
     return made.requires_grad_(False)
 
 
-def test_acceptance_equals_drafting_one_position_at_a_time(
+def test_acceptance_matches_drafting_one_position_at_a_time(
     target: LoadedModel, samples: list[Sample], head: EagleHead
 ) -> None:
     chosen = samples[:12]
@@ -69,7 +69,7 @@ def draft(head: EagleHead, features: torch.Tensor, token_ids: list[int], row: in
     return drafts
 
 
-def test_sampled_answers_are_counted_apart(target: LoadedModel, samples: list[Sample], head: EagleHead) -> None:
+def test_sampled_answers_are_counted_separately(target: LoadedModel, samples: list[Sample], head: EagleHead) -> None:
     changed = Sample((*samples[0].token_ids[:9], 50, 51, 52, *samples[0].token_ids[12:]), 5)
     chosen = [samples[1], changed]
     states = FrozenTarget(target.model, (2, 4, 5)).states_of(chosen)

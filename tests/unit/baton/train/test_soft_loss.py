@@ -9,7 +9,7 @@ from baton.train.soft_loss import SoftTargets, soft_loss
 
 
 @pytest.mark.parametrize("tv_weight", [0.0, 0.3, 1.0])
-def test_gradients_equal_autograd(tv_weight: float) -> None:
+def test_gradients_match_autograd(tv_weight: float) -> None:
     torch.manual_seed(0)
     num_rows, size, vocab = 600, 12, 50  # more rows than one chunk
     probs = (torch.randn(40, vocab, dtype=torch.float64) * 2).softmax(dim=-1)
@@ -36,7 +36,7 @@ def test_gradients_equal_autograd(tv_weight: float) -> None:
         torch.testing.assert_close(mine.grad.double(), 2 * reference.grad, rtol=1e-4, atol=1e-4)
 
 
-def test_best_possible_loss_is_the_entropy() -> None:
+def test_the_lowest_possible_loss_is_the_entropy() -> None:
     probs = torch.tensor([[0.7, 0.2, 0.1]])
     hidden, lm_head = probs.log(), torch.eye(3)
     loss, choices = soft_loss(hidden, lm_head, SoftTargets(probs, torch.tensor([0]), torch.ones(1)))

@@ -26,7 +26,7 @@ def mixed(samples: list[Sample]) -> list[Sample]:
     return [Sample(sample.token_ids[: 8 + index % 17], 5) for index, sample in enumerate(samples[:150])]
 
 
-def test_states_equal_a_run_of_each_sample_alone(
+def test_states_match_a_run_of_each_sample_alone(
     target: LoadedModel, frozen: FrozenTarget, mixed: list[Sample]
 ) -> None:
     for sample, states in zip(mixed[:30], frozen.states_of(mixed[:30]), strict=True):
@@ -38,7 +38,7 @@ def test_states_equal_a_run_of_each_sample_alone(
         assert torch.equal(states.choices, output.logits[0, 4:].argmax(dim=-1))
 
 
-def test_cache_holds_what_the_target_computes(tmp_path: Path, frozen: FrozenTarget, mixed: list[Sample]) -> None:
+def test_the_cache_holds_the_states_of_the_target(tmp_path: Path, frozen: FrozenTarget, mixed: list[Sample]) -> None:
     cached, live = CachedStates(tmp_path, frozen, "a", mixed), LiveStates(frozen, mixed)
     cached.fill()
     chosen = [149, 3, 128, 127, 0]
@@ -48,7 +48,7 @@ def test_cache_holds_what_the_target_computes(tmp_path: Path, frozen: FrozenTarg
         assert torch.equal(ours.choices, theirs.choices)
 
 
-def test_cache_is_filled_once(tmp_path: Path, frozen: FrozenTarget, mixed: list[Sample]) -> None:
+def test_the_cache_is_filled_once(tmp_path: Path, frozen: FrozenTarget, mixed: list[Sample]) -> None:
     cached = CachedStates(tmp_path, frozen, "a", mixed)
     sizes = [sum(len(sample.token_ids) for sample in part) for part in (mixed[:128], mixed[128:])]
     assert cached.num_missing_tokens() == sum(sizes)
@@ -62,7 +62,7 @@ def test_cache_is_filled_once(tmp_path: Path, frozen: FrozenTarget, mixed: list[
 
 
 @pytest.mark.parametrize("change", ["target", "layers", "samples", "broken file"])
-def test_cache_of_something_else_is_replaced(
+def test_an_unrelated_cache_is_replaced(
     tmp_path: Path, frozen: FrozenTarget, target: LoadedModel, mixed: list[Sample], change: str
 ) -> None:
     CachedStates(tmp_path, frozen, "a", mixed).fill()
@@ -83,14 +83,14 @@ def test_cache_of_something_else_is_replaced(
         torch.testing.assert_close(ours.features, theirs.features, rtol=1e-4, atol=1e-5)
 
 
-def test_a_grown_dataset_keeps_what_is_there(tmp_path: Path, frozen: FrozenTarget, mixed: list[Sample]) -> None:
+def test_a_larger_dataset_keeps_cached_states(tmp_path: Path, frozen: FrozenTarget, mixed: list[Sample]) -> None:
     CachedStates(tmp_path, frozen, "a", mixed[:128]).fill()
     computed: list[int] = []
     CachedStates(tmp_path, frozen, "a", mixed).fill(computed.append)
     assert computed == [sum(len(sample.token_ids) for sample in mixed[128:])]
 
 
-def test_joined_sources_are_one(frozen: FrozenTarget, mixed: list[Sample]) -> None:
+def test_joined_sources_act_as_one(frozen: FrozenTarget, mixed: list[Sample]) -> None:
     groups = [mixed[:3], [], mixed[3:10]]
     joined = JoinedStates([LiveStates(frozen, group) for group in groups], [len(group) for group in groups])
     chosen = [9, 0, 3, 2]

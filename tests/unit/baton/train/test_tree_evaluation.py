@@ -17,7 +17,7 @@ def counted(paths: list[tuple[int, ...]], num_heads: int = 2) -> RankCounts:
     return counts
 
 
-def test_rates_by_head_and_rank() -> None:
+def test_rates_are_counted_by_head_and_rank() -> None:
     found = counted([(0, 0), (0, 1), (1, MISS), (MISS, 0)]).acceptance(1)
     assert found is not None
     assert found.accuracies == ((0.5, 0.25), (0.5, 0.25))
@@ -31,11 +31,11 @@ def test_a_path_ends_at_the_first_wrong_guess() -> None:
     assert found.mean_accepted_length == pytest.approx(1 + (0 + 1 + 2) / 3)
 
 
-def test_nothing_counted() -> None:
+def test_an_empty_count_has_no_acceptance() -> None:
     assert counted([]).acceptance(4) is None
 
 
-def test_no_other_tree_promises_more() -> None:
+def test_the_chosen_tree_has_the_highest_expected_acceptance() -> None:
     counts = counted([(0, 0)] * 5 + [(0, 1)] * 3 + [(1, 0)] * 4 + [(1, 1)] * 2 + [(MISS, 0)] * 2)
     found = counts.acceptance(3)
     assert found is not None

@@ -56,7 +56,7 @@ def draft_for_real(
     return outputs
 
 
-def test_teacher_forced_steps_equal_real_drafting(head: EagleHead, frozen: FrozenTarget, lengths: list[Sample]) -> None:
+def test_teacher_forced_steps_match_real_drafting(head: EagleHead, frozen: FrozenTarget, lengths: list[Sample]) -> None:
     states = frozen.states_of(lengths)
     batch = make_rows(lengths, states)
     steps = torch.stack(list(unroll(head, batch, NUM_STEPS)))
@@ -72,7 +72,7 @@ def test_teacher_forced_steps_equal_real_drafting(head: EagleHead, frozen: Froze
         start += count
 
 
-def test_own_tokens_are_drafted_as_for_real(head: EagleHead, frozen: FrozenTarget, lengths: list[Sample]) -> None:
+def test_recursive_steps_match_real_drafting(head: EagleHead, frozen: FrozenTarget, lengths: list[Sample]) -> None:
     states = frozen.states_of(lengths)
     batch = make_rows(lengths, states)
 
@@ -88,7 +88,7 @@ def test_own_tokens_are_drafted_as_for_real(head: EagleHead, frozen: FrozenTarge
             torch.testing.assert_close(steps[:, start + row], torch.stack(expected), rtol=1e-4, atol=1e-4)
 
 
-def test_rows_do_not_see_the_future(head: EagleHead, frozen: FrozenTarget, lengths: list[Sample]) -> None:
+def test_rows_do_not_see_later_tokens(head: EagleHead, frozen: FrozenTarget, lengths: list[Sample]) -> None:
     """A changed last token moves nothing but the rows that have it."""
     changed = [Sample((*sample.token_ids[:-2], 7, 8), sample.num_prompt_tokens) for sample in lengths]
     found, other = (list(unroll(head, make_rows(group, frozen.states_of(group)), 2)) for group in (lengths, changed))

@@ -23,7 +23,7 @@ class _Exploit:
         return exec, ("raise SystemExit('code from a checkpoint ran')",)
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     for reference in (tmp_path / "none", str(tmp_path / "none"), "no folder and no hub id"):
         with pytest.raises(ConfigError, match=r"does not exist\. .* Correct the path"):
             find_checkpoint(reference)
@@ -32,7 +32,7 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
         find_checkpoint(tmp_path / "model.safetensors")
 
 
-def test_a_hub_id_out_of_reach_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_id_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: Any, **kwargs: Any) -> str:
         raise OSError("no route")
 
@@ -52,28 +52,28 @@ def test_a_hub_id_out_of_reach_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         ("[]", "a list"),
     ],
 )
-def test_a_config_that_is_no_object_is_refused(content: str | None, reason: str, tmp_path: Path) -> None:
+def test_a_config_that_is_not_an_object_is_refused(content: str | None, reason: str, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(ConfigError, match=reason):
         read_config(tmp_path)
 
 
-def test_no_weights_are_refused_with_the_names_looked_for(tmp_path: Path) -> None:
+def test_missing_weights_are_refused_with_the_expected_names(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no weights.*model\.safetensors"):
         read_tensors(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
 @pytest.mark.parametrize("content", [b"", b"garbage" * 50])
-def test_a_file_that_is_no_checkpoint_is_refused(name: str, content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_checkpoint_is_refused(name: str, content: bytes, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match="could not be read"):
         read_tensors(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
-def test_a_file_that_was_cut_off_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused(name: str, tmp_path: Path) -> None:
     path, tensors = tmp_path / name, {"x": torch.ones(1000)}
     if path.suffix == ".bin":
         torch.save(tensors, path)
@@ -85,7 +85,7 @@ def test_a_file_that_was_cut_off_is_refused(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
-def test_a_written_file_has_the_mode_of_any_new_one(mask: int, mode: int, tmp_path: Path) -> None:
+def test_a_written_file_has_the_default_mode(mask: int, mode: int, tmp_path: Path) -> None:
     before = os.umask(mask)
     try:
         write_tensors({"x": torch.ones(3)}, tmp_path / "x.safetensors", {"format": "pt"})
@@ -95,13 +95,13 @@ def test_a_written_file_has_the_mode_of_any_new_one(mask: int, mode: int, tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
 
 
-def test_no_code_of_a_pickle_runs(tmp_path: Path) -> None:
+def test_no_code_in_a_pickle_is_executed(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps({"x": _Exploit()}, protocol=2))
     with pytest.raises(ConfigError, match="could not be read"):
         read_tensors(tmp_path)
 
 
-def test_a_file_of_other_things_is_refused(tmp_path: Path) -> None:
+def test_a_file_with_unexpected_objects_is_refused(tmp_path: Path) -> None:
     torch.save({"x": torch.ones(1), "step": 7}, tmp_path / "pytorch_model.bin")
     with pytest.raises(ConfigError, match="named tensors"):
         read_tensors(tmp_path)
@@ -117,7 +117,7 @@ def test_a_file_of_other_things_is_refused(tmp_path: Path) -> None:
     ],
     ids=["no map", "missing shard", "outside", "missing tensor"],
 )
-def test_an_index_that_does_not_hold_is_refused(weight_map: Any, reason: str, tmp_path: Path) -> None:
+def test_an_inconsistent_index_is_refused(weight_map: Any, reason: str, tmp_path: Path) -> None:
     folder = tmp_path / "draft"
     folder.mkdir()
     save_file({"x": torch.ones(1)}, folder / "part.safetensors")
@@ -127,7 +127,7 @@ def test_an_index_that_does_not_hold_is_refused(weight_map: Any, reason: str, tm
         read_tensors(folder)
 
 
-def test_fingerprints_see_every_value_name_shape_dtype_and_setting() -> None:
+def test_fingerprints_depend_on_every_value_name_shape_dtype_and_setting() -> None:
     base = {"x": torch.arange(6.0)}
     one_bit = {"x": torch.arange(6.0)}
     one_bit["x"][5] += 1e-6

@@ -45,7 +45,7 @@ def cut(data: bytearray, sizes: list[int]) -> list[memoryview]:
     st.lists(st.integers(0, 5000), max_size=40).filter(any),
     st.randoms(use_true_random=False),
 )
-def test_what_is_sent_arrives_however_it_is_cut(sizes: list[int], rng: random.Random) -> None:
+def test_sent_bytes_arrive_however_they_are_split(sizes: list[int], rng: random.Random) -> None:
     sent = bytearray(rng.randbytes(sum(sizes)))
     others = sizes[:]
     rng.shuffle(others)
@@ -60,14 +60,14 @@ def test_what_is_sent_arrives_however_it_is_cut(sizes: list[int], rng: random.Ra
     assert taken == sent
 
 
-async def test_many_small_stretches_are_more_than_one_call() -> None:
+async def test_many_small_buffers_take_several_calls() -> None:
     sent, taken = bytearray(random.Random(0).randbytes(3000)), bytearray(3000)
     with raw_pair() as (sender, receiver):
         await asyncio.gather(sender.send(cut(sent, [1] * 3000)), receiver.receive(cut(taken, [2] * 1500)))
     assert taken == sent
 
 
-async def test_an_end_that_comes_early_is_an_error() -> None:
+async def test_an_early_end_of_stream_is_an_error() -> None:
     with raw_pair() as (sender, receiver):
         taking = asyncio.create_task(receiver.receive([memoryview(bytearray(100))]))
         await sender.send([memoryview(b"half")])
@@ -76,7 +76,7 @@ async def test_an_end_that_comes_early_is_an_error() -> None:
             await taking
 
 
-async def test_nothing_is_written_once_the_place_is_anothers() -> None:
+async def test_nothing_is_written_after_the_target_was_released() -> None:
     taken = bytearray(100)
     has_expired = False
 
@@ -96,7 +96,7 @@ async def test_nothing_is_written_once_the_place_is_anothers() -> None:
 
 
 @pytest.mark.parametrize("receives", [True, False])
-async def test_closing_wakes_whoever_waits(receives: bool) -> None:
+async def test_closing_wakes_waiting_readers_and_writers(receives: bool) -> None:
     with raw_pair() as (first, _):
         room = [memoryview(bytearray(1 << 22))]
         waiting = asyncio.create_task(first.receive(room) if receives else first.send(room))  # type: ignore[arg-type]
@@ -107,7 +107,7 @@ async def test_closing_wakes_whoever_waits(receives: bool) -> None:
             await waiting
 
 
-async def test_who_is_cancelled_leaves_the_socket_usable() -> None:
+async def test_a_cancelled_transfer_leaves_the_socket_usable() -> None:
     taken = bytearray(4)
     with raw_pair() as (sender, receiver):
         waiting = asyncio.create_task(receiver.receive([memoryview(bytearray(10))]))
@@ -118,7 +118,7 @@ async def test_who_is_cancelled_leaves_the_socket_usable() -> None:
     assert taken == b"word"
 
 
-async def test_others_get_their_turn_while_a_peer_keeps_up() -> None:
+async def test_other_tasks_run_while_a_peer_keeps_up() -> None:
     turns = 0
 
     async def take_turns() -> None:
@@ -151,7 +151,7 @@ def joined_pair(count: int) -> Iterator[tuple[ByteStream, ByteStream, list[tuple
     st.integers(1, 700),
     st.randoms(use_true_random=False),
 )
-def test_what_is_sent_arrives_however_it_is_cut_and_dealt_out(
+def test_striped_bytes_arrive_however_they_are_split(
     messages: list[list[int]], count: int, stripe_bytes: int, rng: random.Random
 ) -> None:
     async def run() -> None:
@@ -182,7 +182,7 @@ async def test_every_connection_gets_its_share() -> None:
 
 @pytest.mark.parametrize("receives", [True, False])
 @pytest.mark.parametrize("number", [0, 1])
-async def test_one_that_breaks_ends_all(receives: bool, number: int) -> None:
+async def test_a_broken_connection_ends_all(receives: bool, number: int) -> None:
     with joined_pair(3) as (sender, receiver, pairs):
         room = memoryview(bytearray(6 * STRIPE_BYTES))
         moving = asyncio.create_task(receiver.receive([room]) if receives else sender.send([room]))  # type: ignore[arg-type]
@@ -194,7 +194,7 @@ async def test_one_that_breaks_ends_all(receives: bool, number: int) -> None:
             await moving
 
 
-async def test_no_stripe_is_written_once_the_place_is_anothers() -> None:
+async def test_no_stripe_is_written_after_the_target_was_released() -> None:
     taken = bytearray(2 * STRIPE_BYTES)
     has_expired = False
 
@@ -214,7 +214,7 @@ async def test_no_stripe_is_written_once_the_place_is_anothers() -> None:
     assert not any(taken)
 
 
-async def test_closing_several_connections_wakes_whoever_waits() -> None:
+async def test_closing_several_connections_wakes_waiting_readers_and_writers() -> None:
     with joined_pair(2) as (_, receiver, _):
         waiting = asyncio.create_task(receiver.receive([memoryview(bytearray(2 * STRIPE_BYTES))]))
         await asyncio.sleep(0.05)
@@ -224,7 +224,7 @@ async def test_closing_several_connections_wakes_whoever_waits() -> None:
             await waiting
 
 
-def test_a_single_connection_is_itself() -> None:
+def test_a_single_connection_is_not_wrapped() -> None:
     async def run() -> None:
         with raw_pair() as (first, _):
             assert join([first]) is first

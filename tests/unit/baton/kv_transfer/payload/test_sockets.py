@@ -37,7 +37,7 @@ async def is_closed(connection: ByteStream) -> bool:
     return False
 
 
-async def test_a_ticket_is_good_for_as_many_connections_as_were_announced(listener: DataListener) -> None:
+async def test_a_ticket_admits_the_announced_number_of_connections(listener: DataListener) -> None:
     with listener.expect() as expected:
         assert expected is not None
         first = await connect("127.0.0.1:1", expected.offer)
@@ -52,7 +52,7 @@ async def test_a_ticket_is_good_for_as_many_connections_as_were_announced(listen
     first.close()
 
 
-async def test_several_connections_are_one_stream_in_the_order_of_their_numbers(listener: DataListener) -> None:
+async def test_several_connections_form_one_stream_in_numerical_order(listener: DataListener) -> None:
     sent, taken = random.Random(0).randbytes(3_000_000), bytearray(3_000_000)
     with listener.expect() as expected:
         assert expected is not None
@@ -67,7 +67,7 @@ async def test_several_connections_are_one_stream_in_the_order_of_their_numbers(
 
 
 @pytest.mark.parametrize(("number", "count"), [(0, 2), (1, 3), (2, 2), (0, 0), (5, 1)])
-async def test_a_connection_that_does_not_fit_the_others_is_sent_away(
+async def test_a_connection_that_does_not_match_the_others_is_rejected(
     listener: DataListener, number: int, count: int
 ) -> None:
     """Number 0 of 2 is here: its like, another count, and numbers that there are none of."""
@@ -83,7 +83,7 @@ async def test_a_connection_that_does_not_fit_the_others_is_sent_away(
         connection.close()
 
 
-async def test_no_transfer_has_more_connections_than_it_was_offered(listener: DataListener) -> None:
+async def test_a_transfer_has_at_most_the_offered_number_of_connections(listener: DataListener) -> None:
     with listener.expect() as expected:
         assert expected is not None
         with pytest.raises(ConnectionError):
@@ -91,7 +91,7 @@ async def test_no_transfer_has_more_connections_than_it_was_offered(listener: Da
         (await connect("127.0.0.1:1", expected.offer, expected.offer.most)).close()
 
 
-async def test_where_one_of_several_is_turned_away_none_is_kept(listener: DataListener) -> None:
+async def test_if_one_of_several_connections_is_rejected_none_is_kept(listener: DataListener) -> None:
     with listener.expect() as expected:
         assert expected is not None
         taken = await introduce(expected.offer, 1, 3)
@@ -102,7 +102,7 @@ async def test_where_one_of_several_is_turned_away_none_is_kept(listener: DataLi
         taken.close()
 
 
-async def test_connections_that_came_are_closed_when_others_never_do(listener: DataListener) -> None:
+async def test_connections_are_closed_if_others_never_arrive(listener: DataListener) -> None:
     with listener.expect() as expected:
         assert expected is not None
         first = await introduce(expected.offer, 0, 2)
@@ -114,7 +114,9 @@ async def introduce(offer: KVConnection, number: int, count: int) -> RawSocket:
     return await sockets._connect("127.0.0.1", offer.port, Introduction(offer.ticket, number, count), ())
 
 
-async def test_strangers_are_sent_away(listener: DataListener, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_without_a_ticket_are_rejected(
+    listener: DataListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(socket_listener, "TICKET_TIMEOUT_S", 0.2)
     with listener.expect() as expected:
         assert expected is not None
@@ -126,7 +128,9 @@ async def test_strangers_are_sent_away(listener: DataListener, monkeypatch: pyte
         known.close()
 
 
-async def test_many_that_come_at_once_all_get_in(listener: DataListener, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_simultaneous_connections_are_all_accepted(
+    listener: DataListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More connections than may be unidentified at a time, among them some that never identify themselves."""
     monkeypatch.setattr(socket_listener, "_MAX_UNIDENTIFIED", 4)
     monkeypatch.setattr(socket_listener, "TICKET_TIMEOUT_S", 0.2)
@@ -142,7 +146,7 @@ async def test_many_that_come_at_once_all_get_in(listener: DataListener, monkeyp
             connection.close()
 
 
-async def test_another_program_at_the_port_is_not_taken_for_the_receiver() -> None:
+async def test_another_program_on_the_port_is_not_mistaken_for_the_receiver() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400")
         await writer.drain()
@@ -177,7 +181,7 @@ needs_ipv6 = pytest.mark.skipif(not has_ipv6_loopback(), reason="this machine ha
     "host",
     [pytest.param("::1", marks=needs_ipv6), pytest.param("[::1]", marks=needs_ipv6), "localhost", "127.0.0.1"],
 )
-async def test_any_way_to_write_an_address_will_do(host: str) -> None:
+async def test_every_form_of_address_is_accepted(host: str) -> None:
     listener = DataListener()
     listener.start(host)
     with listener.expect() as expected:
@@ -186,7 +190,7 @@ async def test_any_way_to_write_an_address_will_do(host: str) -> None:
     await listener.stop()
 
 
-async def test_nobody_is_sent_to_a_port_where_nobody_answers(
+async def test_a_port_without_a_listener_is_not_offered(
     listener: DataListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "_identify", None)  # whatever goes wrong
@@ -198,7 +202,7 @@ async def test_nobody_is_sent_to_a_port_where_nobody_answers(
         assert expected is None
 
 
-async def test_stopping_at_once_leaves_no_port() -> None:
+async def test_an_immediate_stop_frees_the_port() -> None:
     listener = DataListener()
     listener.start("127.0.0.1")
     with listener.expect() as expected:
@@ -208,6 +212,6 @@ async def test_stopping_at_once_leaves_no_port() -> None:
             await connect("127.0.0.1:1", expected.offer)
 
 
-async def test_nobody_is_expected_where_nobody_listens() -> None:
+async def test_no_connection_is_expected_without_a_listener() -> None:
     with DataListener().expect() as expected:
         assert expected is None
