@@ -318,9 +318,7 @@ async def test_workers_of_a_lost_node_wait_for_another_node(nodes):
             nodes.ray_cluster.remove_node(spare)
 
 
-@pytest.mark.thorough(
-    covered_by="tests/unit/test_packaging.py::test_the_machines_satisfy_what_the_gpu_example_asks_for"
-)
+@pytest.mark.thorough(covered_by="tests/unit/test_packaging.py::test_the_example_machines_satisfy_the_gpu_example")
 async def test_the_gpu_example_fits_the_example_machines(nodes):
     """deploy/gpu-cluster.yaml on the node types of deploy/ray-cluster.yaml."""
     config = load_config(DEPLOY / "gpu-cluster.yaml")

@@ -72,7 +72,7 @@ def test_every_method_that_can_run_is_measured_in_every_cell(found):
     assert "eagle3" in found.left_out["medusa"]
 
 
-def test_the_reports_figures_fit_together(found):
+def test_the_figures_of_the_report_are_consistent(found):
     for result in found.results:
         tally = result.tally
         assert 0 < tally.num_tokens <= 2 * result.cell.batch * (MAX_TOKENS - 1)  # some answers end before
@@ -89,13 +89,13 @@ def test_the_reports_figures_fit_together(found):
         assert by_method[name].tally.by_method[name]
 
 
-def test_tokens_are_those_of_plain_decoding(found):
+def test_tokens_match_plain_decoding(found):
     equality = found.equality()
     assert equality == {"num_requests": len(METHODS) * 2 * 2 * (2 + 6), "num_different": 0, "expected_equal": True}
     assert f"float32: all {equality['num_requests']} requests got the same tokens" in text(found.render())
 
 
-def test_the_json_report_is_the_whole_report(found):
+def test_the_json_report_is_complete(found):
     written = json.loads((Path(found.settings["out"]) / "speculation.json").read_text())
     assert written == json.loads(json.dumps(found.to_dict()))
     assert written["environment"]["draft"] == {"name": "head", "method": "eagle3"}
@@ -120,7 +120,7 @@ def test_the_table_shows_each_cell(found):
     assert any(line.startswith("left out: medusa: ") for line in lines)
 
 
-def test_other_tokens_are_called_by_their_name(found):
+def test_differing_tokens_are_named(found):
     first = found.results[0]
     spoiled = SpeculationReport(found.environment, found.settings, {}, [first])
     changed = [type(run)(((0,),) * len(run.token_ids), *_timing(run)) for run in first.speculative]
@@ -137,7 +137,7 @@ def _timing(run) -> tuple[tuple[float, ...], float, int]:
     return run.tpots_ms, run.decode_ms, run.num_decode_tokens
 
 
-def test_a_method_that_cannot_run_is_refused_when_it_is_named(target):
+def test_naming_a_method_that_cannot_run_is_refused(target):
     with pytest.raises(ConfigError, match="medusa, but head is for the method eagle3"):
         EngineFactory(target, 1, 9, MAX_TOKENS).choose_methods(["ngram", "medusa"])
 
@@ -147,7 +147,7 @@ def test_prompts_longer_than_the_context_are_refused(target):
         EngineFactory(target, 1, 125, 10)
 
 
-def test_batches_that_memory_cannot_hold_are_refused_before_it_is_taken(target, monkeypatch):
+def test_batches_that_exceed_memory_are_refused_before_allocation(target, monkeypatch):
     monkeypatch.setattr("benchmarks.speculation_target._free_memory", lambda device: 2**28)
     monkeypatch.setattr(Target, "runner", lambda *arguments, **options: pytest.fail("it was taken"))
     with pytest.raises(ConfigError, match=r"9000 sequences at once need two KV caches of \S+ GiB .* only 0\.2 GiB"):
@@ -214,7 +214,7 @@ def test_the_command_measures_a_model_folder(bench, model_folder, prompts, tmp_p
     assert written["settings"]["methods"] == ["auto", "none"]
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_a_model_is_loaded(bench, tmp_path):
+def test_an_unwritable_folder_is_refused_before_loading_a_model(bench, tmp_path):
     (tmp_path / "file").write_text("")
     status, _, err = bench("--out", str(tmp_path / "file" / "out"))
     assert status == 1
@@ -246,7 +246,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_a_model_is_loaded(ben
         (["--dtype", "int4"], "dtype"),
     ],
 )
-def test_what_is_not_known_is_refused_before_a_model_is_loaded(bench, arguments, complaint):
+def test_unknown_names_are_refused_before_loading_a_model(bench, arguments, complaint):
     status, out, err = bench(*arguments, "--model", "nobody/has-such-a-model")
     assert (status, out) == (1, "")
     assert complaint in err

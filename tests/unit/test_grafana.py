@@ -44,11 +44,11 @@ def series() -> Series:
     return Series.of_page(metrics.render().decode())
 
 
-def test_everything_that_the_dashboard_names_exists(series: Series) -> None:
+def test_every_name_in_the_dashboard_exists(series: Series) -> None:
     assert problems(dashboard_expressions(), series) == []
 
 
-def test_everything_that_the_rules_name_exists(series: Series) -> None:
+def test_every_name_in_the_rules_exists(series: Series) -> None:
     assert problems(rule_expressions(), series) == []
 
 
@@ -70,12 +70,12 @@ def test_everything_that_the_rules_name_exists(series: Series) -> None:
         ("job:baton_requests:rate_5m / job:baton_request:rate_5m", "job:baton_request:rate_5m does not exist"),
     ],
 )
-def test_the_check_finds_what_does_not_exist(series: Series, text: str, problem: str | None) -> None:
+def test_the_check_finds_unknown_names(series: Series, text: str, problem: str | None) -> None:
     found = problems(iter([Expression("here", text)]), series)
     assert (found == []) if problem is None else (len(found) == 1 and problem in found[0]), found
 
 
-def test_the_check_finds_labels_that_a_result_has_lost(series: Series) -> None:
+def test_the_check_finds_labels_lost_by_aggregation(series: Series) -> None:
     [found] = problems(
         iter([Expression("here", "sum by (pool) (baton_workers)", frozenset({"pool", "state"}))]), series
     )
@@ -94,7 +94,7 @@ def test_panels_have_names_units_and_explanations() -> None:
     assert len(set(titles)) == len(titles) > 30
 
 
-def test_panels_have_places_of_their_own() -> None:
+def test_panels_do_not_overlap() -> None:
     ids = [panel["id"] for panel in load_dashboard()["panels"]]
     assert len(set(ids)) == len(ids)
     boxes = [(panel["title"], panel["gridPos"]) for panel in load_dashboard()["panels"]]
@@ -104,13 +104,13 @@ def test_panels_have_places_of_their_own() -> None:
         assert apart or a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"], (one, other)
 
 
-def test_the_data_source_is_the_readers_choice() -> None:
+def test_the_data_source_can_be_selected() -> None:
     for panel in PANELS:
         for holder in (panel, *panel["targets"]):
             assert holder["datasource"] == {"type": "prometheus", "uid": "${datasource}"}, panel["title"]
 
 
-def test_every_cluster_can_be_looked_at_alone() -> None:
+def test_every_cluster_can_be_selected() -> None:
     for expression in dashboard_expressions():
         if not expression.place.startswith("variable"):
             assert expression.text.count("{job=~") == len(re.findall(r"\bbaton_\w+", expression.text)), expression
@@ -130,7 +130,7 @@ def test_rules_are_complete() -> None:
             assert promql_parser.parse_duration(rule["for"]).total_seconds() > 0
 
 
-def test_errors_of_ours_count_as_failures_and_those_of_clients_do_not() -> None:
+def test_internal_errors_count_as_failures_and_client_errors_do_not() -> None:
     [expression] = [rule["expr"] for rule in load_rules() if rule.get("record", "").startswith("job:baton_requests_f")]
     [pattern] = re.findall(r'outcome=~"([^"]+)"', expression)
     at_start = {"unsupported_model", "model_unavailable", "invalid_config"}
@@ -139,7 +139,7 @@ def test_errors_of_ours_count_as_failures_and_those_of_clients_do_not() -> None:
             assert bool(re.fullmatch(pattern, code)) == (cls.http_status >= 500), code
 
 
-def test_prometheus_loads_the_rules_beside_it() -> None:
+def test_prometheus_loads_the_rules() -> None:
     config = yaml.safe_load((FOLDER / "prometheus.yaml").read_text(encoding="utf-8"))
     assert [(FOLDER / name).is_file() for name in config["rule_files"]] == [True]
     [job] = config["scrape_configs"]
@@ -147,7 +147,7 @@ def test_prometheus_loads_the_rules_beside_it() -> None:
     assert f'job="{job["job_name"]}"' in down["expr"]
 
 
-def test_the_documentation_lists_every_metric_and_no_other(series: Series) -> None:
+def test_the_documentation_lists_exactly_the_existing_metrics(series: Series) -> None:
     named = set(re.findall(r"\bbaton_[a-z0-9_]+", DOCUMENTATION.read_text(encoding="utf-8")))
     process = {name for name in series.families if name.startswith("baton_router_process_")}
     assert set(series.families) - process <= named

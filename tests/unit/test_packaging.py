@@ -65,7 +65,7 @@ def test_every_import_of_the_packages_is_a_declared_dependency():
     assert undeclared(imported - {"grpc_tools"}, declared) == set()
 
 
-def test_what_only_benchmarks_import_is_in_an_extra():
+def test_packages_imported_only_by_benchmarks_are_in_an_extra():
     extras = PROJECT["optional-dependencies"]
     declared = names_of(PROJECT["dependencies"] + extras["bench"] + extras["gpu"])
     imported = imported_packages(ROOT / "benchmarks") | imported_packages(LOAD_TOOL)
@@ -92,7 +92,7 @@ def test_every_dependency_is_pinned_to_a_plain_version_that_satisfies_it():
     assert pins["torch"] == "2.13.0"
 
 
-def test_what_is_installed_is_what_is_pinned():
+def test_installed_versions_match_the_pinned_ones():
     pins = pinned()
     for name in names_of(PROJECT["dependencies"]):
         assert metadata.version(name).partition("+")[0] == pins[name], name
@@ -113,7 +113,7 @@ def test_the_command_is_installed():
     assert command.value == "cluster.cli.command:main"
 
 
-def test_the_license_is_the_one_declared():
+def test_the_license_matches_the_declaration():
     assert PROJECT["license"] == "Apache-2.0"
     text = (ROOT / "LICENSE").read_text(encoding="utf-8")
     assert "Apache License" in text
@@ -129,13 +129,13 @@ def ray_cluster() -> dict:
     return yaml.safe_load((ROOT / "deploy" / "ray-cluster.yaml").read_text(encoding="utf-8"))
 
 
-def test_rays_own_schema_accepts_the_machines(ray_cluster):
+def test_the_schema_of_ray_accepts_the_example_machines(ray_cluster):
     from ray.autoscaler._private.util import prepare_config, validate_config
 
     validate_config(prepare_config(ray_cluster))
 
 
-def test_the_machines_satisfy_what_the_gpu_example_asks_for(ray_cluster):
+def test_the_example_machines_satisfy_the_gpu_example(ray_cluster):
     config = load_config(ROOT / "deploy" / "gpu-cluster.yaml")
     assert ray_cluster["head_node_type"] in ray_cluster["available_node_types"]
     num_nodes = 0
@@ -149,7 +149,7 @@ def test_the_machines_satisfy_what_the_gpu_example_asks_for(ray_cluster):
     assert num_nodes == ray_cluster["max_workers"]
 
 
-def test_the_machines_run_the_ray_that_is_pinned(ray_cluster):
+def test_the_example_machines_run_the_pinned_ray(ray_cluster):
     text = (ROOT / "deploy" / "ray-cluster.yaml").read_text(encoding="utf-8")
     assert set(re.findall(r"ray(?:\[default\])?(?:==|:)(\d+\.\d+\.\d+)", text)) == {pinned()["ray"]}
 
@@ -168,7 +168,7 @@ def test_make_lists_its_targets():
         assert f"make {target} " in listed
 
 
-def test_an_old_python_is_refused_in_words(tmp_path):
+def test_an_old_python_is_refused_with_an_explanation(tmp_path):
     old = tmp_path / "python"
     old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Python 3.8.1"\nexit 1\n')
     old.chmod(0o755)
@@ -179,7 +179,7 @@ def test_an_old_python_is_refused_in_words(tmp_path):
         assert not (tmp_path / "venv").exists()
 
 
-def test_an_environment_that_is_complete_is_not_installed_again(tmp_path):
+def test_a_complete_environment_is_not_installed_again(tmp_path):
     (tmp_path / "bin").mkdir()
     for name in ("bin/python", ".installed-runtime", ".installed-test", ".installed-dev"):
         (tmp_path / name).touch()

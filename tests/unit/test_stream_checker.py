@@ -31,7 +31,7 @@ def test_nothing_runs_before_the_host_waits(tensors: DeviceTensors) -> None:
 
 
 @pytest.mark.parametrize("order", ["none", "event", "stream", "host"])
-def test_streams_that_nothing_orders_are_reported_with_both_places(tensors: DeviceTensors, order: str) -> None:
+def test_unordered_streams_are_reported_with_both_places(tensors: DeviceTensors, order: str) -> None:
     stream, values = side(), torch.zeros(4, device=CUDA)
     written = torch.cuda.Event()
     values.add_(1)
@@ -56,7 +56,7 @@ def test_streams_that_nothing_orders_are_reported_with_both_places(tensors: Devi
         tensors.device.check()
 
 
-def test_rows_that_differ_need_no_order(tensors: DeviceTensors) -> None:
+def test_disjoint_rows_need_no_order(tensors: DeviceTensors) -> None:
     cache, rows = torch.zeros(8, 3, device=CUDA), torch.ones(2, 3, device=CUDA)
     places = [torch.tensor(each, device=CUDA) for each in ([0, 1], [1, 5], [6, 7])]
     ready = torch.cuda.Event()
@@ -73,7 +73,7 @@ def test_rows_that_differ_need_no_order(tensors: DeviceTensors) -> None:
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_memory_that_another_stream_uses_must_be_recorded(tensors: DeviceTensors, *, recorded: bool) -> None:
+def test_memory_used_by_another_stream_must_be_recorded(tensors: DeviceTensors, *, recorded: bool) -> None:
     stream, values = side(), torch.ones(4, device=CUDA)
     stream.wait_stream(torch.cuda.default_stream())
     with torch.cuda.stream(stream):
@@ -89,7 +89,7 @@ def test_memory_that_another_stream_uses_must_be_recorded(tensors: DeviceTensors
     assert doubled is not None
 
 
-def test_pinned_memory_is_not_given_away_before_it_is_copied(tensors: DeviceTensors) -> None:
+def test_pinned_memory_is_not_reused_before_it_is_copied(tensors: DeviceTensors) -> None:
     source = torch.arange(4.0).pin_memory()
     view = source.numpy()
     uploaded = source.to(CUDA, non_blocking=True)
@@ -98,7 +98,7 @@ def test_pinned_memory_is_not_given_away_before_it_is_copied(tensors: DeviceTens
     assert uploaded.cpu().tolist() == [0, 1, 2, 3]
 
 
-def test_pinned_memory_holds_what_the_host_left_there_last(tensors: DeviceTensors) -> None:
+def test_pinned_memory_has_the_content_last_written_by_the_host(tensors: DeviceTensors) -> None:
     source = torch.arange(4.0).pin_memory()
     uploaded = source.to(CUDA, non_blocking=True)
     source.fill_(7)
@@ -109,7 +109,7 @@ def test_pinned_memory_holds_what_the_host_left_there_last(tensors: DeviceTensor
     assert uploaded.cpu().tolist() == [0, 1, 2, 3]
 
 
-def test_a_download_holds_nothing_before_it_is_waited_for(tensors: DeviceTensors) -> None:
+def test_a_download_is_empty_before_it_is_awaited(tensors: DeviceTensors) -> None:
     values, there = torch.arange(4, device=CUDA), torch.empty(4, dtype=torch.int64, pin_memory=True)
     there.copy_(values, non_blocking=True)
     assert there.tolist() == [-1] * 4
@@ -117,7 +117,7 @@ def test_a_download_holds_nothing_before_it_is_waited_for(tensors: DeviceTensors
     assert there.tolist() == [0, 1, 2, 3]
 
 
-def test_a_recording_runs_again_over_the_same_memory_and_cannot_wait(tensors: DeviceTensors) -> None:
+def test_a_recording_replays_over_the_same_memory_and_cannot_wait(tensors: DeviceTensors) -> None:
     values, total = torch.ones(2, device=CUDA), torch.zeros(2, device=CUDA)
 
     def add() -> None:
@@ -133,7 +133,7 @@ def test_a_recording_runs_again_over_the_same_memory_and_cannot_wait(tensors: De
         tensors.device.record(lambda: bool(total[0] > 1))
 
 
-def test_a_failure_is_reported_where_it_was_launched(tensors: DeviceTensors) -> None:
+def test_a_failure_is_reported_at_its_launch(tensors: DeviceTensors) -> None:
     torch.zeros(4, 2, device=CUDA).index_select(0, torch.tensor([9], device=CUDA))
     with pytest.raises(
         AssertionError, match=r"index_select in stream 0 \(tests/unit/test_stream_checker.py:\d+\) failed"
@@ -141,7 +141,7 @@ def test_a_failure_is_reported_where_it_was_launched(tensors: DeviceTensors) -> 
         tensors.device.check()
 
 
-def test_tensors_of_host_and_device_do_not_mix(tensors: DeviceTensors) -> None:
+def test_host_and_device_tensors_do_not_mix(tensors: DeviceTensors) -> None:
     with pytest.raises(RuntimeError, match="of the device and of the host"):
         torch.ones(2, device=CUDA) + torch.ones(2)
     with pytest.raises(TypeError, match="to numpy"):
@@ -149,7 +149,7 @@ def test_tensors_of_host_and_device_do_not_mix(tensors: DeviceTensors) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_every_legal_order_gives_what_one_stream_gives(seed: int) -> None:
+def test_every_legal_order_gives_the_result_of_one_stream(seed: int) -> None:
     """A chain of operations that hops between streams, each behind an event of the one before."""
     device = Device(Schedule(random.Random(seed), (0.3, 0.6, 0.1)))
     with fake_cuda(device):

@@ -32,7 +32,7 @@ def test_the_rate_names_its_dtype(
     assert measured.flops_per_second > 0
 
 
-def test_works_run_in_turn_behind_a_warm_up() -> None:
+def test_measurements_alternate_after_a_warm_up() -> None:
     calls: list[str] = []
 
     def work(name: str) -> float:

@@ -80,7 +80,7 @@ def test_a_correct_backend_passes(name: str) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_a_fault_is_found(fault: Callable[..., Any]) -> None:
+def test_an_attention_fault_is_found(fault: Callable[..., Any]) -> None:
     rows = [check_case(case, lambda cache: Faulty(cache, fault), CPU) for case in CASES.values()]
     assert not all(row["ok"] for row in rows)
     if fault is not a_window_that_is_too_long:
@@ -88,7 +88,7 @@ def test_a_fault_is_found(fault: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("sizes", [Sizes(), TINY], ids=["full", "tiny"])
-def test_cases_cover_what_they_are_drawn_from_and_stay_the_same(sizes: Sizes) -> None:
+def test_cases_cover_all_their_choices_and_are_reproducible(sizes: Sizes) -> None:
     cases = draw_cases(80, sizes)
     assert cases == draw_cases(80, sizes)
     assert cases != draw_cases(80, sizes, seed=1)
@@ -117,13 +117,13 @@ def test_cases_cover_what_they_are_drawn_from_and_stay_the_same(sizes: Sizes) ->
 
 
 @pytest.mark.parametrize("check", [check_fp8_rows, check_int8_rows])
-def test_rows_pass(check: Callable[[torch.device], Any]) -> None:
+def test_attention_rows_pass_on_the_cpu(check: Callable[[torch.device], Any]) -> None:
     rows = list(check(CPU))
     assert len(rows) == 4
     assert all(row["ok"] for row in rows), rows
 
 
-def test_rows_that_are_truncated_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncated_rows_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     from baton.engine.kv_cache import kv_int8
     from baton.engine.models import fp8_linear
 
@@ -139,7 +139,7 @@ def test_rows_that_are_truncated_are_found(monkeypatch: pytest.MonkeyPatch) -> N
     assert not all(row["ok"] for row in check_fp8_rows(CPU))
 
 
-def test_the_sanitizers_summary_is_parsed() -> None:
+def test_the_summary_of_the_sanitizer_is_parsed() -> None:
     clean = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
     assert summary([clean], 12)["ok"] is True
     found = summary(
@@ -164,7 +164,9 @@ open(log, "w").write("========= ERROR SUMMARY: 2 errors")
 """
 
 
-def test_errors_that_the_sanitizer_counts_at_its_end_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_reported_at_the_end_of_the_sanitizer_are_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tool = tmp_path / "compute-sanitizer"
     tool.write_text(FAKE_TOOL.format(python=sys.executable))
     tool.chmod(0o755)
@@ -176,7 +178,7 @@ def test_errors_that_the_sanitizer_counts_at_its_end_are_read(tmp_path: Path, mo
     assert found["ok"] is False
 
 
-def test_without_cuda_the_sanitizer_says_that_it_did_not_run() -> None:
+def test_without_cuda_the_sanitizer_reports_that_it_did_not_run() -> None:
     assert list(run_sanitizer(Setting(CPU, "tiny"))) == [
         {"name": "compute-sanitizer memcheck", "not_run": "needs CUDA"}
     ]

@@ -15,7 +15,7 @@ from tests import breaking_checks
 SETTING = Setting(torch.device("cpu"), "tiny", seed=5)
 
 
-def test_a_check_that_breaks_its_process_costs_only_itself() -> None:
+def test_a_check_that_crashes_its_process_costs_only_itself() -> None:
     names = ["fine", "raises", "fine after it", "breaks the context", "exits"]
     rows = list(Children(breaking_checks.__name__, 1).run(names, SETTING))
     failures = {row["name"]: row["error"] for row in rows if not row["ok"]}
@@ -31,14 +31,14 @@ def test_a_check_that_breaks_its_process_costs_only_itself() -> None:
     assert processes["exits"] != processes["breaks the context"]
 
 
-@pytest.mark.thorough(covered_by="test_the_limit_holds_under_a_wrapper")
+@pytest.mark.thorough(covered_by="test_the_limit_holds_for_a_wrapped_command")
 def test_a_check_that_hangs_costs_only_itself() -> None:
     rows = list(Children(breaking_checks.__name__, 1, limit_s=0.5).run(["hangs", "fine"], SETTING))
     assert [(row["name"], row["ok"]) for row in rows] == [("hangs", True), ("hangs", False), ("fine", True)]
     assert "killed after 0.5 s" in rows[1]["error"]
 
 
-def test_the_limit_holds_under_a_wrapper() -> None:
+def test_the_limit_holds_for_a_wrapped_command() -> None:
     """The wrapper's end does not end the check's process, which holds the pipe."""
     wrapper = ("sh", "-c", '"$@"; exit $?', "sh")
     rows = list(Children(breaking_checks.__name__, 1, limit_s=0.5, wrapper=wrapper).run(["answers late"], SETTING))
@@ -55,11 +55,11 @@ def _lives(process: int) -> bool:
         return False
 
 
-def test_no_check_begins_after_begin_s() -> None:
+def test_no_check_starts_after_begin_s() -> None:
     assert list(Children("json", 2, begin_s=0.0, wrapper=("/no/such/tool",)).run(["one"], SETTING)) == []
 
 
-def test_a_child_that_cannot_start_is_one_row_per_process() -> None:
+def test_a_child_that_cannot_start_gives_one_row_per_process() -> None:
     rows = list(Children("json", 2, wrapper=("/no/such/tool",)).run(["one", "two", "three"], SETTING))
     assert [row["ok"] for row in rows] == [False, False]
     assert "/no/such/tool" in rows[0]["error"]

@@ -29,14 +29,14 @@ def failures(*names: str) -> list[Any]:
     return [row for row in rows if not row["ok"]]
 
 
-def test_rows_say_where_tokens_differ() -> None:
+def test_rows_report_where_tokens_differ() -> None:
     assert compared("a", [[1, 2]], [[1, 2]], drafts=3) == {"name": "a", "ok": True, "tokens": 2, "drafts": 3}
     row = compared("a", [[1], [1, 2, 4]], [[1], [1, 2, 3]])
     assert not row["ok"]
     assert row["error"] == "request 1 differs at token 2: [1, 2, 4] instead of [1, 2, 3]"
 
 
-def test_attention_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_attention_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = TorchSDPA.forward
 
     def wrong(self: TorchSDPA, layer: int, query: Any, *others: Any) -> Any:
@@ -48,7 +48,7 @@ def test_attention_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     assert "llama: eager" in [row["name"] for row in failures("llama")]
 
 
-def test_overlap_that_forgets_a_token_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_lost_by_overlap_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.engine.batch.batch.ForwardBatch.take_tokens", lambda *_: None)
     assert {row["name"] for row in failures("llama")} == {
         "llama: eager, overlapped",
@@ -56,7 +56,7 @@ def test_overlap_that_forgets_a_token_is_found(monkeypatch: pytest.MonkeyPatch) 
     }
 
 
-def test_accepted_nodes_whose_kv_is_lost_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_kv_of_accepted_nodes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ModelRunner, "keep_accepted", lambda *_: None)
     assert not failures("speculation by right chains")
     assert failures("speculation by right trees")
@@ -75,7 +75,7 @@ def test_every_architecture_and_method_is_checked_on_cuda() -> None:
     assert len(models_part.names(SETTING)) < len(names) / 3
 
 
-def test_copies_pass() -> None:
+def test_correct_copies_pass() -> None:
     rows = list(check_interleavings(2, CPU))
     assert [row["ok"] for row in rows] == [True, True]
     assert all(row["parts"] > 4 for row in rows)
@@ -109,7 +109,7 @@ def test_faulty_copies_are_found(monkeypatch: pytest.MonkeyPatch, name: str, fau
     assert ("part [" in row["error"]) is (name != "export_bytes"), "what is compared has been exported as well"
 
 
-def test_a_sender_that_is_disturbed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disturbed_sender_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     step = Engine.step
 
     def disturbed(self: Engine) -> Any:
@@ -122,13 +122,13 @@ def test_a_sender_that_is_disturbed_is_found(monkeypatch: pytest.MonkeyPatch) ->
     assert "tokens of" in row["error"]
 
 
-def test_rates_are_measured_for_every_way_and_size() -> None:
+def test_rates_are_measured_for_every_path_and_size() -> None:
     rows = list(measure_rates(CPU, is_tiny=True))
     assert len(rows) == 6
     assert all(row["gb_per_s"] > 0 for row in rows)
 
 
-def test_an_engine_that_ends_with_its_device_passes_and_one_that_goes_on_does_not(
+def test_an_engine_must_end_with_its_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("benchmarks.device_run.error_checks._LIMIT_S", 1.0)

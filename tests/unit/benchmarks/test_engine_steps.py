@@ -18,7 +18,7 @@ def loaded() -> LoadedModel:
     return prepare_model(tiny_model("llama"), "float32")
 
 
-def test_the_limit_is_what_takes_longer(loaded: LoadedModel) -> None:
+def test_the_limit_is_the_slower_of_memory_and_arithmetic(loaded: LoadedModel) -> None:
     work = Work(loaded, kv_bytes_per_token=512)
     layers = sum(parameter.numel() for parameter in loaded.model.get_decoder().layers.parameters())
     head = loaded.model.get_output_embeddings().weight.numel()
@@ -35,19 +35,19 @@ def test_the_limit_is_what_takes_longer(loaded: LoadedModel) -> None:
     assert many == pytest.approx(3 * alone)
 
 
-def test_prefill_needs_one_row_of_logits(loaded: LoadedModel) -> None:
+def test_prefill_computes_one_row_of_logits(loaded: LoadedModel) -> None:
     slow_products = Ceilings(bytes_per_second=1e15, flops_per_second=1e6, multiplied="float32")
     prefill = Work(loaded, 512).least_ms(Case(1, 8, 0), slow_products)
     assert prefill < Work(loaded, 512).least_ms(Case(1, 8, 1), slow_products)
 
 
-def test_a_tree_has_two_children_at_every_node() -> None:
+def test_every_tree_node_has_two_children() -> None:
     (sequence,) = make_plan(Case(1, 7, 20, tree=True), 16)
     assert sequence.draft.parents == (ROOT, ROOT, 0, 0, 1, 1)
     assert sequence.request.num_computed_tokens == 20
 
 
-def test_the_same_way_of_computing_is_measured_once() -> None:
+def test_equivalent_configurations_are_measured_once() -> None:
     other = prepare_model(tiny_model("gpt2"), "float32")
     assert list(make_runners(other, 4, ["auto", "transformers"])) == ["transformers"]
     assert list(make_runners(prepare_model(tiny_model("llama"), "float32"), 4, ["auto", "transformers"])) == [
@@ -56,7 +56,7 @@ def test_the_same_way_of_computing_is_measured_once() -> None:
     ]
 
 
-def test_every_way_of_computing_takes_every_cache_over_the_same_model() -> None:
+def test_every_decoder_runs_every_cache_over_the_same_model() -> None:
     """Passes of one model take turns, each over its own cache."""
     runners = make_runners(prepare_model(tiny_model("llama"), "float32"), 4, ["transformers"], ("native",), KV_CACHES)
     assert list(runners) == ["transformers", "transformers+kv_int8"]
@@ -69,6 +69,6 @@ def test_every_way_of_computing_takes_every_cache_over_the_same_model() -> None:
     assert not torch.equal(first, other)
 
 
-def test_a_step_is_taken_and_timed(loaded: LoadedModel) -> None:
+def test_a_step_is_run_and_timed(loaded: LoadedModel) -> None:
     runner = make_runners(loaded, 8, ["auto"])["fused"]
     assert step_of(Case(2, 1, 20), runner)() > 0

@@ -40,7 +40,7 @@ async def ends(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Sender, Re
         await receiver.stop()
 
 
-async def test_all_of_the_kv_travels_every_time(ends: tuple[Sender, Receiver, dict[str, str]]) -> None:
+async def test_all_kv_is_sent_in_every_run(ends: tuple[Sender, Receiver, dict[str, str]]) -> None:
     sender, receiver, peers = ends
     expected = sender.digest()
     ways = {"grpc": 0, "connected": 0, "striped": 0, "shared": LAYOUT.num_bytes}
@@ -53,14 +53,14 @@ async def test_all_of_the_kv_travels_every_time(ends: tuple[Sender, Receiver, di
 
 @pytest.mark.nixl
 @pytest.mark.parametrize("ends", [(NIXL,)], indirect=True)
-async def test_nixl_reads_all_of_it(ends: tuple[Sender, Receiver, dict[str, str]]) -> None:
+async def test_nixl_reads_all_kv(ends: tuple[Sender, Receiver, dict[str, str]]) -> None:
     sender, receiver, peers = ends
     summary = await sender.send("transfer", peers["nixl_peer"], NIXL)
     assert summary.num_shared_bytes == LAYOUT.num_bytes
     assert await receiver.take("transfer", with_digest=True) == sender.digest()
 
 
-async def test_int8_brings_all_of_it_rounded_in_fewer_bytes(ends: tuple[Sender, Receiver, dict[str, str]]) -> None:
+async def test_int8_sends_all_kv_rounded_in_fewer_bytes(ends: tuple[Sender, Receiver, dict[str, str]]) -> None:
     sender, receiver, peers = ends
     exact = sender.digest()
     summary = await sender.send("transfer", peers["peer"], INT8)
@@ -70,7 +70,7 @@ async def test_int8_brings_all_of_it_rounded_in_fewer_bytes(ends: tuple[Sender, 
     assert found == sender.digest() != exact
 
 
-async def test_the_digest_tells_what_arrived_from_what_did_not(ends: tuple[Sender, Receiver, dict[str, str]]) -> None:
+async def test_the_digest_detects_missing_data(ends: tuple[Sender, Receiver, dict[str, str]]) -> None:
     sender, receiver, peers = ends
     await sender.send("one", peers["peer"], "shared")
     before = sender.digest()
@@ -79,7 +79,7 @@ async def test_the_digest_tells_what_arrived_from_what_did_not(ends: tuple[Sende
 
 
 @pytest.mark.parametrize("num_bytes", [1, 1 << 20, (1 << 20) + 17])
-async def test_a_plain_socket_takes_as_many_bytes_as_it_was_given(num_bytes: int) -> None:
+async def test_a_plain_socket_receives_all_sent_bytes(num_bytes: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=serve_plainly, args=(listener,), daemon=True).start()
         for _ in range(2):
@@ -87,7 +87,7 @@ async def test_a_plain_socket_takes_as_many_bytes_as_it_was_given(num_bytes: int
         listener.shutdown(socket.SHUT_RDWR)
 
 
-def test_figures_are_medians_and_ratios_those_of_neighbours() -> None:
+def test_figures_are_medians_and_ratios_compare_neighbours() -> None:
     layout = Layout(1, 1, 250, 1_000_000)
     assert layout.num_bytes == 1_000_000_000
     runs = (
@@ -115,7 +115,7 @@ def test_figures_are_medians_and_ratios_those_of_neighbours() -> None:
     assert "int8_gb_per_s" not in figures
 
 
-def test_a_limit_of_each_connection_is_one_of_its_socket() -> None:
+def test_a_limit_per_connection_applies_to_its_socket() -> None:
     assert NO_LIMITS.options == ()
     with socket.socket() as paced:
         for option in Limits(bytes_per_second_each=3e9).options:  # more than 32 bits
@@ -123,7 +123,7 @@ def test_a_limit_of_each_connection_is_one_of_its_socket() -> None:
             assert paced.getsockopt(*option[:2], 8) == (3_000_000_000).to_bytes(8, "little")
 
 
-def test_figures_of_int8_count_the_caches_bytes() -> None:
+def test_int8_figures_count_the_bytes_of_the_cache() -> None:
     layout = Layout(1, 1, 250, 1_000_000)
     run = Run(0.2, {"grpc": HandOver(0.4, 0.3, 0.2), "int8": HandOver(0.25, 0.5, 0.1)})
     figures = Result(layout, 1 << 20, (run,)).figures

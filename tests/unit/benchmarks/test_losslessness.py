@@ -52,7 +52,7 @@ def test_lossless_rules_pass(bench: _Bench, index: int) -> None:
     assert not outcome.is_suspicious
 
 
-def test_every_case_says_how_far_it_is(bench: _Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_case_reports_its_progress(bench: _Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(bench, "_report", said.append)
     monkeypatch.setattr(bench, "_settings", LosslessnessSettings(draws=100, seeds=3, batch=10))
@@ -60,7 +60,7 @@ def test_every_case_says_how_far_it_is(bench: _Bench, monkeypatch: pytest.Monkey
     assert said == [f"2 of 4: a case: {count} of 100 answers" for count in range(0, 101, 5)]
 
 
-def test_the_command_says_what_it_does(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_reports_its_results(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr("benchmarks.losslessness.load_target", lambda config: target)
     run(BatonConfig(model="tiny"), said.append, draws=100, seeds=1)
@@ -84,7 +84,7 @@ class AcceptsHalf(SampleAndMatch):
         ]
 
 
-def test_a_lossy_rule_is_noticed(bench: _Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lossy_rule_is_detected(bench: _Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.losslessness.create_verifier", lambda acceptance: AcceptsHalf())
     assert bench.test(Case("eagle3", "match")).is_suspicious
 

@@ -32,7 +32,7 @@ def reference(name: str, tpot_ms: int) -> Server:
     return Server(name, command, f"http://127.0.0.1:{port}/v1")
 
 
-def test_a_round_of_turns(tmp_path: Path) -> None:
+def test_servers_are_measured_in_turn_and_stopped(tmp_path: Path) -> None:
     fast, slow = reference("fast", 5), reference("slow", 50)
     tell = Console(file=io.StringIO())
     results = run_turns([fast, slow], [LOAD], 1, tmp_path / "log", tell)
@@ -47,7 +47,7 @@ def test_a_round_of_turns(tmp_path: Path) -> None:
     tell.print(render(results))
 
 
-def test_together_both_run_from_the_first_turn_to_the_last(tmp_path: Path) -> None:
+def test_together_both_servers_run_from_the_first_turn_to_the_last(tmp_path: Path) -> None:
     one, other = reference("one", 1), reference("other", 1)
     output = io.StringIO()
     results = run_turns([one, other], [LOAD], 2, tmp_path / "log", Console(file=output, width=200), together=True)
@@ -60,17 +60,17 @@ def test_together_both_run_from_the_first_turn_to_the_last(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("count", "ranks"), [(5, None), (6, (1, 6)), (10, (2, 9)), (20, (6, 15))])
-def test_the_interval_of_a_median_is_the_sign_tests(count: int, ranks: tuple[int, int] | None) -> None:
+def test_the_interval_of_a_median_comes_from_the_sign_test(count: int, ranks: tuple[int, int] | None) -> None:
     assert median_interval([float(rank) for rank in range(count, 0, -1)]) == ranks
 
 
-def test_both_get_the_same_prompts_and_every_round_others() -> None:
+def test_both_servers_get_the_same_prompts_and_each_round_new_ones() -> None:
     assert prompts(LOAD, 0) == prompts(LOAD, 0)
     assert not set(prompts(LOAD, 0)) & set(prompts(LOAD, 1))
     assert len(set(prompts(LOAD, 0))) == LOAD.num_requests + LOAD.concurrency
 
 
-def test_ratios_are_of_the_first_to_the_last_within_a_round() -> None:
+def test_ratios_compare_the_first_to_the_last_within_a_round() -> None:
     turns = {"a": [2.0, 30.0, 4.0], "b": [1.0, 10.0, 4.0]}
     figures = {name: [dict.fromkeys(FIGURES, value) for value in values] for name, values in turns.items()}
     output = io.StringIO()
@@ -78,19 +78,19 @@ def test_ratios_are_of_the_first_to_the_last_within_a_round() -> None:
     assert output.getvalue().count("2.00x") == len(FIGURES)
 
 
-def test_a_server_that_ends_at_once_is_told(tmp_path: Path) -> None:
+def test_a_server_that_exits_at_once_is_reported(tmp_path: Path) -> None:
     server = Server("broken", "false", "http://127.0.0.1:9/v1")
     with pytest.raises(ConfigError, match="broken ended with status 1"), running(server, tmp_path / "log"):
         pass
 
 
 @pytest.mark.parametrize("text", ["baton", "baton=up", "a=ftp://x=run", "=http://x=run"])
-def test_what_is_no_server_is_refused(text: str) -> None:
+def test_an_invalid_server_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="NAME=URL=COMMAND"):
         Server.parse(text)
 
 
-def test_a_library_that_is_missing_is_told_before_any_server_starts(
+def test_a_missing_library_is_reported_before_any_server_starts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delitem(sys.modules, "baton.bench.client", raising=False)

@@ -40,7 +40,7 @@ def test_accepted_length_counts_the_targets_own_token_and_rounds_without_drafts(
     assert tally.by_method == {"ngram": 2, "eagle": 1, NO_METHOD: 1}
 
 
-def test_acceptance_by_position_is_over_the_drafts_that_reach_there():
+def test_acceptance_by_position_counts_drafts_that_reach_it():
     tally = tally_of((CHAIN, 3, "a"), (CHAIN, 1, "a"), (CHAIN, 0, "a"), (CHAIN.first(1), 1, "a"), (NO_DRAFT, 0, None))
     assert tally.offered == [4, 3, 3]
     assert tally.accepted == [3, 1, 1]
@@ -49,7 +49,7 @@ def test_acceptance_by_position_is_over_the_drafts_that_reach_there():
     assert tally.conditional_acceptance == pytest.approx([3 / 4, 1 / 2, 1.0])
 
 
-def test_positions_of_a_tree_are_its_depths():
+def test_tree_positions_are_depths():
     tally = tally_of((TREE, 2, "eagle"), (TREE, 0, "eagle"))
     assert tally.offered == [2, 2, 2]
     assert tally.accepted == [1, 1, 0]
@@ -62,7 +62,7 @@ def test_a_position_that_was_never_reached_has_no_conditional_acceptance():
     assert tally.conditional_acceptance == [0, None, None]
 
 
-def test_merging_is_counting_together():
+def test_merging_adds_the_counts():
     rounds = [(CHAIN, 3, "a"), (CHAIN.first(1), 0, "b"), (TREE, 2, "a"), (NO_DRAFT, 0, None)]
     assert merged([tally_of(*rounds[:1]), tally_of(*rounds[1:3]), tally_of(*rounds[3:])]) == tally_of(*rounds)
     assert merged([]) == RoundTally()
@@ -83,7 +83,7 @@ def truth_of(runner: ModelRunner, prompts: list[list[int]]) -> dict[str, tuple[i
     return {f"request-{index}": own for index, own in enumerate(tokens)}
 
 
-def test_a_scripted_method_is_counted_as_it_drafts(runner):
+def test_a_scripted_method_has_the_expected_counts(runner):
     """Two of five drafts are right, so that each round yields three tokens; the last has room for two drafts only."""
     prompts = random_prompts([7])
     oracle = Oracle(truth_of(runner, prompts), "half right")
@@ -110,7 +110,7 @@ def test_rounds_of_all_sequences_count(runner):
     assert len(tally.verify_ms) == 2
 
 
-def test_drafts_that_were_not_worth_verifying_count_as_drafted(runner):
+def test_drafts_not_worth_verifying_count_as_drafted(runner):
     prompts = random_prompts([7])
     meter = RoundMeter(Oracle(truth_of(runner, prompts), "silent"), num_drafted=iter([10, 31]).__next__)
     run_batch(speculative(runner, meter), requests(prompts), meter)
@@ -132,7 +132,7 @@ def test_nothing_is_drafted_before_every_request_has_its_first_token(runner):
     assert meter.stop().num_rounds == len(oracle.results) - len(before) - 1
 
 
-def test_a_pair_of_runs_gets_the_same_requests_and_the_first_pair_is_not_counted(runner):
+def test_a_pair_of_runs_gets_equal_requests_and_the_first_pair_is_not_counted(runner):
     batches = [[(5, 6, 7)], [(8, 9)], [(3, 4, 5, 6)]]
     seen: list[tuple[int, ...]] = []
 

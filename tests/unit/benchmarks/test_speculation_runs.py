@@ -53,7 +53,7 @@ def test_prefill_is_not_counted(timed):
     assert result.num_decode_tokens == 4
 
 
-def test_each_request_is_timed_up_to_its_own_last_token(timed):
+def test_each_request_is_timed_to_its_own_last_token(timed):
     result = timed([(5.0, {"a": 1, "b": 1}), (12.0, {"a": 3, "b": 1}), (9.0, {"b": 1}), (9.0, {"b": 1})])
     assert result.tpots_ms == pytest.approx((4.0, 10.0))
     assert result.tpot_ms == pytest.approx(7.0)
@@ -61,12 +61,12 @@ def test_each_request_is_timed_up_to_its_own_last_token(timed):
     assert result.num_decode_tokens == 6
 
 
-def test_an_engine_that_stands_still_is_an_error(timed):
+def test_a_stalled_engine_is_an_error(timed):
     with pytest.raises(InternalError, match="can schedule nothing"):
         timed([(5.0, {"a": 1})])
 
 
-def test_a_request_that_fails_is_an_error(timed, monkeypatch):
+def test_a_failed_request_is_an_error(timed, monkeypatch):
     monkeypatch.setattr(ScriptedEngine, "step", lambda engine: [TokenOutput("a", error="the model is tired")])
     with pytest.raises(InternalError, match="the model is tired"):
         timed([(5.0, {"a": 1})])
@@ -88,7 +88,7 @@ def test_speed_up_is_the_median_over_pairs():
     assert result.ms_per_token == pytest.approx(58 / 12)
 
 
-def test_a_pairs_speed_up_is_the_geometric_mean_over_its_requests():
+def test_the_speed_up_of_a_pair_is_the_geometric_mean_over_requests():
     """One that was over with its first token says nothing."""
     result = CellResult(Cell("m", "w", 0.0, 3))
     result.plain = [RunResult(((1,),) * 3, (10.0, 10.0, None), 60.0, 6)]
@@ -96,7 +96,7 @@ def test_a_pairs_speed_up_is_the_geometric_mean_over_its_requests():
     assert result.speedup == pytest.approx(2.0)
 
 
-def test_requests_with_other_tokens_are_counted_one_by_one():
+def test_requests_with_different_tokens_are_counted():
     result = CellResult(Cell("m", "w", 0.0, 2))
     result.plain = [run_of(1.0), run_of(1.0)]
     result.speculative = [run_of(1.0, tokens=((1, 2), (3, 5))), run_of(1.0)]

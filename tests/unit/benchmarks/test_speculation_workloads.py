@@ -17,7 +17,7 @@ from benchmarks.speculation_workloads import (
 from tests.tiny_tokenizers import byte_level_tokenizer
 
 
-def test_every_workload_has_different_prompts_enough_for_its_largest_usual_batch():
+def test_every_workload_has_enough_distinct_prompts_for_its_largest_batch():
     loaded = load_workloads(WORKLOADS, {}, byte_level_tokenizer())
     assert [workload.name for workload in loaded] == list(WORKLOADS)
     for workload in loaded:
@@ -26,7 +26,7 @@ def test_every_workload_has_different_prompts_enough_for_its_largest_usual_batch
     assert min(map(len, by_name["summarise"].prompts)) > max(map(len, by_name["story"].prompts))
 
 
-def test_the_chat_template_is_put_around_prompts_where_there_is_one(tmp_path):
+def test_prompts_use_the_chat_template_if_there_is_one(tmp_path):
     file = tmp_path / "p.jsonl"
     file.write_text('{"prompt": "hello"}\n')
     chat, plain = byte_level_tokenizer(), byte_level_tokenizer(chat_template=None)
@@ -36,13 +36,13 @@ def test_the_chat_template_is_put_around_prompts_where_there_is_one(tmp_path):
     assert plain.decode(of_plain) == "hello"
 
 
-def test_batches_go_on_where_the_last_ended_and_begin_anew():
+def test_batches_continue_after_the_last_and_wrap_around():
     workload = Workload("w", ((1,), (2,), (3,)))
     assert workload.take(0, 2) == [(1,), (2,)]
     assert workload.take(2, 3) == [(3,), (1,), (2,)]
 
 
-def test_a_file_takes_the_place_of_a_workload(tmp_path):
+def test_a_file_replaces_a_workload(tmp_path):
     file = tmp_path / "own.jsonl"
     file.write_text('{"prompt": "one"}\n\n{"prompt": "two", "id": 7}\n')
     assert parse_prompt_files([f"chat={file}"]) == {"chat": file}
@@ -51,7 +51,7 @@ def test_a_file_takes_the_place_of_a_workload(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["chat", "=file", "chat=", ""])
-def test_other_forms_than_name_and_file_are_refused(text):
+def test_forms_other_than_name_and_file_are_refused(text):
     with pytest.raises(ConfigError, match="NAME=FILE"):
         parse_prompt_files([text])
 
@@ -67,14 +67,14 @@ def test_other_forms_than_name_and_file_are_refused(text):
         ("\n", "no prompts"),
     ],
 )
-def test_a_file_with_something_else_is_refused_with_the_line(tmp_path, content, complaint):
+def test_an_invalid_file_is_refused_with_the_line(tmp_path, content, complaint):
     file = tmp_path / "bad.jsonl"
     file.write_text(content)
     with pytest.raises(ConfigError, match=complaint):
         load_workloads(["bad"], {"bad": file}, byte_level_tokenizer())
 
 
-def test_a_file_that_is_not_there_is_refused():
+def test_a_missing_file_is_refused():
     with pytest.raises(ConfigError, match="cannot be read"):
         load_workloads(["x"], {"x": Path("nowhere.jsonl")}, byte_level_tokenizer())
 

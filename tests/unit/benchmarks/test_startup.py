@@ -28,14 +28,14 @@ def logged(process: str, *moments_s: float) -> list[dict[str, Any]]:
     ]
 
 
-def test_phases_are_those_of_the_slowest_worker_and_add_up() -> None:
+def test_phases_of_the_slowest_worker_add_up() -> None:
     lines = logged("prefill-1", 5.0, 6.0, 7.0, 8.0) + logged("decode-1", 5.5, 8.5, 9.0, 10.0)
     start = phases_of(STARTED, [OutputLine(STARTED + timedelta(seconds=at_s), text) for at_s, text in OUTPUT], lines)
     assert list(start.phases_s.values()) == pytest.approx([1.0, 2.0, 1.0, 1.5, 3.0, 0.5, 1.0, 2.0])
     assert start.total_s == pytest.approx(12.0) == sum(start.phases_s.values())
 
 
-def test_a_self_check_that_is_switched_off_is_no_phase() -> None:
+def test_a_disabled_self_check_is_not_a_phase() -> None:
     lines = [line for line in logged("decode-1", 5.0, 6.0, 7.0, 8.0) if "self-check" not in line["message"]]
     start = phases_of(STARTED, [OutputLine(STARTED + timedelta(seconds=at_s), text) for at_s, text in OUTPUT], lines)
     assert "worker: self-check" not in start.phases_s
@@ -43,7 +43,7 @@ def test_a_self_check_that_is_switched_off_is_no_phase() -> None:
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2, 4])
-def test_a_start_that_does_not_tell_its_phases_is_none(missing: int) -> None:
+def test_a_start_without_phases_has_none(missing: int) -> None:
     output = [OutputLine(STARTED, text) for index, (_, text) in enumerate(OUTPUT) if index != missing]
     with pytest.raises(WorkerLostError, match="nothing was logged"):
         phases_of(STARTED, output, logged("decode-1", 5.0, 6.0, 7.0, 8.0))

@@ -12,7 +12,7 @@ from tests.tiny_models import tiny_model
 
 
 @pytest.mark.parametrize("batch", [1, 5])
-def test_where_a_step_goes(batch: int) -> None:
+def test_the_profile_accounts_for_the_time_of_a_step(batch: int) -> None:
     context, num_steps, num_profiles = 24, 4, 5
     most_steps = 2 * num_steps * num_profiles
     runner = ModelRunner(

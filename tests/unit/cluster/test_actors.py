@@ -28,7 +28,7 @@ def run(code: str, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def test_starting_a_cluster_loads_nothing_that_only_workers_or_the_router_need() -> None:
+def test_starting_a_cluster_imports_nothing_that_only_workers_or_the_router_need() -> None:
     """Neither `baton up` nor the controller loads them: each would take seconds, one after the other."""
     others = ("torch", "transformers", "numba", "fastapi", "uvicorn")
     loaded = run(f"import sys, cluster.controller.launch; print([name for name in {others} if name in sys.modules])")
@@ -43,7 +43,7 @@ def methods(cls: type[Any]) -> dict[str, inspect.Signature]:
     }
 
 
-def test_actors_take_what_their_hosts_take() -> None:
+def test_actors_accept_the_arguments_of_their_hosts() -> None:
     assert methods(WorkerActor) == methods(WorkerHost)
     by_http = {*methods(AdminBackend)} - {"__init__"}  # the gateway asks the host itself
     assert methods(RouterActor) == {name: taken for name, taken in methods(RouterHost).items() if name not in by_http}
@@ -67,7 +67,7 @@ def record_calls_of(host: type, calls: list[tuple[object, ...]], monkeypatch: py
     monkeypatch.setattr(actors, "imports_that_stay", nullcontext)  # this process goes on to other tests
 
 
-async def test_a_routers_actor_passes_everything_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_actor_of_a_router_forwards_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[object, ...]] = []
     record_calls_of(RouterHost, calls, monkeypatch)
     actor = RouterActor({"model": "m"}, 8000, "controller")
@@ -88,7 +88,7 @@ async def test_a_routers_actor_passes_everything_on(monkeypatch: pytest.MonkeyPa
     ]
 
 
-async def test_a_workers_actor_passes_everything_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_actor_of_a_worker_forwards_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[object, ...]] = []
     record_calls_of(WorkerHost, calls, monkeypatch)
     actor = WorkerActor("decode-1", "decode", "module:Role", {}, None)
@@ -119,7 +119,7 @@ print(tokenizer.decode(tokenizer.encode("all of it, ä, 😀")))
     assert run(code, str(tmp_path)) == "all of it, ä, 😀"
 
 
-def test_what_is_imported_is_never_collected_and_all_later_things_are() -> None:
+def test_imported_objects_are_never_collected_but_later_ones_are() -> None:
     code = """
 import gc
 from baton.process.garbage import imports_that_stay
@@ -133,6 +133,6 @@ print(gc.get_freeze_count() - before >= 5000)
     assert run(code) == "True"
 
 
-def test_where_torch_is_loaded_it_stays() -> None:
+def test_a_loaded_torch_is_kept() -> None:
     do_without_torch()
     assert sys.modules["torch"] is torch

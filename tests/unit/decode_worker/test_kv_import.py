@@ -54,7 +54,7 @@ async def test_a_claim_waits_for_the_commit(receiver: Receiver, source: SourceKV
     await receiver.all_given_back()
 
 
-async def test_kv_that_nobody_claims_expires(hasty: Receiver, source: SourceKV) -> None:
+async def test_unclaimed_kv_expires(hasty: Receiver, source: SourceKV) -> None:
     await push(hasty, source)
     await hasty.importer.commit(ID)
     assert await hasty.num_used_blocks() == NUM_PROMPT_BLOCKS
@@ -63,7 +63,7 @@ async def test_kv_that_nobody_claims_expires(hasty: Receiver, source: SourceKV) 
         await hasty.importer.claim(ID)
 
 
-async def test_kv_that_nobody_will_come_for_is_given_back_at_once(receiver: Receiver, source: SourceKV) -> None:
+async def test_unneeded_kv_is_freed_at_once(receiver: Receiver, source: SourceKV) -> None:
     """As when a request is over with its first token, while its KV is on the way or there."""
     receiver.importer.abandon(ID)  # of which nothing is known
     await push(receiver, source, num_parts=2)
@@ -77,7 +77,7 @@ async def test_kv_that_nobody_will_come_for_is_given_back_at_once(receiver: Rece
     await receiver.all_given_back()
 
 
-async def test_kv_that_was_claimed_stays_with_its_request(receiver: Receiver, source: SourceKV) -> None:
+async def test_claimed_kv_stays_with_its_request(receiver: Receiver, source: SourceKV) -> None:
     claim = asyncio.create_task(receiver.importer.claim(ID))
     await push(receiver, source)
     receiver.importer.abandon(ID)
@@ -89,7 +89,7 @@ async def test_kv_that_was_claimed_stays_with_its_request(receiver: Receiver, so
     await receiver.all_given_back()
 
 
-async def test_a_claim_before_its_expiry_keeps_the_kv(hasty: Receiver, source: SourceKV) -> None:
+async def test_a_claim_before_the_expiry_keeps_the_kv(hasty: Receiver, source: SourceKV) -> None:
     await push(hasty, source)
     await hasty.importer.commit(ID)
     imported = await hasty.importer.claim(ID)
@@ -99,7 +99,7 @@ async def test_a_claim_before_its_expiry_keeps_the_kv(hasty: Receiver, source: S
     await hasty.all_given_back()
 
 
-async def test_a_claim_for_a_transfer_that_never_comes(hasty: Receiver, source: SourceKV) -> None:
+async def test_a_claim_without_a_transfer_times_out(hasty: Receiver, source: SourceKV) -> None:
     with pytest.raises(TransferError, match=r"made no progress for 0\.1 s"):
         await hasty.importer.claim(ID)
     await push(hasty, source)  # it was only late; nobody waits any more
@@ -127,7 +127,7 @@ async def test_a_transfer_is_claimed_once(receiver: Receiver, source: SourceKV) 
     await receiver.all_given_back()
 
 
-async def test_whoever_waits_for_a_transfer_hears_why_it_broke_off(receiver: Receiver, source: SourceKV) -> None:
+async def test_a_waiting_claim_gets_the_reason_of_an_abort(receiver: Receiver, source: SourceKV) -> None:
     claim = asyncio.create_task(receiver.importer.claim(ID))
     await push(receiver, source, num_parts=1)
     receiver.importer.abort(ID, "the sender caught fire")
@@ -135,7 +135,7 @@ async def test_whoever_waits_for_a_transfer_hears_why_it_broke_off(receiver: Rec
     await receiver.all_given_back()
 
 
-async def test_whoever_comes_late_hears_why_it_broke_off(hasty: Receiver, source: SourceKV) -> None:
+async def test_a_late_claim_gets_the_reason_of_an_abort(hasty: Receiver, source: SourceKV) -> None:
     await push(hasty, source, num_parts=1)
     hasty.importer.abort(ID, "the sender caught fire")
     with pytest.raises(TransferError, match="the sender caught fire"):
@@ -150,7 +150,7 @@ async def test_whoever_comes_late_hears_why_it_broke_off(hasty: Receiver, source
         await hasty.importer.claim(ID)
 
 
-async def test_a_claim_that_is_cancelled_while_parts_arrive(receiver: Receiver, source: SourceKV) -> None:
+async def test_cancelling_a_claim_while_parts_arrive_frees_the_blocks(receiver: Receiver, source: SourceKV) -> None:
     claim = asyncio.create_task(receiver.importer.claim(ID))
     await push(receiver, source, num_parts=2)
     claim.cancel()
@@ -163,7 +163,9 @@ async def test_a_claim_that_is_cancelled_while_parts_arrive(receiver: Receiver, 
     await receiver.all_given_back()
 
 
-async def test_a_claim_that_is_cancelled_while_the_reservation_waits(receiver: Receiver, source: SourceKV) -> None:
+async def test_cancelling_a_claim_while_the_reservation_waits_frees_the_blocks(
+    receiver: Receiver, source: SourceKV
+) -> None:
     taken = await receiver.take_blocks(NUM_BLOCKS)
     claim = asyncio.create_task(receiver.importer.claim(ID))
     reservation = asyncio.create_task(receiver.importer.reserve(source.offer(ID, deadline_s=60.0)))
@@ -175,7 +177,9 @@ async def test_a_claim_that_is_cancelled_while_the_reservation_waits(receiver: R
     await receiver.all_given_back()
 
 
-async def test_a_claim_that_is_cancelled_just_as_the_reservation_succeeds(receiver: Receiver, source: SourceKV) -> None:
+async def test_cancelling_a_claim_as_the_reservation_succeeds_frees_the_blocks(
+    receiver: Receiver, source: SourceKV
+) -> None:
     for pauses in range(4):
         claim = asyncio.create_task(receiver.importer.claim(ID))
         reservation = asyncio.create_task(receiver.importer.reserve(source.offer(ID)))
@@ -187,7 +191,7 @@ async def test_a_claim_that_is_cancelled_just_as_the_reservation_succeeds(receiv
         await receiver.all_given_back()
 
 
-async def test_whoever_waits_hears_that_there_is_no_room(receiver: Receiver, source: SourceKV) -> None:
+async def test_a_waiting_claim_is_told_that_there_is_no_room(receiver: Receiver, source: SourceKV) -> None:
     taken = await receiver.take_blocks(NUM_BLOCKS)
     claim = asyncio.create_task(receiver.importer.claim(ID))
     with pytest.raises(OutOfBlocksError):
@@ -198,7 +202,7 @@ async def test_whoever_waits_hears_that_there_is_no_room(receiver: Receiver, sou
 
 
 @pytest.mark.parametrize("ended", ["aborted", "committed", "unknown", "claimed"])
-async def test_nothing_is_written_where_no_transfer_is_open(receiver: Receiver, source: SourceKV, ended: str) -> None:
+async def test_nothing_is_written_without_an_open_transfer(receiver: Receiver, source: SourceKV, ended: str) -> None:
     if ended != "unknown":
         await push(receiver, source)
     if ended == "aborted":
@@ -250,7 +254,9 @@ async def test_a_damaged_part_is_not_stored(receiver: Receiver, source: SourceKV
 
 
 @pytest.mark.parametrize("pauses", range(4))
-async def test_giving_up_during_the_commit(receiver: Receiver, source: SourceKV, pauses: int) -> None:
+async def test_an_abort_during_the_commit_ends_the_transfer_or_comes_too_late(
+    receiver: Receiver, source: SourceKV, pauses: int
+) -> None:
     await push(receiver, source)
     commit = asyncio.create_task(receiver.importer.commit(ID))
     for _ in range(pauses):
@@ -291,7 +297,7 @@ async def test_the_request_takes_over_the_blocks(receiver: Receiver, source: Sou
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
-async def test_committed_blocks_are_found_again_if_prefixes_are_cached(
+async def test_committed_blocks_are_found_with_prefix_caching(
     receiver_runner: ModelRunner, source: SourceKV, prefix_caching: bool
 ) -> None:
     async with running_receiver(receiver_runner, prefix_caching=prefix_caching) as receiver:
@@ -312,7 +318,7 @@ async def test_an_aborted_transfer_leaves_nothing_in_the_prefix_cache(receiver: 
     await receiver.all_given_back()
 
 
-async def test_a_slow_transfer_that_makes_progress_is_waited_for(
+async def test_a_slow_transfer_that_makes_progress_does_not_time_out(
     receiver_runner: ModelRunner, source: SourceKV
 ) -> None:
     async with running_receiver(receiver_runner, claim_timeout_s=1.0) as receiver:

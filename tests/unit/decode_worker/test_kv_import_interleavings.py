@@ -101,7 +101,7 @@ async def test_random_interleavings_leak_nothing(receiver_runner: ModelRunner, s
         await receiver.all_given_back()
 
 
-async def test_transfers_that_share_a_prefix_at_the_same_time_do_not_disturb_each_other(
+async def test_concurrent_transfers_with_a_common_prefix_do_not_interfere(
     receiver_runner: ModelRunner,
 ) -> None:
     prompt = random_prompts((21,), seed=2)[0]

@@ -17,7 +17,7 @@ ID = "transfer-1"
 
 
 @pytest.mark.parametrize("pauses", range(5))
-async def test_a_reservation_that_is_cancelled(receiver: Receiver, source: SourceKV, pauses: int) -> None:
+async def test_a_cancelled_reservation_frees_its_blocks(receiver: Receiver, source: SourceKV, pauses: int) -> None:
     reservation = asyncio.create_task(receiver.importer.reserve(source.offer(ID)))
     for _ in range(pauses):
         await asyncio.sleep(0)
@@ -27,7 +27,9 @@ async def test_a_reservation_that_is_cancelled(receiver: Receiver, source: Sourc
     await receiver.all_given_back()
 
 
-async def test_a_reservation_that_is_cancelled_while_it_waits_for_room(receiver: Receiver, source: SourceKV) -> None:
+async def test_a_reservation_cancelled_while_waiting_for_room_frees_its_blocks(
+    receiver: Receiver, source: SourceKV
+) -> None:
     taken = await receiver.take_blocks(NUM_BLOCKS)
     reservation = asyncio.create_task(receiver.importer.reserve(source.offer(ID, deadline_s=60.0)))
     await asyncio.sleep(0.05)
@@ -38,7 +40,7 @@ async def test_a_reservation_that_is_cancelled_while_it_waits_for_room(receiver:
     await receiver.all_given_back()
 
 
-async def test_room_that_one_reservation_gives_back_goes_to_the_next(receiver: Receiver) -> None:
+async def test_freed_room_goes_to_the_next_reservation(receiver: Receiver) -> None:
     whole = SourceKV(receiver.spec, random_prompts((NUM_BLOCKS * 4,))[0])
     await receiver.importer.reserve(whole.offer("first"))
     second = asyncio.create_task(receiver.importer.reserve(whole.offer("second", deadline_s=5.0)))

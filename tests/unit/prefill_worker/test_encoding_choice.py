@@ -29,7 +29,7 @@ def measure(choice: EncodingChoice, speed: float, seconds: float = 4.0) -> None:
         choice.link("peer").speed.observe(round(speed * 0.1), 0.1)
 
 
-def test_what_was_configured_is_what_is_offered() -> None:
+def test_the_configured_encoding_is_offered() -> None:
     assert EncodingChoice().offers("peer") == ()
     assert EncodingChoice("native").offers("peer") == ()
     assert EncodingChoice("int8").offers("peer") == INT8
@@ -38,19 +38,19 @@ def test_what_was_configured_is_what_is_offered() -> None:
 @pytest.mark.parametrize(
     ("speed", "offered"), [(None, ()), (MADE / 2, INT8), (MADE * 0.99, INT8), (MADE * 1.01, ()), (MADE * 40, ())]
 )
-def test_auto_offers_int8_where_the_link_is_slower_than_prefill(speed: float | None, offered: tuple[()]) -> None:
+def test_auto_offers_int8_if_the_link_is_slower_than_prefill(speed: float | None, offered: tuple[()]) -> None:
     choice = auto(speed)
     assert choice.offers("peer") == offered
     assert choice.offers("another peer") == ()
 
 
-def test_nothing_is_known_before_a_prompt_was_computed() -> None:
+def test_nothing_is_known_before_the_first_prompt() -> None:
     choice = EncodingChoice("auto")
     measure(choice, 1e3)
     assert choice.offers("peer") == ()
 
 
-def test_a_link_must_be_clearly_faster_before_hand_offs_are_native_again() -> None:
+def test_a_link_must_be_clearly_faster_before_handoffs_are_native_again() -> None:
     choice = auto(MADE * 0.9)
     assert choice.offers("peer") == INT8
     measure(choice, MADE * 1.1)
@@ -61,14 +61,14 @@ def test_a_link_must_be_clearly_faster_before_hand_offs_are_native_again() -> No
     assert choice.offers("peer") == ()
 
 
-def test_shared_memory_needs_no_int8_unless_that_was_asked_for() -> None:
+def test_shared_memory_uses_int8_only_if_configured() -> None:
     shared, apart = (Reservation(0, encoding=KVEncoding.INT8, shares_memory=shares) for shares in (True, False))
     assert EncodingChoice("auto").encoding(shared) is KVEncoding.NATIVE
     assert EncodingChoice("auto").encoding(apart) is KVEncoding.INT8
     assert EncodingChoice("int8").encoding(shared) is KVEncoding.INT8
 
 
-def test_shared_memory_says_nothing_of_the_link() -> None:
+def test_shared_memory_does_not_measure_the_link() -> None:
     choice = auto(None)
     passage = choice.passage("peer", Reservation(0, shares_memory=True))
     for part in range(10):
@@ -77,7 +77,7 @@ def test_shared_memory_says_nothing_of_the_link() -> None:
     assert choice.link("peer").speed.bytes_per_second is None
 
 
-def test_speed_is_that_of_the_last_busy_seconds() -> None:
+def test_the_speed_is_that_of_the_last_busy_seconds() -> None:
     speed = Speed()
     speed.observe(1000, 0.01)
     assert speed.bytes_per_second is None
@@ -104,7 +104,7 @@ def test_a_link_is_measured_without_its_latency(bytes_per_second: float, latency
         assert link.speed.bytes_per_second == pytest.approx(bytes_per_second, rel=1e-3)
 
 
-def test_time_in_which_nothing_waits_does_not_count() -> None:
+def test_idle_time_does_not_count() -> None:
     link = Link()
     passage = Passage(link)
     for part in range(1, 100):
@@ -113,7 +113,7 @@ def test_time_in_which_nothing_waits_does_not_count() -> None:
     assert link.speed.bytes_per_second is None
 
 
-def test_transfers_side_by_side_share_the_link() -> None:
+def test_concurrent_transfers_share_the_link() -> None:
     link = Link()
     both = Passage(link), Passage(link)
     for passage in both:
@@ -125,7 +125,7 @@ def test_transfers_side_by_side_share_the_link() -> None:
     assert link.speed.bytes_per_second == pytest.approx(10_000)
 
 
-def test_a_transfer_that_breaks_off_leaves_nothing_waiting() -> None:
+def test_an_aborted_transfer_leaves_nothing_waiting() -> None:
     link = Link()
     broken, other = Passage(link), Passage(link)
     for _ in range(3):
@@ -140,7 +140,7 @@ def test_a_transfer_that_breaks_off_leaves_nothing_waiting() -> None:
     assert link.speed.bytes_per_second is None
 
 
-def test_links_are_forgotten_in_the_end() -> None:
+def test_links_are_eventually_forgotten() -> None:
     choice = auto(MADE / 2)
     for number in range(1000):
         choice.link(f"peer-{number}")

@@ -127,7 +127,7 @@ def assert_same(got: list[bytes], expected: list[bytes]) -> None:
         torch.testing.assert_close(*values, rtol=1e-4, atol=1e-5)
 
 
-async def test_what_is_still_computed_is_not_on_its_way_and_one_thread_waits_for_a_step(
+async def test_kv_still_being_computed_is_not_in_flight_and_one_thread_waits_for_a_step(
     runner: ModelRunner, receiver_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU, where a step's KV is leased when it has been launched."""
@@ -156,7 +156,7 @@ async def test_what_is_still_computed_is_not_on_its_way_and_one_thread_waits_for
 
 @pytest.mark.parametrize("runs_ahead", [never, always], ids=["waits", "ahead"])
 @pytest.mark.parametrize("part_bytes", [1, 500, 1 << 20])
-async def test_the_true_kv_arrives(
+async def test_correct_kv_arrives(
     runner: ModelRunner, receiver_runner: ModelRunner, part_bytes: int, runs_ahead: AheadRule
 ) -> None:
     expected = await true_kv(runner, PROMPT)
@@ -175,7 +175,7 @@ async def test_the_true_kv_arrives(
 
 
 @pytest.mark.parametrize("part_bytes", [1, 500, 1 << 20])
-async def test_the_true_kv_arrives_through_shared_memory(
+async def test_correct_kv_arrives_through_shared_memory(
     runner: ModelRunner, receiver_runner: ModelRunner, part_bytes: int
 ) -> None:
     expected = await true_kv(runner, PROMPT)
@@ -200,7 +200,7 @@ async def test_the_true_kv_arrives_through_shared_memory(
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 4, 8, 16, 32])
-async def test_leaving_at_any_moment_gives_every_slot_back(
+async def test_cancelling_at_any_moment_frees_every_slot(
     runner: ModelRunner, receiver_runner: ModelRunner, num_steps: int
 ) -> None:
     memory = SharedMemorySendPath(1000)
@@ -225,7 +225,7 @@ async def test_leaving_at_any_moment_gives_every_slot_back(
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
 @pytest.mark.parametrize("after_chunks", [1, 2, 3, 5])
-async def test_a_prompt_that_is_preempted_half_way_arrives_whole(
+async def test_a_prompt_preempted_half_way_arrives_completely(
     runner: ModelRunner, receiver_runner: ModelRunner, prefix_caching: bool, after_chunks: int
 ) -> None:
     expected = await true_kv(runner, PROMPT)
@@ -253,7 +253,9 @@ async def test_a_prompt_that_is_preempted_half_way_arrives_whole(
         await receiver.all_given_back()
 
 
-async def test_prompts_whose_prefix_is_cached_on_either_side(runner: ModelRunner, receiver_runner: ModelRunner) -> None:
+async def test_prompts_cached_on_either_side_arrive_completely(
+    runner: ModelRunner, receiver_runner: ModelRunner
+) -> None:
     expected = await true_kv(runner, PROMPT)
     async with running_receiver(receiver_runner) as receiver:
         transport = InProcessKVTransport({"receiver": receiver.importer})
@@ -280,7 +282,7 @@ async def test_prompts_whose_prefix_is_cached_on_either_side(runner: ModelRunner
 
 @pytest.mark.parametrize("stage", ["open", "send", "third send", "commit", "acknowledgement"])
 @pytest.mark.parametrize("error", [TransferError("broken"), OutOfBlocksError("full"), LayoutMismatchError("other")])
-async def test_every_failure_ends_the_leases_and_tells_the_receiver(
+async def test_every_failure_ends_the_leases_and_notifies_the_receiver(
     runner: ModelRunner, stage: str, error: BatonError
 ) -> None:
     transport = FailingTransport(stage, error)
@@ -292,7 +294,9 @@ async def test_every_failure_ends_the_leases_and_tells_the_receiver(
 
 
 @pytest.mark.parametrize("stage", ["queued", "open", "send", "third send", "commit"])
-async def test_cancelling_at_any_stage_ends_the_leases_and_tells_the_receiver(runner: ModelRunner, stage: str) -> None:
+async def test_cancelling_at_any_stage_ends_the_leases_and_notifies_the_receiver(
+    runner: ModelRunner, stage: str
+) -> None:
     transport = FailingTransport(stage, None)
     async with sending(runner, transport) as sender:
         request = prompt_request()
@@ -312,7 +316,7 @@ async def test_cancelling_at_any_stage_ends_the_leases_and_tells_the_receiver(ru
         await sender.all_given_back()
 
 
-async def test_room_is_asked_for_when_the_prompt_leaves_the_queue(runner: ModelRunner) -> None:
+async def test_room_is_requested_when_the_prompt_leaves_the_queue(runner: ModelRunner) -> None:
     transport = FailingTransport("never", None)
     async with sending(runner, transport) as sender:
         blocks = await sender.engine.call(lambda: sender.engine.blocks.pool.allocate(20))
@@ -325,9 +329,7 @@ async def test_room_is_asked_for_when_the_prompt_leaves_the_queue(runner: ModelR
         await sender.all_given_back()
 
 
-async def test_two_requests_with_one_name_do_not_get_each_others_kv(
-    runner: ModelRunner, receiver_runner: ModelRunner
-) -> None:
+async def test_two_requests_with_one_id_do_not_exchange_kv(runner: ModelRunner, receiver_runner: ModelRunner) -> None:
     """A request may still be leaving the engine when a second attempt of the same name begins."""
     other = random_prompts((45,), seed=7)[0]
     expected = await true_kv(runner, other)

@@ -39,7 +39,9 @@ def vectors(data: bytes, spec: KVCacheSpec) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.float32).view(-1, layer.key_dim)
 
 
-async def test_int8_arrives_near_enough_and_is_counted_as_it_travelled(runner: ModelRunner, receiver: Receiver) -> None:
+async def test_int8_arrives_within_tolerance_and_counts_its_transferred_bytes(
+    runner: ModelRunner, receiver: Receiver
+) -> None:
     spec, expected = runner.spec, await true_kv(runner, PROMPT)
     transport = InProcessKVTransport({"receiver": receiver.importer})
     async with sending(runner, transport, choice=EncodingChoice("int8")) as sender:
@@ -55,7 +57,7 @@ async def test_int8_arrives_near_enough_and_is_counted_as_it_travelled(runner: M
     await receiver.all_given_back()
 
 
-async def test_auto_goes_by_the_link(runner: ModelRunner, receiver: Receiver) -> None:
+async def test_auto_depends_on_the_link(runner: ModelRunner, receiver: Receiver) -> None:
     choice = EncodingChoice("auto")
     transport = transport_over(throttle=Throttle(20_000))
     async with kv_server(receiver.importer, None) as (_, peer):
@@ -75,7 +77,7 @@ async def test_auto_goes_by_the_link(runner: ModelRunner, receiver: Receiver) ->
         await transport.close()
 
 
-async def test_auto_leaves_kv_in_shared_memory_as_it_is(runner: ModelRunner, receiver: Receiver) -> None:
+async def test_auto_keeps_native_kv_in_shared_memory(runner: ModelRunner, receiver: Receiver) -> None:
     choice = EncodingChoice("auto")
     transport = transport_over(SharedMemorySendPath(1000), throttle=Throttle(200_000))
     async with kv_server(receiver.importer, SegmentMappings()) as (_, peer):
@@ -92,7 +94,7 @@ async def test_auto_leaves_kv_in_shared_memory_as_it_is(runner: ModelRunner, rec
         await transport.close()
 
 
-async def test_prefill_is_measured_by_its_steps(runner: ModelRunner) -> None:
+async def test_prefill_speed_is_measured_by_steps(runner: ModelRunner) -> None:
     choice, num_tokens, began_s = EncodingChoice("auto"), 0, time.monotonic()
     async with sending(runner, InProcessKVTransport({}), choice=choice, prefix_caching=False) as sender:
         while choice.prefill.bytes_per_second is None:

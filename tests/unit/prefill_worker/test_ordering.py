@@ -12,7 +12,7 @@ from cluster.config.worker_config import PrefillConfig
 from prefill_worker.ordering.registry import create_ordering
 
 
-def test_every_policy_of_the_configuration_exists_and_deadlines_are_the_default() -> None:
+def test_every_configurable_policy_exists_and_deadline_is_the_default() -> None:
     kinds = {name: type(create_ordering(name)) for name in get_args(PrefillConfig.model_fields["ordering"].annotation)}
     assert kinds == {"edf": EarliestDeadlineFirst, "fcfs": ArrivalOrder}
     assert kinds[PrefillConfig().ordering] is EarliestDeadlineFirst

@@ -7,7 +7,7 @@ import pytest
 from prefill_worker.part_log import PartLog
 
 
-def test_a_part_is_acknowledged_when_all_of_it_is_there() -> None:
+def test_a_part_is_acknowledged_when_all_of_it_has_arrived() -> None:
     log = PartLog()
     for size in (100, 50):
         log.sending(size, started_s=1.0)
@@ -22,7 +22,7 @@ def test_a_part_is_acknowledged_when_all_of_it_is_there() -> None:
     assert [part.num_bytes for part in log.parts()] == [100, 50]
 
 
-def test_an_acknowledgement_may_be_noticed_before_the_part_counts_as_sent() -> None:
+def test_an_acknowledgement_can_precede_the_end_of_sending() -> None:
     log = PartLog()
     log.sending(10, started_s=1.0)
     log.acknowledged(10)
@@ -47,7 +47,7 @@ def test_parts_beyond_the_limit_are_merged(limit: int) -> None:
     assert all(part.acknowledged_s for part in parts)
 
 
-def test_a_merged_part_that_grows_is_not_acknowledged_any_more() -> None:
+def test_a_merged_part_that_grows_is_no_longer_acknowledged() -> None:
     log = PartLog(1)
     for size in (10, 10):
         log.sending(size, started_s=1.0)

@@ -37,7 +37,7 @@ def broken() -> Exception:
 
 
 @pytest.mark.parametrize(("make", "retries"), [(no_memory, 1), (broken, 0)])
-def test_a_draft_that_keeps_failing_is_left_out(make: Callable[[], Exception], retries: int) -> None:
+def test_a_draft_that_keeps_failing_is_disabled(make: Callable[[], Exception], retries: int) -> None:
     state = State()
     state.error = make()
     draft = PromptDraft(state)  # type: ignore[arg-type]
@@ -49,7 +49,7 @@ def test_a_draft_that_keeps_failing_is_left_out(make: Callable[[], Exception], r
     assert draft.export_state("a") is None
 
 
-def test_a_draft_that_lacks_memory_now_and_then_stays() -> None:
+def test_a_draft_that_occasionally_lacks_memory_is_kept() -> None:
     state = State()
     draft = PromptDraft(state)  # type: ignore[arg-type]
     for _ in range(3):
@@ -62,7 +62,7 @@ def test_a_draft_that_lacks_memory_now_and_then_stays() -> None:
     assert draft.num_failures == 0
 
 
-def test_a_lost_device_is_not_the_drafts_fault() -> None:
+def test_a_lost_device_is_not_attributed_to_the_draft() -> None:
     state = State()
     state.error = RuntimeError("CUDA error: an illegal memory access was encountered")
     draft = PromptDraft(state)  # type: ignore[arg-type]

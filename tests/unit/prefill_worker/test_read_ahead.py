@@ -104,7 +104,7 @@ async def all_read(count: int, cache: FakeCache) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, PARTS_AT_ONCE + 1, len(HEADERS)])
-async def test_every_part_comes_once_and_in_order(count: int) -> None:
+async def test_every_part_is_read_once_and_in_order(count: int) -> None:
     cache = FakeCache()
     parts = [part async for part in read_ahead(cache, BLOCKS, iter(HEADERS[:count]))]
     assert [part.header for part in parts] == HEADERS[:count]
@@ -113,7 +113,7 @@ async def test_every_part_comes_once_and_in_order(count: int) -> None:
     assert threading.get_ident() not in cache.threads
 
 
-async def test_the_next_parts_are_read_while_one_is_sent_but_no_more() -> None:
+async def test_the_next_parts_are_read_ahead_up_to_the_limit() -> None:
     cache = FakeCache()
     async with aclosing(read_ahead(cache, BLOCKS, iter(HEADERS))) as parts:
         first = await anext(parts)
@@ -123,14 +123,14 @@ async def test_the_next_parts_are_read_while_one_is_sent_but_no_more() -> None:
         assert cache.reads == list(range(1 + PARTS_AT_ONCE))
 
 
-async def test_a_part_that_cannot_be_read_comes_behind_those_that_were() -> None:
+async def test_an_unreadable_part_is_reported_after_the_readable_ones() -> None:
     parts = read_ahead(FakeCache(broken_at=2), BLOCKS, iter(HEADERS))
     assert (await anext(parts)).header == HEADERS[0]
     with pytest.raises(ValueError, match="position 2"):
         await anext(parts)
 
 
-async def test_leaving_early_reads_no_further() -> None:
+async def test_closing_early_stops_reading() -> None:
     cache = FakeCache()
     async with aclosing(read_ahead(cache, BLOCKS, iter(HEADERS))) as parts:
         await anext(parts)
@@ -144,7 +144,7 @@ def content(part: ReadPart) -> bytes:
     return bytes(payload if isinstance(payload, Payload) else payload.view)
 
 
-async def test_parts_are_read_into_the_buffers_that_there_are() -> None:
+async def test_parts_are_read_into_the_available_buffers() -> None:
     stream = FakeStream()
     parts = [part async for part in read_ahead(FakeCache(), BLOCKS, iter(HEADERS), stream.buffer_for)]
     assert [content(part) for part in parts] == [bytes([token]) for token in range(len(HEADERS))]
@@ -153,7 +153,7 @@ async def test_parts_are_read_into_the_buffers_that_there_are() -> None:
 
 
 @pytest.mark.parametrize("num_taken", [1, 2, 5])
-async def test_buffers_of_parts_that_nobody_took_are_given_back(num_taken: int) -> None:
+async def test_buffers_of_unused_parts_are_freed(num_taken: int) -> None:
     stream, cache = FakeStream(), FakeCache()
     async with aclosing(read_ahead(cache, BLOCKS, iter(HEADERS), stream.buffer_for)) as parts:
         for _ in range(num_taken):
@@ -162,7 +162,7 @@ async def test_buffers_of_parts_that_nobody_took_are_given_back(num_taken: int) 
     await stream.all_released()
 
 
-async def test_a_buffer_is_not_given_back_while_a_thread_may_write_into_it() -> None:
+async def test_a_buffer_is_not_freed_while_a_thread_can_write_to_it() -> None:
     stream, cache = FakeStream(), FakeCache()
     parts = read_ahead(cache, BLOCKS, iter(HEADERS), stream.buffer_for)
     (await anext(parts)).forget()
@@ -178,7 +178,7 @@ async def test_a_buffer_is_not_given_back_while_a_thread_may_write_into_it() -> 
     await stream.all_released()
 
 
-async def test_a_read_that_fails_gives_every_buffer_back() -> None:
+async def test_a_failed_read_frees_every_buffer() -> None:
     stream = FakeStream()
     parts = read_ahead(FakeCache(broken_at=4), BLOCKS, iter(HEADERS), stream.buffer_for)
     (await anext(parts)).forget()
@@ -187,7 +187,7 @@ async def test_a_read_that_fails_gives_every_buffer_back() -> None:
     await stream.all_released()
 
 
-async def test_a_models_layers_are_read_where_they_lie_and_a_drafts_are_copied() -> None:
+async def test_model_layers_are_read_in_place_and_draft_layers_are_copied() -> None:
     """A draft writes at the last position of a prompt that is on its way already."""
     layer = LayerSpec(1, 4, 4)
     spec = KVCacheSpec("model", "float32", 4, (layer, layer), draft_fingerprint="draft", draft_layers=(layer,))
@@ -200,7 +200,7 @@ async def test_a_models_layers_are_read_where_they_lie_and_a_drafts_are_copied()
         assert [isinstance(part.payload, Pieces) async for part in parts] == [False]
 
 
-async def test_a_part_that_can_be_sent_as_it_lies_is_copied_into_its_buffer() -> None:
+async def test_a_part_readable_in_place_is_copied_into_its_buffer() -> None:
     layer = LayerSpec(1, 4, 4)
     spec = KVCacheSpec("model", "float32", 4, (layer, layer))
     cache = PagedKVCache(spec, 4, torch.device("cpu"))

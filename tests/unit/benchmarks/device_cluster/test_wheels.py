@@ -28,7 +28,7 @@ def write_wheel(folder: Path) -> bytes:
     return (folder / NAME).read_bytes()
 
 
-def test_wheels_have_the_versions_of_the_constraints() -> None:
+def test_wheels_have_the_versions_in_the_constraints() -> None:
     """Versions equal those of ``constraints.txt`` wherever it pins one."""
     root = Path(__file__).parents[4]
     pinned = dict(line.split("==") for line in lines_of(root / "constraints.txt"))
@@ -46,7 +46,7 @@ def lines_of(path: Path) -> list[str]:
     return [line.lower().replace("_", "-") for line in lines if "==" in line and not line.startswith("#")]
 
 
-def test_a_large_wheel_is_cut_into_pieces_that_join_to_the_same_bytes(tmp_path: Path) -> None:
+def test_a_large_wheel_is_split_and_rejoins_to_the_same_bytes(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir()
     target.mkdir()
@@ -77,7 +77,7 @@ def test_a_missing_piece_is_named(tmp_path: Path, missing: str) -> None:
         join(tmp_path, tmp_path)
 
 
-def test_a_damaged_piece_is_noticed(tmp_path: Path) -> None:
+def test_a_damaged_piece_is_detected(tmp_path: Path) -> None:
     write_wheel(tmp_path)
     cut(tmp_path, piece_bytes=1000)
     (tmp_path / f"{NAME}.part2").write_bytes(b"half")
@@ -92,7 +92,7 @@ def test_a_folder_without_wheels_is_refused(tmp_path: Path) -> None:
         install(tmp_path / "no such", tmp_path / "target")
 
 
-def test_an_install_that_failed_leaves_nothing_that_passes_for_a_whole_one(tmp_path: Path) -> None:
+def test_a_failed_install_is_not_mistaken_for_a_complete_one(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / NAME).write_bytes(b"no wheel")
@@ -103,7 +103,7 @@ def test_an_install_that_failed_leaves_nothing_that_passes_for_a_whole_one(tmp_p
 
 
 @pytest.mark.parametrize("has_ray", [True, False])
-def test_a_folder_that_does_not_help_is_refused(
+def test_a_folder_without_the_needed_wheels_is_refused(
     tmp_path: Path, has_ray: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whether Ray is installed or not, and although a wheel of something else could be installed."""

@@ -104,7 +104,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
         signal.signal(number, handler)
 
 
-def test_good_parts_pass(launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_successful_parts_pass(launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert launch(FakePart(good), FakePart(printing)) == 0
     assert statuses(tmp_path) == {"machine": "passed", "good": "passed", "printing": "passed"}
     assert names(tmp_path, "good") == ["a", "b"]
@@ -118,7 +118,7 @@ def test_good_parts_pass(launch: Launch, tmp_path: Path, capsys: pytest.CaptureF
     assert max(map(len, said.splitlines())) <= 120
 
 
-def test_whatever_a_part_does_the_next_one_runs(
+def test_every_outcome_of_a_part_lets_the_next_one_run(
     launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parts = [FakePart(wrong), FakePart(raising), FakePart(hanging, 1.5), FakePart(killed), FakePart(silent)]
@@ -148,7 +148,7 @@ def test_whatever_a_part_does_the_next_one_runs(
     assert said.index("thread in hang,") < said.index("thread in hanging,"), "the thread that does not wait is first"
 
 
-def test_stopped_halfway_the_report_holds_every_finished_part(
+def test_an_interrupted_run_reports_every_finished_part(
     launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert launch(FakePart(good), FakePart(stopped), FakePart(wrong)) == 1
@@ -180,13 +180,13 @@ def test_parts_beyond_the_budget_are_reported_as_not_run(
     assert statuses(tmp_path)["good"] == "not run: no budget left"
 
 
-def test_a_part_runs_behind_those_that_it_needs(launch: Launch, tmp_path: Path) -> None:
+def test_a_part_runs_after_those_it_needs(launch: Launch, tmp_path: Path) -> None:
     needing = FakePart(printing, needs=("good",))
     assert launch(FakePart(good), FakePart(wrong), needing, options=("--only", "printing")) == 0
     assert list(statuses(tmp_path)) == ["machine", "good", "printing"]
 
 
-def test_a_second_run_appends_rows_with_an_id_of_its_own(launch: Launch, tmp_path: Path) -> None:
+def test_a_second_run_appends_rows_with_its_own_id(launch: Launch, tmp_path: Path) -> None:
     parts = [FakePart(good), FakePart(wrong)]
     launch(*parts, options=("--only", "good"))
     launch(*parts, options=("--only", "good", "--only", "wrong"))
@@ -214,7 +214,7 @@ def gone(setting: Setting) -> Iterator[Row]:
     os._exit(0)
 
 
-def test_a_part_that_ends_early_has_not_passed(launch: Launch, tmp_path: Path) -> None:
+def test_a_part_that_ends_early_does_not_pass(launch: Launch, tmp_path: Path) -> None:
     parts = [FakePart(ended_by_a_real_time_signal), FakePart(exiting), FakePart(gone), FakePart(good)]
     assert launch(*parts) == 1
     assert statuses(tmp_path) == {
@@ -235,7 +235,7 @@ def partly(setting: Setting) -> Iterator[Row]:
     yield {"name": "b", "met": False}
 
 
-def test_a_part_that_checked_nothing_has_not_passed(
+def test_a_part_that_checks_nothing_does_not_pass(
     launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert launch(FakePart(impossible), FakePart(partly)) == 0
@@ -253,7 +253,7 @@ def hanging_up(setting: Setting) -> Iterator[Row]:
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), OSError(28, "No space left on device")])
-def test_a_run_goes_on_without_a_terminal(
+def test_a_run_continues_without_a_terminal(
     error: BaseException,
     launch: Launch,
     tmp_path: Path,
@@ -271,7 +271,7 @@ def test_a_run_goes_on_without_a_terminal(
     assert capsys.readouterr().err.count("Tables cannot be printed") == 1
 
 
-def test_a_full_disk_ends_no_run(launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_does_not_end_a_run(launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "report.jsonl").symlink_to("/dev/full")
     assert launch(FakePart(printing), FakePart(raising), FakePart(good)) == 1
     said = capsys.readouterr()
@@ -313,8 +313,8 @@ class CudaMachine(Part):
         return starts_cuda_afresh_only
 
 
-@pytest.mark.thorough(covered_by="test_without_the_device_nothing_else_is_tried")
-def test_parts_start_afresh_where_forked_processes_cannot_use_the_gpu(
+@pytest.mark.thorough(covered_by="test_without_the_device_no_other_part_runs")
+def test_parts_start_in_fresh_processes_if_forked_ones_cannot_use_the_gpu(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = CudaMachine("machine", 60, "machine", "")
@@ -328,9 +328,7 @@ def test_parts_start_afresh_where_forked_processes_cannot_use_the_gpu(
     ]
 
 
-def test_without_the_device_nothing_else_is_tried(
-    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_device_no_other_part_runs(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fork = multiprocessing.get_context("fork")
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: fork)  # a fresh process takes seconds to start
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
@@ -338,12 +336,12 @@ def test_without_the_device_nothing_else_is_tried(
     assert statuses(tmp_path) == {"machine": "failed", "good": "not run: no device"}
 
 
-def test_limits_fit_the_default_budget() -> None:
+def test_the_limits_fit_the_default_budget() -> None:
     assert sum(part.limit_s for part in PARTS) <= 480
     assert len({part.name for part in PARTS}) == len(PARTS)
 
 
-def test_torch_limits_the_memory_of_a_runs_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_limits_the_gpu_memory_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """It refuses a GPU without a number, and so do other functions of ``torch.cuda``."""
     limits: list[tuple[float, int]] = []
     monkeypatch.setattr("torch.cuda.memory._lazy_init", lambda: None)

@@ -19,7 +19,7 @@ from benchmarks.engine_steps import Case
 SETTING = Setting(torch.device("cpu"), "tiny")
 
 
-def test_a_step_that_finds_no_memory_costs_only_its_own_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_out_of_memory_costs_only_its_own_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     lone, longest = Case(1, 1, 32), Case(1, 64, 0)
 
     def times(self: StepTimer, case: Case) -> StepTimes:
@@ -44,7 +44,7 @@ def test_a_step_that_finds_no_memory_costs_only_its_own_figures(monkeypatch: pyt
     ("part", "failing", "going_on"),
     [(others_part, "_COMPARISONS", "transformers"), (drafts_part, "_CHECKS", "drafting")],
 )
-def test_a_measurement_that_fails_does_not_stop_the_next(
+def test_a_failed_measurement_does_not_stop_the_next(
     part: Any, failing: str, going_on: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(setting: Setting) -> Iterator[Row]:
@@ -61,7 +61,7 @@ def test_a_measurement_that_fails_does_not_stop_the_next(
     assert rows.count({"name": "measured"}) == 1
 
 
-def test_a_layout_that_fails_does_not_stop_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_layout_does_not_stop_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     backends = iter(range(100))
 
     class Attends:
@@ -85,7 +85,7 @@ def test_a_layout_that_fails_does_not_stop_the_next(monkeypatch: pytest.MonkeyPa
     assert "ok" not in right
 
 
-def test_only_what_takes_time_of_the_device_counts_as_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_operations_with_device_time_count_as_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def profile(activities: Any) -> Iterator[Any]:
         events = [("cudaLaunchKernel", 9, 0.0), ("attend", 4, 30.0), ("gemm", 5, 90.0)]

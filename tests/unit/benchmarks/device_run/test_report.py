@@ -28,9 +28,7 @@ def test_a_row_after_a_truncated_line_starts_a_new_line(tmp_path: Path) -> None:
     assert names(tmp_path, "a") == ["first", "second"]
 
 
-def test_rows_that_could_not_be_written_whole_are_written_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_were_not_fully_written_are_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = Report(tmp_path, "r", "cpu")
     write = os.write
     with monkeypatch.context() as patch:
@@ -51,7 +49,7 @@ def test_rows_that_could_not_be_written_whole_are_written_later(
     assert names(tmp_path, "a") == ["in pieces", "cut", "last"]
 
 
-def test_the_end_of_a_log_is_read_and_not_all_of_it(tmp_path: Path) -> None:
+def test_only_the_end_of_a_log_is_read(tmp_path: Path) -> None:
     report = Report(tmp_path, "r", "cpu")
     with report.log_path.open("wb") as log:
         log.write(b"first\nsecond\n")
@@ -64,7 +62,7 @@ def test_the_end_of_a_log_is_read_and_not_all_of_it(tmp_path: Path) -> None:
     assert report.log_tail(report.log_size() + 1, 2) == []
 
 
-def test_a_log_without_an_end_has_no_last_lines(tmp_path: Path) -> None:
+def test_a_log_without_a_complete_line_has_no_last_lines(tmp_path: Path) -> None:
     report = Report(tmp_path, "r", "cpu")
     report.log_path.symlink_to("/dev/full")
     limits = resource.getrlimit(resource.RLIMIT_AS)

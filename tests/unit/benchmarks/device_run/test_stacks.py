@@ -25,7 +25,7 @@ ENGINE = [
 IDLE = ["Thread 0x01 (most recent call first):", f'  File "{LIBRARY}/threading.py", line 355 in wait', ""]
 
 
-def test_every_thread_is_shown_and_the_engine_first() -> None:
+def test_every_thread_is_shown_with_the_engine_first() -> None:
     assert telling_lines(["before", *IDLE, *ENGINE, *MAIN]) == [
         "thread in step, baton/engine/loop.py:0",
         "called by step, baton/engine/loop.py:1",
@@ -41,15 +41,15 @@ def test_a_crash_shows_its_thread_first() -> None:
     assert telling_lines(log)[:2] == [log[0], "thread in run, benchmarks/device_run/end_to_end_part.py:40"]
 
 
-def test_many_threads_are_few_lines() -> None:
+def test_many_threads_take_few_lines() -> None:
     assert len(telling_lines(ENGINE * 50)) == 12
 
 
-def test_a_log_without_stacks_is_shown_from_its_end() -> None:
+def test_the_end_of_a_log_without_stacks_is_shown() -> None:
     assert telling_lines([str(number) for number in range(50)]) == [str(number) for number in range(42, 50)]
 
 
-def test_a_part_that_failed_and_then_hung_shows_both(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_part_that_failed_and_hung_shows_both(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"name": "a", "ok": False, "error": "wrong numbers"}, {"status": "killed", "log": ENGINE}]
     show_part(Console(width=80), "a part", "killed at its limit of 3 s", rows)
     said = capsys.readouterr().out

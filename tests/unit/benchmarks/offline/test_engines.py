@@ -11,7 +11,7 @@ from tests.tiny_models import random_prompts, tiny_model
 
 
 @pytest.mark.parametrize("name", ["native", "int8", "transformers", "transformers-continuous"])
-def test_every_prompt_gets_exactly_so_many_tokens(name: str, tmp_path: Path) -> None:
+def test_every_prompt_gets_the_exact_number_of_tokens(name: str, tmp_path: Path) -> None:
     tiny_model("llama").save_pretrained(tmp_path)
     if name == "transformers":
         generate = transformers_engine.load(str(tmp_path), "float32")

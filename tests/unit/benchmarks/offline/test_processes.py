@@ -34,14 +34,14 @@ def command(load: str = "pass", answer: str = "[max_tokens] * len(prompts)") -> 
     return [sys.executable, "-c", ENGINE.format(load=load, answer=answer)]
 
 
-def test_what_libraries_print_is_no_answer(tmp_path: Path) -> None:
+def test_output_of_libraries_is_not_an_answer(tmp_path: Path) -> None:
     with started("one", command(), tmp_path / "log") as engine:
         assert engine.seconds([[1, 2], [3]], 4) > 0
     assert "greeting" in (tmp_path / "log").read_text()
 
 
 @pytest.mark.parametrize("answer", ["[max_tokens - 1] * len(prompts)", "[max_tokens]"])
-def test_an_engine_that_answers_with_less_is_found_out(answer: str, tmp_path: Path) -> None:
+def test_an_engine_that_returns_too_few_tokens_is_detected(answer: str, tmp_path: Path) -> None:
     with (
         started("lazy", command(answer=answer), tmp_path / "log") as engine,
         pytest.raises(ConfigError, match="lazy answered with"),
@@ -50,7 +50,7 @@ def test_an_engine_that_answers_with_less_is_found_out(answer: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("load", ["raise SystemExit('no such model')", "import os; sys.stdout.flush(); os._exit(3)"])
-def test_an_engine_that_does_not_start_says_why(load: str, tmp_path: Path) -> None:
+def test_an_engine_that_cannot_start_reports_the_reason(load: str, tmp_path: Path) -> None:
     with (
         pytest.raises(ConfigError, match=r"(?s)broken ended.*greeting"),
         started("broken", command(load), tmp_path / "log"),
@@ -58,14 +58,14 @@ def test_an_engine_that_does_not_start_says_why(load: str, tmp_path: Path) -> No
         pass
 
 
-def test_an_engine_that_dies_at_work_is_told(tmp_path: Path) -> None:
+def test_an_engine_that_dies_while_running_is_reported(tmp_path: Path) -> None:
     with started("mortal", command(answer="sys.exit('out of memory')"), tmp_path / "log") as engine:
         for _ in range(2):
             with pytest.raises(ConfigError, match="mortal ended"):
                 engine.seconds([[1]], 1)
 
 
-def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_command_is_named(tmp_path: Path) -> None:
     with (
         pytest.raises(ConfigError, match="absent cannot be started"),
         started("absent", ["/no/such"], tmp_path / "log"),
@@ -73,13 +73,13 @@ def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
         pass
 
 
-def test_rounds_take_turns_and_the_first_does_not_count(tmp_path: Path) -> None:
+def test_rounds_alternate_and_the_first_is_not_counted(tmp_path: Path) -> None:
     with started("a", command(), tmp_path / "a") as one, started("b", command(), tmp_path / "b") as two:
         times = run_rounds(Case(2, 3, 0), [one, two], rounds=2, seed=0)
     assert {name: len(own) for name, own in times.items()} == {"a": 2, "b": 2}
 
 
-def test_prompts_differ_from_round_to_round_and_are_as_long_as_they_should() -> None:
+def test_prompts_differ_between_rounds_and_have_the_requested_length() -> None:
     rng = random.Random(0)
     first, second = (Case(2, 5, 1).prompts(rng) for _ in range(2))
     assert first != second
@@ -100,7 +100,7 @@ def test_the_table_has_rates_and_ratios() -> None:
         (["llama-cpp", "--llama-python", "python3", "--llama-gguf", "a.gguf"], "use --batches 1"),
     ],
 )
-def test_other_engines_say_what_they_need(
+def test_other_engines_report_what_they_need(
     given: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["offline", "--engines", *given])

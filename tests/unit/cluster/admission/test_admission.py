@@ -17,7 +17,7 @@ from tests.unit.cluster.admission.fake_cluster import OUTPUT_TOKENS, PROMPT_MS, 
 from tests.unit.cluster.admission.scenes import LAX, PATIENT, SHORT, TIGHT, USUAL, fill, play
 
 
-def test_an_idle_cluster_takes_everything_however_slow_it_is() -> None:
+def test_an_idle_cluster_accepts_everything_however_slow() -> None:
     impossible = SloClass("impossible", 0.001, 0.0001, percentile=95.0, priority=2, queue_deadline_s=0.0)
 
     async def script(scene: Scene) -> None:
@@ -29,7 +29,7 @@ def test_an_idle_cluster_takes_everything_however_slow_it_is() -> None:
     play(script, classes=(impossible,))
 
 
-def test_who_may_not_wait_is_refused_in_the_moment_of_asking() -> None:
+def test_a_request_that_cannot_wait_is_refused_at_once() -> None:
     async def script(scene: Scene) -> None:
         await fill(scene, INTERACTIVE)
         began_s, forecasts = scene.loop.time(), scene.cluster.num_forecasts
@@ -50,7 +50,7 @@ def test_who_may_not_wait_is_refused_in_the_moment_of_asking() -> None:
     play(script)
 
 
-def test_a_full_decode_pool_is_named_as_such() -> None:
+def test_a_full_decode_pool_is_named_in_the_error() -> None:
     async def script(scene: Scene) -> None:
         placements = await fill(scene, TIGHT)
         assert 2 <= len(placements) < 15
@@ -62,7 +62,7 @@ def test_a_full_decode_pool_is_named_as_such() -> None:
     play(script, classes=(TIGHT,))
 
 
-def test_sequences_that_are_there_keep_their_targets_too() -> None:
+def test_running_sequences_keep_their_targets() -> None:
     async def script(scene: Scene) -> None:
         tight = await fill(scene, TIGHT)
         assert len(tight) >= 2
@@ -73,7 +73,7 @@ def test_sequences_that_are_there_keep_their_targets_too() -> None:
     play(script, classes=(TIGHT, LAX))
 
 
-def test_who_may_wait_waits_and_goes_in_time() -> None:
+def test_a_request_that_can_wait_is_admitted_in_time() -> None:
     async def script(scene: Scene) -> None:
         await fill(scene, STANDARD)
         record, task = scene.ask(STANDARD)
@@ -92,7 +92,7 @@ def test_who_may_wait_waits_and_goes_in_time() -> None:
     play(script)
 
 
-def test_whose_wait_would_be_too_long_is_refused_at_once() -> None:
+def test_a_request_whose_wait_is_too_long_is_refused_at_once() -> None:
     async def script(scene: Scene) -> None:
         await fill(scene, USUAL)
         tasks = []
@@ -130,7 +130,7 @@ def test_a_deadline_ends_the_wait() -> None:
     play(script, classes=(USUAL,), worker_wait_s=600.0)
 
 
-def test_a_target_that_is_lost_is_no_reason_to_wait_longer() -> None:
+def test_a_lost_target_does_not_extend_the_wait() -> None:
     async def script(scene: Scene) -> None:
         await fill(scene, PATIENT)
         asked = [scene.ask(PATIENT) for _ in range(50)]  # 5 s of work, and a target of 1 s
@@ -140,7 +140,7 @@ def test_a_target_that_is_lost_is_no_reason_to_wait_longer() -> None:
     play(script, classes=(PATIENT,))
 
 
-def test_who_is_late_does_not_make_others_late() -> None:
+def test_late_requests_do_not_delay_others() -> None:
     async def script(scene: Scene) -> None:
         records = []
         for _ in range(600):  # twice as many as there is room for
@@ -157,7 +157,7 @@ HOPELESS = SloClass("hopeless", ttft_s=0.05, tpot_s=0.5, percentile=95.0, priori
 """An idle cluster takes 100 ms for a prompt."""
 
 
-def test_who_cannot_keep_its_target_takes_no_room_from_those_who_can() -> None:
+def test_a_request_that_misses_its_target_takes_no_room_from_others() -> None:
     async def script(scene: Scene) -> None:
         first = await scene.admission.admit(scene.record(INTERACTIVE))
         await asyncio.sleep(2 * PROMPT_MS / 1e3)  # the prompt is computed, others decode
@@ -183,7 +183,7 @@ def test_who_cannot_keep_its_target_takes_no_room_from_those_who_can() -> None:
     play(script, classes=(INTERACTIVE, HOPELESS))
 
 
-def test_who_is_late_already_does_not_go_before_others_on_workers() -> None:
+def test_a_late_request_does_not_precede_others_on_workers() -> None:
     async def script(scene: Scene) -> None:
         await fill(scene, PATIENT)
         records = [scene.ask(PATIENT)[0] for _ in range(50)]  # 5 s of work, and a target of 1 s
@@ -234,7 +234,7 @@ def test_a_request_is_booked_with_the_priority_of_its_forecast() -> None:
     play(script, classes=(PATIENT, HOPELESS))
 
 
-def test_switched_off_everything_goes() -> None:
+def test_disabled_admission_accepts_everything() -> None:
     async def script(scene: Scene) -> None:
         for _ in range(200):
             await scene.admission.admit(scene.record(INTERACTIVE))
@@ -243,7 +243,7 @@ def test_switched_off_everything_goes() -> None:
     play(script, config=AdmissionConfig(mode="off"))
 
 
-def test_misses_make_it_careful() -> None:
+def test_misses_increase_the_margin() -> None:
     async def script(scene: Scene) -> None:
         scene.cluster.optimism = 1.6  # everything takes longer than predicted
         before = scene.admission.status()["standard"]["ttft_margin"]
@@ -262,7 +262,7 @@ def test_misses_make_it_careful() -> None:
     play(script, classes=(SHORT,))
 
 
-def test_margins_do_not_make_slow_hardware_refuse() -> None:
+def test_margins_do_not_refuse_requests_on_slow_hardware() -> None:
     async def script(scene: Scene) -> None:
         for _ in range(200):  # nothing but misses of a target that cannot be kept
             placement = await scene.admission.admit(scene.record(slow))

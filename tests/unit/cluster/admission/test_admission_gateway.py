@@ -124,7 +124,7 @@ async def test_all_sequences_of_a_refused_request_are_rejected(scene: Scene) -> 
     assert scene.router.num_failed == 0
 
 
-async def test_one_that_waited_says_so_in_its_timeline(scene: Scene) -> None:
+async def test_the_timeline_shows_the_admission_wait(scene: Scene) -> None:
     async with await scene.start() as http:
         placement = await scene.admission.admit(record := scene.record())
         scene.chooser.ttft_ms = 4000.0
@@ -146,7 +146,7 @@ async def test_one_that_waited_says_so_in_its_timeline(scene: Scene) -> None:
     assert scene.value("baton_admission_queued", slo_class="standard") == 0
 
 
-async def test_no_place_is_left_over(scene: Scene) -> None:
+async def test_no_admission_slot_leaks(scene: Scene) -> None:
     async with await scene.start() as http:
         for _ in range(40):  # workers fail now and then; other attempts follow
             await http.post("/v1/completions", json=COMPLETION)

@@ -19,7 +19,7 @@ LOW = SloClass("low", ttft_s=9.0, tpot_s=0.5, percentile=95.0, priority=1, queue
 SHORT_OF_TIME = SloClass("short", ttft_s=9.0, tpot_s=0.5, percentile=95.0, priority=2, queue_deadline_s=0.0)
 
 
-def test_who_is_late_and_has_no_room_blocks_nobody_who_has_some() -> None:
+def test_a_late_request_without_room_does_not_block_others() -> None:
     """Regression: while too long prompts of a strict class waited, a lower class was refused on idle workers."""
 
     async def script(scene: Scene) -> None:
@@ -39,7 +39,7 @@ def test_who_is_late_and_has_no_room_blocks_nobody_who_has_some() -> None:
     play(script, classes=(BRIEF, SHORT_OF_TIME, USUAL))
 
 
-def test_nobody_overtakes_while_a_higher_class_finds_no_room() -> None:
+def test_no_request_overtakes_a_higher_class_without_room() -> None:
     async def script(scene: Scene) -> None:
         scene.ask(BRIEF)
         scene.cluster.fall_behind(2.0)
@@ -53,7 +53,7 @@ def test_nobody_overtakes_while_a_higher_class_finds_no_room() -> None:
     play(script, classes=(BRIEF, QUICK, LOW))
 
 
-def test_patience_ends_for_those_who_are_overtaken() -> None:
+def test_overtaking_ends_when_patience_runs_out() -> None:
     async def script(scene: Scene) -> None:
         scene.ask(BRIEF)
         scene.cluster.fall_behind(2.0)
@@ -75,7 +75,7 @@ async def refused(scene: Scene, slo: SloClass) -> OverloadedError:
     return raised.value
 
 
-def test_who_would_have_room_but_for_others_hears_how_long_they_will_wait() -> None:
+def test_a_request_blocked_by_others_is_told_how_long_they_wait() -> None:
     async def script(scene: Scene) -> None:
         scene.ask(PATIENT)
         scene.cluster.fall_behind(4.0)

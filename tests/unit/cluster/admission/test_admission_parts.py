@@ -35,7 +35,7 @@ def decision(ttft_ms: float, tpot_ms: float, *, idle_ttft_ms: float = 1.0, idle_
 @given(
     milliseconds, milliseconds, milliseconds, st.floats(1, tuning.LARGEST_MARGIN), st.floats(1, tuning.LARGEST_MARGIN)
 )
-def test_what_an_idle_cluster_would_take_has_room(
+def test_a_request_that_fits_an_idle_cluster_has_room(
     idle_ttft_ms: float, idle_tpot_ms: float, elapsed_ms: float, ttft_factor: float, tpot_factor: float
 ) -> None:
     idle = decision(elapsed_ms + idle_ttft_ms, idle_tpot_ms, idle_ttft_ms=idle_ttft_ms, idle_tpot_ms=idle_tpot_ms)
@@ -56,7 +56,7 @@ def test_what_an_idle_cluster_would_take_has_room(
         (1001, 51, inf, 9, Shortage.PREFILL),
     ],
 )
-def test_room_is_what_keeps_both_targets(ttft_ms, tpot_ms, residents_ms, max_tokens, shortage) -> None:
+def test_room_requires_meeting_both_targets(ttft_ms, tpot_ms, residents_ms, max_tokens, shortage) -> None:
     check = check_room(
         decision(ttft_ms, tpot_ms),
         INTERACTIVE,
@@ -69,14 +69,14 @@ def test_room_is_what_keeps_both_targets(ttft_ms, tpot_ms, residents_ms, max_tok
     assert check.shortage is shortage
 
 
-def test_a_margin_is_kept_of_what_is_left_and_not_of_what_is_over() -> None:
+def test_a_margin_applies_to_the_remaining_and_not_the_elapsed_time() -> None:
     half = Factors(ttft=2.0)
     late = check_room(decision(799, 1), INTERACTIVE, 600.0, 0.5, half, max_tokens=9)
     assert late.shortage is None  # 600 + 400 / 2 = 800
     assert check_room(decision(801, 1), INTERACTIVE, 600.0, 0.5, half, max_tokens=9).shortage is Shortage.PREFILL
 
 
-def test_a_lost_target_gives_way_to_what_is_possible() -> None:
+def test_a_lost_target_is_replaced_by_what_is_possible() -> None:
     late = check_room(decision(5140, 1, idle_ttft_ms=100), INTERACTIVE, 5000.0, 0.5, NO_MARGIN, max_tokens=9)
     assert late.shortage is None
     assert late.is_lost
@@ -91,12 +91,14 @@ def test_a_lost_target_gives_way_to_what_is_possible() -> None:
     [(1034, 990, False), (1600, 990, True), (1034, 300, True), (900, 300, False), (1700, 1100, False)],
     ids=["hardly waits", "waits long", "time to spare", "in time", "lost"],
 )
-def test_who_is_late_by_itself_shows_no_crowd(ttft_ms: float, idle_ttft_ms: float, shows_crowd: bool) -> None:
+def test_a_request_that_is_late_even_alone_shows_no_crowd(
+    ttft_ms: float, idle_ttft_ms: float, shows_crowd: bool
+) -> None:
     check = check_room(decision(ttft_ms, 1, idle_ttft_ms=idle_ttft_ms), INTERACTIVE, 0.0, 0.5, NO_MARGIN, max_tokens=9)
     assert check.shows_crowd is shows_crowd
 
 
-def test_a_lost_request_needs_no_margin_of_a_promise_that_is_broken() -> None:
+def test_a_lost_request_needs_no_margin() -> None:
     """Regression: with a margin, a dozen requests waited for a worker that could have met their TPOT target."""
     double = Factors(ttft=2.0, tpot=2.0)
     in_time = check_room(decision(100, 40), INTERACTIVE, 0.0, 0.5, double, max_tokens=9)
@@ -109,7 +111,7 @@ def test_a_lost_request_needs_no_margin_of_a_promise_that_is_broken() -> None:
 
 
 @pytest.mark.parametrize(("elapsed_ms", "learns"), [(0.0, True), (5000.0, False)], ids=["in time", "lost"])
-def test_margins_learn_from_those_who_could_keep_their_targets(elapsed_ms: float, learns: bool) -> None:
+def test_margins_learn_only_from_requests_that_could_meet_their_targets(elapsed_ms: float, learns: bool) -> None:
     work = AdmittedWork([INTERACTIVE])
     timeline = Timeline("r1")
     for at_s, event in ((0.0, Event.RECEIVED), (6.0, Event.FIRST_TOKEN), (7.0, Event.FINISHED)):
@@ -128,7 +130,7 @@ def test_margins_learn_from_those_who_could_keep_their_targets(elapsed_ms: float
     assert (after.tpot > before.tpot, after.ttft > before.ttft) == (learns, learns)
 
 
-def test_who_is_lost_has_no_room_while_others_find_none() -> None:
+def test_a_lost_request_has_no_room_in_a_crowd() -> None:
     lost = decision(1200, 1, idle_ttft_ms=1100)  # beyond a second, even alone
     assert check_room(lost, INTERACTIVE, 0.0, 0.5, NO_MARGIN, max_tokens=9).shortage is None
     crowded = check_room(lost, INTERACTIVE, 0.0, 0.5, NO_MARGIN, max_tokens=9, is_crowded=True)
@@ -161,7 +163,7 @@ def test_who_is_lost_has_no_room_while_others_find_none() -> None:
         (1300, 1200, 1.0, True, "and requests that can meet their targets leave no capacity"),
     ],
 )
-def test_who_is_refused_is_told_what_its_prediction_was_compared_with(
+def test_a_refusal_states_what_the_prediction_was_compared_with(
     ttft_ms, idle_ttft_ms, factor, is_crowded, told
 ) -> None:
     busy = decision(ttft_ms, 1, idle_ttft_ms=idle_ttft_ms)
@@ -172,7 +174,7 @@ def test_who_is_refused_is_told_what_its_prediction_was_compared_with(
 
 
 @given(milliseconds, milliseconds, st.floats(0, 1000), st.floats(1, tuning.LARGEST_MARGIN))
-def test_a_target_that_can_be_kept_is_never_given_up(
+def test_an_achievable_target_is_never_given_up(
     ttft_ms: float, idle_ttft_ms: float, elapsed_ms: float, factor: float
 ) -> None:
     busy = decision(elapsed_ms + ttft_ms, 1, idle_ttft_ms=idle_ttft_ms)
@@ -183,7 +185,7 @@ def test_a_target_that_can_be_kept_is_never_given_up(
 
 @pytest.mark.parametrize("percentile", [80.0, 95.0, 99.0])
 @pytest.mark.parametrize("sd", [0.05, 0.3])
-def test_a_margin_settles_where_the_wanted_share_is_kept(percentile: float, sd: float) -> None:
+def test_a_margin_converges_to_the_wanted_share(percentile: float, sd: float) -> None:
     """Predictions are too low in the median, and every admitted request is predicted at its limit."""
     rng = random.Random(1)
     margin = SafetyMargin(1 - percentile / 100)
@@ -199,7 +201,7 @@ def test_a_margin_settles_where_the_wanted_share_is_kept(percentile: float, sd: 
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_class_keeps_its_promise_over_no_more_than_some_hundred_requests(seed: int) -> None:
+def test_a_class_meets_its_share_within_some_hundred_requests(seed: int) -> None:
     """The target holds over short runs too, because the margin aims a little above it."""
     rng = random.Random(seed)
     margins = ClassMargins(SloClass("c", 1, 1, 95.0, 0, 0))
@@ -212,7 +214,7 @@ def test_a_class_keeps_its_promise_over_no_more_than_some_hundred_requests(seed:
     assert sum(kept[500:]) / len(kept[500:]) >= 0.95
 
 
-def test_a_margin_is_bounded_and_a_crowd_of_late_misses_is_one_lesson() -> None:
+def test_a_margin_is_bounded_and_simultaneous_misses_count_once() -> None:
     margin = SafetyMargin(0.025)
     first = margin.factor
     for _ in range(1000):
@@ -226,14 +228,14 @@ def test_a_margin_is_bounded_and_a_crowd_of_late_misses_is_one_lesson() -> None:
     assert margin.factor == 1.0
 
 
-def test_a_stricter_percentile_begins_with_more_margin() -> None:
+def test_a_stricter_percentile_starts_with_more_margin() -> None:
     def first(percentile: float) -> float:
         return ClassMargins(SloClass("c", 1, 1, percentile, 0, 0)).factors.ttft
 
     assert 1 < first(50) < first(95) < first(99) <= first(100)
 
 
-def test_waits_follow_from_what_is_under_way() -> None:
+def test_waits_are_predicted_from_running_work() -> None:
     work = WorkInProgress(num_prompts=20, num_sequences=50)
     assert work.leave_per_s(Shortage.PREFILL, wait_ms=2000, tpot_ms=50, max_tokens=100) == pytest.approx(10)
     for _ in range(500):
@@ -247,7 +249,7 @@ def test_waits_follow_from_what_is_under_way() -> None:
 PAYS = BatchingView(slack_ms=500, gap_ms=1, fixed_ms=20, own_ms=2, room_tokens=480, prompt_tokens=32)
 
 
-def test_gathering_pays_for_short_prompts_that_come_fast() -> None:
+def test_batching_pays_for_short_prompts_at_a_high_rate() -> None:
     assert 1 <= batching_delay_ms(PAYS) <= tuning.LONGEST_DELAY_MS
 
 
@@ -263,7 +265,7 @@ def test_gathering_pays_for_short_prompts_that_come_fast() -> None:
         {"idle_workers": 1},
     ],
 )
-def test_and_else_it_does_not(change: dict[str, float]) -> None:
+def test_batching_is_off_when_it_does_not_pay(change: dict[str, float]) -> None:
     view = BatchingView(**{**{name: getattr(PAYS, name) for name in PAYS.__slots__}, **change})
     assert batching_delay_ms(view) == 0.0
 
@@ -276,7 +278,7 @@ def test_and_else_it_does_not(change: dict[str, float]) -> None:
     st.integers(-100, 4000),
     st.integers(1, 4000),
 )
-def test_gathering_never_costs_more_than_it_gains(slack, gap, fixed, own, room, tokens) -> None:
+def test_batching_never_costs_more_than_it_gains(slack, gap, fixed, own, room, tokens) -> None:
     hold = batching_delay_ms(BatchingView(slack, gap, fixed, own, room, tokens))
     assert 0 <= hold <= tuning.LONGEST_DELAY_MS
     if hold:
@@ -285,7 +287,7 @@ def test_gathering_never_costs_more_than_it_gains(slack, gap, fixed, own, room, 
         assert hold >= gap
 
 
-def test_gaps_follow_bursts_and_forget_them() -> None:
+def test_gaps_track_bursts_and_forget_them() -> None:
     gaps = ArrivalGaps()
     for number in range(20):
         gaps.observe(number * 0.001)
@@ -298,7 +300,7 @@ def nobody_computes(worker_id: str) -> bool:
     return False
 
 
-def test_the_gatherer_asks_the_latency_model() -> None:
+def test_the_batching_view_comes_from_the_latency_model() -> None:
     model = LatencyModel()
     model.add_worker("p", WorkerTraits(("prefill",), 512), prior=(20.0, 0.02, 1e-6, 0.1, 1e-4, 0.1))
     batching_delay = BatchingDelay(model, lambda: {"p": 512})

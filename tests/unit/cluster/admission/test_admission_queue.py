@@ -36,7 +36,7 @@ def test_the_more_urgent_class_goes_first_and_the_lower_one_gets_its_share() -> 
     play(script, classes=(PATIENT, MODEST))
 
 
-def test_without_a_share_the_lower_class_waits_for_ever() -> None:
+def test_without_a_share_the_lower_class_starves() -> None:
     async def script(scene: Scene) -> None:
         await fill(scene, PATIENT)
         low = [scene.ask(MODEST) for _ in range(5)]
@@ -72,7 +72,7 @@ def test_a_full_queue_drops_the_least_urgent() -> None:
     play(script, classes=(PATIENT, MODEST), config=AdmissionConfig(max_queued=3))
 
 
-def test_who_leaves_while_waiting_leaves_no_trace() -> None:
+def test_a_request_cancelled_while_waiting_leaves_nothing() -> None:
     async def script(scene: Scene) -> None:
         tasks = await fill(scene, STANDARD)
         record, task = scene.ask(STANDARD)
@@ -88,7 +88,7 @@ def test_who_leaves_while_waiting_leaves_no_trace() -> None:
     play(script)
 
 
-def test_who_leaves_in_the_moment_of_its_turn_gives_its_place_back() -> None:
+def test_a_request_cancelled_when_admitted_frees_its_slot() -> None:
     async def script(scene: Scene) -> None:
         await fill(scene, STANDARD)
         record, task = scene.ask(STANDARD)
@@ -110,7 +110,7 @@ def test_who_leaves_in_the_moment_of_its_turn_gives_its_place_back() -> None:
     play(script)
 
 
-def test_no_workers_is_a_pause_and_then_an_error() -> None:
+def test_without_workers_the_queue_pauses_and_then_fails() -> None:
     async def script(scene: Scene) -> None:
         scene.cluster.has_workers = False
         _, early = scene.ask(INTERACTIVE)
@@ -126,7 +126,7 @@ def test_no_workers_is_a_pause_and_then_an_error() -> None:
     play(script)
 
 
-def test_those_in_the_queue_wait_for_workers_no_longer_than_others() -> None:
+def test_queued_requests_wait_for_workers_no_longer_than_others() -> None:
     async def script(scene: Scene) -> None:
         await fill(scene, PATIENT)
         _, early = scene.ask(PATIENT)
@@ -149,7 +149,7 @@ def test_those_in_the_queue_wait_for_workers_no_longer_than_others() -> None:
     play(script, classes=(PATIENT,))
 
 
-def test_an_attempt_after_a_failure_is_no_second_wait() -> None:
+def test_a_retry_does_not_wait_in_the_queue_again() -> None:
     async def script(scene: Scene) -> None:
         record = scene.record(INTERACTIVE)
         (await scene.admission.admit(record)).release()
@@ -165,7 +165,7 @@ def test_an_attempt_after_a_failure_is_no_second_wait() -> None:
     play(script)
 
 
-def test_another_attempt_is_not_asked_again() -> None:
+def test_a_retry_is_not_admitted_again() -> None:
     async def script(scene: Scene) -> None:
         await fill(scene, INTERACTIVE)
         record = scene.record(INTERACTIVE)
@@ -175,7 +175,7 @@ def test_another_attempt_is_not_asked_again() -> None:
     play(script)
 
 
-def test_the_end_tells_everybody() -> None:
+def test_closing_fails_all_waiting_requests() -> None:
     async def script(scene: Scene) -> None:
         await fill(scene, STANDARD)
         waiting = [scene.ask(STANDARD)[1] for _ in range(5)]
@@ -190,7 +190,7 @@ def test_the_end_tells_everybody() -> None:
     play(script)
 
 
-def test_the_end_is_counted_for_those_too_who_wait_for_workers() -> None:
+def test_closing_also_counts_requests_waiting_for_workers() -> None:
     async def script(scene: Scene) -> None:
         scene.cluster.has_workers = False
         _, task = scene.ask(INTERACTIVE)
@@ -203,7 +203,7 @@ def test_the_end_is_counted_for_those_too_who_wait_for_workers() -> None:
     play(script)
 
 
-def test_a_burst_of_pokes_is_one_look() -> None:
+def test_a_burst_of_wakeups_causes_one_pass() -> None:
     async def script(scene: Scene) -> None:
         await fill(scene, STANDARD)
         scene.ask(STANDARD)
@@ -230,7 +230,7 @@ class OneStep(BatchingDelay):
         return 5.0
 
 
-def test_those_that_gather_go_together_and_in_order() -> None:
+def test_batched_requests_go_together_and_in_order() -> None:
     async def script(scene: Scene) -> None:
         scene.admission._batching_delay = OneStep()
         asked = []
@@ -247,7 +247,7 @@ def test_those_that_gather_go_together_and_in_order() -> None:
     play(script)
 
 
-def test_who_gathers_and_finds_no_room_then_is_refused_once() -> None:
+def test_a_batched_request_without_room_is_refused_once() -> None:
     async def script(scene: Scene) -> None:
         await scene.admission.admit(scene.record(STANDARD))  # an idle cluster takes everything
         scene.admission._batching_delay = OneStep()
@@ -261,7 +261,7 @@ def test_who_gathers_and_finds_no_room_then_is_refused_once() -> None:
     play(script)
 
 
-def test_who_gathers_while_workers_leave_waits_for_them() -> None:
+def test_a_batched_request_waits_for_workers_that_leave() -> None:
     async def script(scene: Scene) -> None:
         scene.admission._batching_delay = OneStep()
         for returns in (True, False):
@@ -281,7 +281,7 @@ def test_who_gathers_while_workers_leave_waits_for_them() -> None:
     play(script)
 
 
-def test_only_prefill_workers_with_prompts_are_busy_to_those_that_gather() -> None:
+def test_only_prefill_workers_with_prompts_count_as_busy_for_batching() -> None:
     busy = []
 
     class QueuedRequest(OneStep):
@@ -309,7 +309,7 @@ def test_only_prefill_workers_with_prompts_are_busy_to_those_that_gather() -> No
     play(script)
 
 
-def test_no_wait_is_longer_than_the_request_may_take() -> None:
+def test_no_wait_exceeds_the_deadline_of_the_request() -> None:
     async def script(scene: Scene) -> None:
         await fill(scene, PATIENT)
         record = scene.record(PATIENT, timeout_s=20.0)
@@ -326,7 +326,7 @@ def test_no_wait_is_longer_than_the_request_may_take() -> None:
     play(script, classes=(PATIENT,), worker_wait_s=600.0)
 
 
-def test_what_a_refused_request_is_told_counts_its_own_time_too() -> None:
+def test_the_stated_limit_of_a_refusal_includes_the_timeout_of_the_request() -> None:
     async def script(scene: Scene) -> None:
         await fill(scene, PATIENT)
         scene.cluster.fall_behind(30.0)

@@ -21,7 +21,7 @@ def ticket(lane: str, deadline_s: float, *, expires_s: float = 1e6, patience_s: 
 
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(PRIORITIES)), st.integers(0, 20)), max_size=60), st.floats(0, 100))
-def test_it_agrees_with_sorting_everybody(places: list[tuple[str, int]], now_s: float) -> None:
+def test_the_order_matches_a_full_sort(places: list[tuple[str, int]], now_s: float) -> None:
     line: AdmissionQueue[str] = AdmissionQueue(0.05)
     tickets = [ticket(lane, float(deadline), patience_s=15.0) for lane, deadline in places]
     for one in tickets:
@@ -41,7 +41,7 @@ def test_it_agrees_with_sorting_everybody(places: list[tuple[str, int]], now_s: 
     assert line.next_expiry_s() is None
 
 
-def test_those_of_one_lane_with_equal_deadlines_keep_their_order() -> None:
+def test_requests_of_one_lane_with_equal_deadlines_keep_their_order() -> None:
     line: AdmissionQueue[str] = AdmissionQueue(0.0)
     first, second = ticket("low", 1.0), ticket("low", 1.0)
     line.add(first)
@@ -51,7 +51,7 @@ def test_those_of_one_lane_with_equal_deadlines_keep_their_order() -> None:
     assert line.head(0.0) is second
 
 
-def test_expiry_is_found_wherever_it_stands() -> None:
+def test_expired_requests_are_found_at_any_position() -> None:
     line: AdmissionQueue[str] = AdmissionQueue(0.0)
     line.add(ticket("low", 1.0, expires_s=9.0))
     line.add(late := ticket("low", 2.0, expires_s=5.0))
@@ -61,7 +61,7 @@ def test_expiry_is_found_wherever_it_stands() -> None:
     assert line.next_expiry_s() == 9.0
 
 
-def test_who_left_does_not_fill_memory() -> None:
+def test_cancelled_requests_do_not_accumulate_in_memory() -> None:
     line: AdmissionQueue[str] = AdmissionQueue(0.0)
     for _ in range(10_000):
         one = ticket("low", 1.0)
@@ -70,7 +70,7 @@ def test_who_left_does_not_fill_memory() -> None:
     assert len(line._expiries) < 100
 
 
-def test_a_share_comes_due_after_so_many_of_higher_priority() -> None:
+def test_a_share_is_due_after_enough_requests_of_higher_priority() -> None:
     line: AdmissionQueue[str] = AdmissionQueue(0.1)
     line.add(waiting := ticket("low", 1.0))
     line.add(ticket("low", 2.0))
@@ -88,7 +88,7 @@ def test_a_share_comes_due_after_so_many_of_higher_priority() -> None:
 
 
 @pytest.mark.parametrize("lane", ["high", "middle"])
-def test_equal_and_higher_priorities_are_owed_nothing(lane: str) -> None:
+def test_equal_and_higher_priorities_have_no_share(lane: str) -> None:
     line: AdmissionQueue[str] = AdmissionQueue(0.25)
     line.add(ticket(lane, 1.0))
     for _ in range(100):
@@ -96,7 +96,7 @@ def test_equal_and_higher_priorities_are_owed_nothing(lane: str) -> None:
     assert line.owed() is None
 
 
-def test_patience_lifts_the_late() -> None:
+def test_late_requests_gain_priority() -> None:
     line: AdmissionQueue[str] = AdmissionQueue(0.0)
     line.add(old := ticket("low", 0.0, patience_s=10.0))
     line.add(new := ticket("middle", 100.0, patience_s=10.0))

@@ -42,7 +42,7 @@ factors = st.builds(Factors, st.floats(1, tuning.LARGEST_MARGIN), st.floats(1, t
     margins=factors,
     residents_ms=st.dictionaries(st.sampled_from(["decode-0", "decode-1"]), st.sampled_from([5.0, 15.0, 50.0])),
 )
-def test_a_route_has_room_exactly_when_the_check_of_it_finds_no_shortage(
+def test_a_route_has_room_exactly_when_the_check_finds_no_shortage(
     prefill: Sequence[WorkerSnapshot],
     decode: Sequence[WorkerSnapshot],
     request: RoutingRequest,
@@ -163,13 +163,13 @@ async def test_an_idle_cluster_gives_the_preferred_workers() -> None:
     assert (prefill_id(placement), placement.decode.info.worker_id) == ("prefill-1", "decode-1")
 
 
-async def test_whose_turn_would_be_late_takes_a_route_that_is_in_time() -> None:
+async def test_if_the_next_worker_in_turn_is_late_a_timely_route_is_taken() -> None:
     cluster = Cluster(IN_TURN)
     cluster.occupy(4000)  # two seconds of prompts, and a target of one
     assert prefill_id(await cluster.admit()) == "prefill-2"
 
 
-async def test_whose_best_score_would_be_late_takes_a_route_that_is_in_time() -> None:
+async def test_if_the_best_score_is_late_a_timely_route_is_taken() -> None:
     """What the first worker holds of the prompt is worth more than the wait there costs, but for the target."""
     cluster = Cluster({}, Index())
     cluster.occupy(1750)  # cached prompts, or else 875 ms of them
@@ -179,7 +179,7 @@ async def test_whose_best_score_would_be_late_takes_a_route_that_is_in_time() ->
     assert prefill_id(await cluster.admit(1400)) == "prefill-2"
 
 
-async def test_without_room_anywhere_it_is_refused_as_ever() -> None:
+async def test_without_room_on_any_route_the_request_is_refused() -> None:
     cluster = Cluster(IN_TURN)
     for first in (1, 2):
         cluster.occupy(4000, first=first)
@@ -191,14 +191,16 @@ async def test_without_room_anywhere_it_is_refused_as_ever() -> None:
 @pytest.mark.parametrize(
     ("info", "occupied"), [({"max_num_seqs": 2}, {"num_tokens": 1}), ({"kv_blocks": 20}, {"num_tokens": 200})]
 )
-async def test_whose_turn_has_no_seat_takes_another(info: dict[str, int], occupied: dict[str, int]) -> None:
+async def test_if_the_next_worker_in_turn_has_no_slot_another_is_taken(
+    info: dict[str, int], occupied: dict[str, int]
+) -> None:
     """No place in a step, or a cache of 320 tokens in which there is room for the prompt, but not for the answer."""
     cluster = Cluster(IN_TURN, **info)
     cluster.occupy(**occupied, computed=True)
     assert (await cluster.admit()).decode.info.worker_id == "decode-2"
 
 
-async def test_a_single_token_needs_no_room_for_the_usual_answer() -> None:
+async def test_a_single_token_needs_no_room_for_a_typical_answer() -> None:
     cluster = Cluster(IN_TURN, kv_blocks=25)
     cluster.occupy(200, computed=True)
     assert (await cluster.admit(max_tokens=1)).decode.info.worker_id == "decode-1"

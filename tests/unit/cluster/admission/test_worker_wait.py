@@ -41,7 +41,7 @@ class LookingDispatcher(Dispatcher):
 @pytest.mark.parametrize(
     ("worker_wait_s", "timeout_s", "error"), [(WAIT_S, 60.0, NoWorkerError), (60.0, WAIT_S, DeadlineError)]
 )
-def test_a_wait_ends_when_its_timer_fires_early_by_the_resolution_of_the_clock(
+def test_a_wait_ends_when_its_timer_fires_early_by_the_clock_resolution(
     worker_wait_s: float, timeout_s: float, error: type[BatonError]
 ) -> None:
     """Others have work to do, so that no time passes between that timer and the moment for which it was set."""

@@ -23,17 +23,17 @@ def told(*arguments, **options) -> str:
     return "\n".join(advice_texts(ask(*arguments, **options)))
 
 
-def test_without_enough_traffic_it_says_so():
+def test_without_enough_traffic_the_advice_says_so():
     assert "not enough traffic yet" in told(demand(5, seen=20))
     assert "no requests have arrived recently" in told(demand(0))
 
 
-def test_without_measured_costs_it_says_so():
+def test_without_measured_costs_the_advice_says_so():
     unmeasured = FormulaCosts(is_measured=False)
     assert "enough steps of decode workers" in told(demand(5), decode_costs=unmeasured)
 
 
-def test_long_prompts_want_more_prefill_and_long_answers_more_decode():
+def test_long_prompts_favour_prefill_and_long_answers_favour_decode():
     prompts, answers = ask(demand(5, prompt=3000, output=20)), ask(demand(5, prompt=100, output=1000))
     assert prompts.best.prefill > 4 > answers.best.prefill
     for advice in (prompts, answers):
@@ -41,14 +41,14 @@ def test_long_prompts_want_more_prefill_and_long_answers_more_decode():
         assert advice.best.capacity > advice.now.capacity
 
 
-def test_what_cannot_be_bettered_is_kept():
+def test_an_optimal_split_is_kept():
     better = ask(demand(5, prompt=3000, output=20)).best
     again = ask(demand(5, prompt=3000, output=20).with_local_share(better.local_share), better.prefill, better.decode)
     assert again.best == again.now
     assert "Ratio: keep" in advice_texts(again)[0]
 
 
-def test_the_advised_capacity_is_one_that_both_pools_keep():
+def test_both_pools_sustain_the_advised_capacity():
     from cluster.autoscaling.decode_capacity import decode_forecast
     from cluster.autoscaling.prefill_capacity import prefill_forecast
 
@@ -60,7 +60,7 @@ def test_the_advised_capacity_is_one_that_both_pools_keep():
         assert (found and decode_forecast(scaled, COSTS, best.decode).keeps) == keeps
 
 
-def test_the_order_of_the_classes_is_no_matter():
+def test_the_order_of_classes_does_not_matter():
     short, long = (
         demand(rate, prompt, output, slo).classes[0]
         for rate, prompt, output, slo in ((20, 100, 50, STANDARD), (2, 3000, 50, replace(STANDARD, name="other")))
@@ -70,18 +70,18 @@ def test_the_order_of_the_classes_is_no_matter():
     assert first.best == second.best
 
 
-def test_prompts_stay_away_from_decode_steps_where_that_costs_next_to_nothing():
+def test_prompts_avoid_decode_steps_at_little_cost():
     """Half of the prompts on four decode workers would carry 2 % more."""
     assert ask(demand(5, prompt=3000, output=20)).best.local_share == 0
 
 
-def test_it_says_when_disaggregation_hurts():
+def test_the_advice_says_when_disaggregation_hurts():
     """Two workers, of which one would have next to nothing to do."""
     text = told(demand(1, prompt=20, output=800), prefill=1, decode=1)
     assert "Disaggregation hurts this workload: 2 aggregated workers" in text
 
 
-def test_it_says_when_disaggregation_pays():
+def test_the_advice_says_when_disaggregation_pays():
     """Decoding within 20 ms a token does not bear many prompts in between."""
     text = told(demand(200, slo=replace(INTERACTIVE, tpot_s=0.02)), prefill=34, decode=30)
     assert "Disaggregation pays" in text
@@ -95,7 +95,7 @@ def test_it_says_when_disaggregation_pays():
         (FormulaCosts(rounds=1.2, per_sequence=4.0), "it costs more than it saves"),
     ],
 )
-def test_speculation_is_judged_at_the_present_batch(costs, words):
+def test_speculation_is_judged_at_the_current_batch(costs, words):
     class Dear(FormulaCosts):
         """Drafts that cost more than the steps they save."""
 
@@ -108,6 +108,6 @@ def test_speculation_is_judged_at_the_present_batch(costs, words):
     assert ("it pays" in text) == (costs.rounds == 2.0)
 
 
-def test_it_is_json():
+def test_the_advice_serializes():
     advice = ask(demand(5))
     assert json.loads(json.dumps(advice.to_dict()))["now"]["prefill"] == 4

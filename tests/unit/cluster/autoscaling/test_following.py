@@ -17,7 +17,7 @@ LIMITS = limits(calm_s=30.0)
     [(Load(15, 1000, 200), Load(60, 1000, 200)), (Load(30, 2000, 100), Load(30, 500, 400))],
     ids=["4x the load", "4x the prompts, then 4x the answers"],
 )
-def test_swings_are_followed_at_little_more_than_an_oracle_s_workers(first, second):
+def test_swings_are_followed_with_few_more_workers_than_an_oracle(first, second):
     cluster = FluidCluster(LIMITS, {PREFILL: 9, DECODE: 9})
     cluster.run(3 * SWING_S, lambda now_s: first if now_s % (2 * SWING_S) < SWING_S else second)
     assert cluster.attainment(lambda at_s: at_s % SWING_S >= 60) >= 0.95
@@ -32,7 +32,7 @@ def test_a_constant_load_settles_and_stays():
     assert cluster.attainment(lambda at_s: at_s > 60) >= 0.95
 
 
-def test_without_requests_both_pools_end_at_their_minimum():
+def test_without_requests_both_pools_shrink_to_their_minimum():
     cluster = FluidCluster(LIMITS, {PREFILL: 4, DECODE: 4})
     cluster.run(120, lambda now_s: Load(30, 1000, 200))
     cluster.run(600, lambda now_s: Load(0, 1000, 200))

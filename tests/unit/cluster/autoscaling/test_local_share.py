@@ -35,20 +35,20 @@ def needed(of, share):
     return prefill.workers, decode.workers
 
 
-def test_the_share_is_that_with_the_fewest_workers():
+def test_the_local_share_minimizes_the_number_of_workers():
     of = asked(10, prompt=4000)
     sums = {share: sum(needed(of, share)) for share in SHARES}
     found = with_best_share(observe(0.0, of), LIMITS).local_share
     assert sums[found] == min(sums.values()) < min(sums[0.0], sums[1.0])
 
 
-def test_where_the_router_computes_none_on_decode_workers_none_are_expected_there():
+def test_without_local_prefill_in_the_router_none_is_planned():
     assert with_best_share(observe(0.0, asked(seen_share=0.01)), LIMITS).local_share == 0.0
     never = plan(observe(0.0, asked(seen_share=0.0)), LIMITS, AutoscalerState())
     assert tuple(pool.target for pool in never.pools.values()) == needed(asked(), 0.0)
 
 
-def test_pools_that_keep_the_targets_one_way_are_not_started_anew_for_another_way():
+def test_pools_that_meet_the_targets_are_not_rebuilt_for_another_share():
     apart, together = needed(asked(), 0.0), needed(asked(), 1.0)
     assert together[DECODE == "decode"] > apart[1]
     for prefill, decode in (apart, together):
@@ -57,7 +57,7 @@ def test_pools_that_keep_the_targets_one_way_are_not_started_anew_for_another_wa
 
 
 @pytest.mark.parametrize("rate", [6.0, 7.0])
-def test_prompts_that_would_be_late_at_a_prefill_worker_go_to_decode_workers(rate):
+def test_prompts_that_would_be_late_on_prefill_go_to_decode(rate):
     """One that is busy for more than half of the time is late with a long prompt now and then."""
     of = demand(rate, 1000.0, 50.0, replace(STANDARD, ttft_s=0.2))
     alone, spilling = (prefill_forecast(of, COSTS, 1, spills=spills) for spills in (False, True))
@@ -68,7 +68,7 @@ def test_prompts_that_would_be_late_at_a_prefill_worker_go_to_decode_workers(rat
     assert spilling.lowest_attainment == 1.0
 
 
-def test_a_prefill_worker_that_is_busy_nearly_always_spills_too_much():
+def test_a_nearly_saturated_prefill_worker_spills_too_much():
     of = demand(8.2, 1000.0, 50.0, replace(STANDARD, ttft_s=0.2))
     alone, spilling = (prefill_forecast(of, COSTS, 1, spills=spills) for spills in (False, True))
     assert alone == spilling
@@ -76,7 +76,7 @@ def test_a_prefill_worker_that_is_busy_nearly_always_spills_too_much():
     assert not alone.keeps
 
 
-def test_decode_workers_are_left_no_more_prompts_than_prefill_workers_cannot_take():
+def test_decode_workers_get_only_prompts_beyond_the_prefill_capacity():
     of = asked(24, prompt=2000)
     grown = of.scaled(1 + LIMITS.headroom)
     bounds = limits(headroom=LIMITS.headroom, pools={PREFILL: PoolLimits(2, 2), DECODE: PoolLimits(1, 64)})
@@ -88,7 +88,7 @@ def test_decode_workers_are_left_no_more_prompts_than_prefill_workers_cannot_tak
     assert keeps == [True, False]
 
 
-def test_spare_workers_of_both_pools_go_until_what_is_left_is_needed_together():
+def test_spare_workers_of_both_pools_are_removed_until_the_rest_is_needed():
     pools = Planned(LIMITS, prefill=12, decode=12)
     pools.run(900, asked())
     sizes = (pools.sizes[PREFILL], pools.sizes[DECODE])
@@ -98,14 +98,14 @@ def test_spare_workers_of_both_pools_go_until_what_is_left_is_needed_together():
     assert len(pools.changes) == settled
 
 
-def test_a_pool_set_by_hand_is_taken_as_it_is():
+def test_a_pool_of_manual_size_is_planned_as_it_is():
     observation = observe(0.0, asked(), 1, PoolCounts(2, 2, pinned=True))
     decided = plan(observation, LIMITS, AutoscalerState())
     assert decided.pools[DECODE].target == 2
     assert (decided.pools[PREFILL].target, 2) == needed(asked(), 0.5)
 
 
-def test_the_plan_tells_what_share_it_counts_on():
+def test_the_plan_states_its_local_share():
     shared, apart = (
         plan(observe(0.0, asked(seen_share=seen), 1, 3), LIMITS, AutoscalerState()).pools[PREFILL].texts
         for seen in (0.3, 0.0)
@@ -114,7 +114,7 @@ def test_the_plan_tells_what_share_it_counts_on():
     assert not any("computed by decode workers" in text for text in apart)
 
 
-def test_a_swing_is_followed_in_one_step_here_too():
+def test_a_swing_is_followed_in_one_step():
     pools = Planned(LIMITS)
     pools.run(120, asked(5))
     pools.step(asked(80))
@@ -125,7 +125,7 @@ def test_a_swing_is_followed_in_one_step_here_too():
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
-def test_prompts_on_decode_workers_have_their_targets_for_first_tokens(share):
+def test_prompts_on_decode_workers_have_ttft_targets(share):
     """Few long answers leave time for tokens, but not for a queue of long prompts."""
     hasty = replace(STANDARD, ttft_s=0.9, tpot_s=1.0)
     few = demand(2.0, 6000, 20, hasty).with_local_share(share)
@@ -138,14 +138,14 @@ def test_prompts_on_decode_workers_have_their_targets_for_first_tokens(share):
     assert decode_forecast(few, COSTS, 24).keeps
 
 
-def test_prompts_wait_for_the_steps_of_sequences_beside_them():
+def test_prompts_wait_for_the_steps_of_decoding_sequences():
     alone = demand(1.0, 8000, 2, replace(STANDARD, ttft_s=2.0)).with_local_share(1.0)
     beside = replace(alone, classes=(*alone.classes, *demand(20.0, 1, 400, replace(STANDARD, name="other")).classes))
     kept = [decode_forecast(of, COSTS, 2).attainment[STANDARD.name] for of in (alone, beside)]
     assert kept[1] < kept[0]
 
 
-def test_prompts_pay_for_a_step_only_where_nobody_decodes_in_it():
+def test_prompts_pay_for_a_step_only_without_decoding_sequences():
     """Prompts of 10 tokens take 9 ms alone, of which a step without tokens takes 8."""
     other = replace(STANDARD, name="other")
     prompts = demand(50.0, 10, 1, STANDARD).with_local_share(1.0)
@@ -162,7 +162,7 @@ def test_prompts_pay_for_a_step_only_where_nobody_decodes_in_it():
 
 
 @pytest.mark.parametrize("output", [2.0, 50.0])
-def test_more_than_all_allowed_workers_bear_gets_all_of_them(output):
+def test_more_load_than_the_maximum_uses_all_allowed_workers(output):
     """The way with the fewest workers to start is no answer where no way keeps the targets."""
     bounds = limits(pools={PREFILL: PoolLimits(1, 8), DECODE: PoolLimits(1, 8)})
     overload = asked(2000.0, seen_share=1.0, output=output)
@@ -183,12 +183,12 @@ def test_answers_of_one_token_have_prompts_with_targets():
         assert (kept[STANDARD.name] > 0.9) == (prompts is few)
 
 
-def test_prompts_that_no_decode_worker_computes_in_time_are_told():
+def test_prompts_that_no_decode_worker_computes_in_time_are_reported():
     slow = demand(0.1, 60_000, 20, STANDARD).with_local_share(1.0)
     assert decode_forecast(slow, COSTS, 2).hopeless == (STANDARD.name,)
 
 
-def test_requests_that_end_at_once_do_not_make_room_for_long_ones():
+def test_short_requests_do_not_free_room_for_long_ones():
     """A cache of 20,000 tokens has ten seats for the long ones, however many short ones come in between."""
     costs = replace(COSTS, kv_tokens=20_000)
     long = demand(0.3, 1000, 1000, STANDARD)

@@ -38,7 +38,7 @@ def test_targets_never_leave_their_limits(rate, prompt, output, slo, prefill, de
         assert least <= pool.target <= least + more
 
 
-def test_what_the_load_asks_for_is_told_beyond_the_limits():
+def test_the_unlimited_demand_is_reported():
     """The alert about pools that are too small compares it with the workers that are ready."""
     bounds = limits(pools=dict.fromkeys(POOLS, PoolLimits(1, 3)))
     needed = decide(observe(0.0, demand(40))).pools[PREFILL].target
@@ -51,7 +51,7 @@ def test_what_the_load_asks_for_is_told_beyond_the_limits():
         assert "allows at most 3" in pool.texts[0]
 
 
-def test_a_pool_that_was_set_by_hand_too_small_says_so():
+def test_a_manual_size_that_is_too_small_is_reported():
     pinned = PoolCounts(2, 2, pinned=True)
     pool = decide(observe(0.0, demand(40), pinned, 8)).pools[PREFILL]
     assert (pool.target, pool.reason) == (2, Reason.PINNED)
@@ -60,7 +60,7 @@ def test_a_pool_that_was_set_by_hand_too_small_says_so():
 
 @settings(max_examples=60)
 @given(RATES, st.floats(1, 4), PROMPTS, OUTPUTS, CLASSES)
-def test_more_load_never_asks_for_fewer_workers(rate, factor, prompt, output, slo):
+def test_more_load_never_needs_fewer_workers(rate, factor, prompt, output, slo):
     less = decide(observe(0.0, demand(rate, prompt, output, slo)))
     more = decide(observe(0.0, demand(rate * factor, prompt, output, slo)))
     for name in POOLS:
@@ -87,7 +87,7 @@ def test_a_swing_is_followed_in_one_step(factor):
     ],
     ids=["longer prompts", "longer answers"],
 )
-def test_pools_move_independently(before, after, grows, stays):
+def test_pools_scale_independently(before, after, grows, stays):
     pools = Planned()
     pools.run(60, before)
     sizes = dict(pools.sizes)
@@ -96,7 +96,7 @@ def test_pools_move_independently(before, after, grows, stays):
     assert pools.sizes[stays] <= sizes[stays] + 1
 
 
-def test_it_goes_down_one_by_one_after_a_calm_period_and_never_gets_stuck_at_zero_load():
+def test_pools_shrink_one_by_one_after_a_calm_period_even_without_load():
     pools = Planned(prefill=6, decode=9)
     pools.run(55, demand(0))
     assert pools.changes == []
@@ -109,7 +109,7 @@ def test_it_goes_down_one_by_one_after_a_calm_period_and_never_gets_stuck_at_zer
         assert all(later - sooner >= LIMITS.interval_s for (sooner, _), (later, _) in pairwise(steps))
 
 
-def test_a_pool_shrinks_only_if_the_smaller_one_would_bear_more_than_the_load():
+def test_a_pool_shrinks_only_if_the_smaller_one_sustains_the_load():
     """Between what n workers bear, and what n - 1 bear with headroom, nothing changes."""
     pools = Planned(limits(headroom=0.15))
     pools.run(60, demand(40))
@@ -121,7 +121,7 @@ def test_a_pool_shrinks_only_if_the_smaller_one_would_bear_more_than_the_load():
     assert pools.sizes[DECODE] < settled[DECODE]
 
 
-def test_a_shrinking_pool_goes_up_at_once_when_the_load_is_back():
+def test_a_shrinking_pool_grows_at_once_when_load_returns():
     pools = Planned()
     pools.run(60, demand(40))
     full = dict(pools.sizes)
@@ -131,7 +131,7 @@ def test_a_shrinking_pool_goes_up_at_once_when_the_load_is_back():
     assert pools.sizes == full
 
 
-def test_constant_noisy_load_changes_next_to_nothing_in_an_hour():
+def test_constant_noisy_load_changes_almost_nothing_in_an_hour():
     noise = random.Random(5)
     pools = Planned()
     pools.run(120, demand(40))
@@ -142,7 +142,7 @@ def test_constant_noisy_load_changes_next_to_nothing_in_an_hour():
     assert len(pools.changes) <= 3, pools.changes
 
 
-def test_workers_that_start_are_capacity_to_come():
+def test_starting_workers_count_as_future_capacity():
     first = decide(observe(0.0, demand(40)))
     wanted = first.pools[PREFILL].target
     starting = PoolCounts(target=wanted, ready=1, starting=wanted - 1, start_s=20.0)
@@ -150,19 +150,19 @@ def test_workers_that_start_are_capacity_to_come():
     assert again.pools[PREFILL].target == wanted
 
 
-def test_a_few_first_requests_start_nothing():
+def test_a_few_first_requests_start_no_worker():
     cold = decide(observe(0.0, demand(50, seen=5), prefill=2, decode=2))
     assert {pool.target for pool in cold.pools.values()} == {2}
     assert {pool.reason for pool in cold.pools.values()} == {Reason.COLD}
 
 
 @pytest.mark.parametrize("costs", [None, FormulaCosts(is_measured=False, fixed=5000.0)], ids=["none", "a guess"])
-def test_costs_that_were_never_measured_start_nothing(costs):
+def test_unmeasured_costs_start_no_worker(costs):
     cold = decide(observe(0.0, demand(50), prefill=2, decode=2, costs=costs))
     assert {pool.target for pool in cold.pools.values()} == {2}
 
 
-def test_a_queue_that_grows_is_worth_a_worker_even_when_nothing_is_known():
+def test_a_growing_queue_starts_a_worker_even_without_measurements():
     observation = observe(0.0, demand(50, seen=5), prefill=2, decode=2, costs=None, waiting=9.0, growth=1.0)
     decided = decide(observation)
     assert decided.pools[PREFILL].target == 3
@@ -172,7 +172,7 @@ def test_a_queue_that_grows_is_worth_a_worker_even_when_nothing_is_known():
     assert again.pools[PREFILL].target == 3
 
 
-def test_what_has_piled_up_asks_for_more_than_the_rate_does():
+def test_a_backlog_needs_more_workers_than_the_rate():
     calm = decide(observe(0.0, demand(20)))
     piled = decide(observe(0.0, demand(20), waiting=120.0, decoding=800.0))
     for name in POOLS:
@@ -180,7 +180,7 @@ def test_what_has_piled_up_asks_for_more_than_the_rate_does():
         assert piled.pools[name].reason is Reason.QUEUE
 
 
-def test_answers_that_are_left_when_nothing_comes_any_more_start_nobody():
+def test_remaining_answers_without_new_requests_start_no_worker():
     """How long they are is known of none of them; they end by themselves."""
     decided = decide(observe(0.0, demand(0), prefill=1, decode=3, decoding=200.0))
     assert decided.pools[DECODE].target == 3
@@ -194,7 +194,7 @@ class TestGrowth:
         seen = observe(0.0, demand(40), prefill=8, decode=decode, decoding=decoding, growth=growth)
         return decide(seen).pools[DECODE].wanted
 
-    def test_it_asks_for_workers_when_there_are_more_of_them_than_the_rate_explains(self):
+    def test_growth_beyond_the_rate_starts_workers(self):
         """Answers have become longer, of which none has ended yet."""
         counts = PoolCounts(6, 6, start_s=20.0)
         expected = decide(observe(0.0, demand(40), prefill=8, decode=6)).pools[DECODE].predicted.concurrency
@@ -203,25 +203,25 @@ class TestGrowth:
         growth = 30.0 - 0.14 * math.sqrt(1.2 * expected + 1)
         assert self.wanted(counts, 1.2 * expected, 30.0) == math.ceil((1.2 * expected + 25 * growth) / 99) > 6
 
-    def test_it_asks_for_nothing_when_it_is_hardly_more_than_chance(self):
+    def test_growth_within_chance_starts_none(self):
         """Told as growth from two standard deviations on: with many sequences that is so time and again."""
         counts = PoolCounts(6, 6, start_s=20.0)
         load = 5.9 * 99
         assert self.wanted(counts, load, 0.14 * math.sqrt(load) + 0.1) == 6
         assert self.wanted(counts, load, 0.28 * math.sqrt(load)) == 7
 
-    def test_it_asks_for_nothing_on_the_way_to_what_the_rate_leads_to(self):
+    def test_growth_explained_by_the_rate_starts_none(self):
         """The rate has just grown: the model knows where that ends."""
         assert self.wanted(PoolCounts(6, 6, start_s=20.0), 100.0, 20.0) == 6
 
-    def test_it_asks_for_nothing_more_while_workers_start(self):
+    def test_growth_while_workers_start_starts_no_more(self):
         """Sequences get more because those are missing."""
         starting = PoolCounts(7, 2, starting=5, start_s=20.0)
         assert self.wanted(starting, 600.0, 40.0) == 7
         assert self.wanted(starting, 1000.0, 40.0) == math.ceil(1000 / 99)
 
 
-def test_few_requests_over_a_long_time_are_a_low_rate_and_not_too_little_to_go_by():
+def test_few_requests_over_a_long_time_are_a_low_rate():
     pools = Planned(prefill=4, decode=4)
     rare = demand(0.02, seen=3)
     rare = type(rare)(rare.classes, rare.num_requests, rare.local_share, seen_s=400.0)
@@ -230,7 +230,7 @@ def test_few_requests_over_a_long_time_are_a_low_rate_and_not_too_little_to_go_b
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_a_pool_set_by_hand_is_left_alone(pool):
+def test_a_pool_of_manual_size_is_left_alone(pool):
     counts = {name: PoolCounts(2, 2, pinned=name == pool) for name in POOLS}
     decided = decide(observe(0.0, demand(100), counts[PREFILL], counts[DECODE]))
     for name in POOLS:
@@ -247,7 +247,7 @@ class TestPlaces:
     def ask(self, now_s, counts, state=None):
         return decide(observe(now_s, demand(40), prefill=counts, decode=8), state=state)
 
-    def test_they_are_given_up_reported_and_not_asked_for_again_and_again(self):
+    def test_unavailable_places_are_given_up_reported_and_not_requested_repeatedly(self):
         given_up = self.ask(0.0, self.PENDING)
         prefill = given_up.pools[PREFILL]
         assert prefill.target == 2
@@ -265,16 +265,16 @@ class TestPlaces:
                 state = self.ask(float(now_s), pending, state).state
         assert asked_at == [60, 180, 420]
 
-    def test_they_are_waited_for_until_the_timeout(self):
+    def test_places_are_awaited_until_the_timeout(self):
         waiting = PoolCounts(target=5, ready=2, starting=3, pending=3, pending_s=30.0)
         assert self.ask(0.0, waiting).pools[PREFILL].target >= 5
 
-    def test_a_place_found_ends_the_waiting(self):
+    def test_finding_a_place_ends_the_wait(self):
         given_up = self.ask(0.0, self.PENDING)
         more = self.ask(70.0, PoolCounts(3, 3), given_up.state)
         assert more.pools[PREFILL].target > 3
 
-    def test_the_minimum_stays_asked_for(self):
+    def test_the_minimum_stays_requested(self):
         bounds = limits(pools={PREFILL: PoolLimits(5, 8), DECODE: PoolLimits(1, 8)})
         assert decide(observe(0.0, demand(40), self.PENDING, 8), bounds).pools[PREFILL].target >= 5
 
@@ -288,7 +288,7 @@ class TestRoleChange:
             state = plan(observe(float(now_s), demand(10), 2, 12), pools.limits, state).state
         return plan(observe(75.0, demand(10, prompt=3000), decode=12, **seen), pools.limits, state)
 
-    def test_a_spare_worker_goes_where_one_is_missing_when_a_new_one_would_be_later(self):
+    def test_a_spare_worker_changes_role_if_a_new_one_would_be_later(self):
         counts = PoolCounts(2, 2, start_s=60.0)
         decided = self.run_until_spare(prefill=counts, role_change_obstacle="")
         assert decided.role_change is not None
@@ -307,10 +307,10 @@ class TestRoleChange:
         ],
         ids=["a new one is quicker", "impossible", "switched off", "set by hand"],
     )
-    def test_otherwise_none_does(self, seen):
+    def test_without_a_need_no_worker_changes_role(self, seen):
         assert self.run_until_spare(**seen).role_change is None
 
-    def test_it_takes_the_place_of_one_that_nobody_has_room_for(self):
+    def test_a_role_change_replaces_a_worker_without_a_place(self):
         counts = PoolCounts(4, 2, starting=2, pending=2, pending_s=90.0)
         decided = self.run_until_spare(prefill=counts, role_change_obstacle="")
         assert decided.role_change is not None
@@ -319,7 +319,7 @@ class TestRoleChange:
         assert decided.pools[DECODE].target == 11
 
 
-def test_a_class_that_no_worker_can_serve_does_not_start_them_all():
+def test_an_unservable_class_does_not_start_all_workers():
     slow = FormulaCosts(fixed=400.0)  # a step takes longer than interactive's time per token
     decided = decide(observe(0.0, demand(0.5, prompt=9000), costs=slow))
     assert decided.pools[DECODE].target < 10
@@ -327,7 +327,7 @@ def test_a_class_that_no_worker_can_serve_does_not_start_them_all():
     assert any("even on an idle worker" in text for text in decided.pools[DECODE].texts)
 
 
-def test_the_plan_tells_what_is_kept_where_workers_can_help():
+def test_the_plan_reports_the_attainment_where_more_workers_help():
     """Otherwise the reader sees 0 % for a pool that does not change."""
     slow = FormulaCosts(fixed=70.0)
     both = Demand(demand(0.2).classes + demand(0.2, slo=BATCH).classes, 1000)
@@ -349,7 +349,7 @@ def test_speculation_needs_fewer_decode_workers():
     assert sizes[1] < sizes[0]
 
 
-def test_the_sentence_has_the_numbers():
+def test_the_sentence_contains_the_numbers():
     decided = decide(observe(0.0, demand(20), prefill=2, decode=2))
     prefill, decode = (decided.pools[name].texts[0] for name in (PREFILL, DECODE))
     assert prefill.startswith(f"prefill 2 → {decided.pools[PREFILL].target}: 20 requests/s × 10")
@@ -359,7 +359,7 @@ def test_the_sentence_has_the_numbers():
 
 
 @given(RATES, PROMPTS, OUTPUTS, st.integers(1, 30), st.floats(0, 500), st.floats(-50, 50))
-def test_every_plan_can_be_told(rate, prompt, output, size, load, growth):
+def test_every_plan_has_a_sentence(rate, prompt, output, size, load, growth):
     observation = observe(0.0, demand(rate, prompt, output), size, size, COSTS, load, load, growth)
     for name, pool in decide(observation).pools.items():
         assert pool.texts[0].startswith(name)

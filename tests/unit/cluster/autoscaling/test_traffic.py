@@ -38,14 +38,14 @@ class Traffic:
         return self.meter.seen().demand().rate
 
 
-def test_without_requests_nothing_is_asked():
+def test_without_requests_there_is_no_demand():
     traffic = Traffic()
     traffic.now_s += 100
     asked = traffic.meter.seen().demand()
     assert (asked.rate, asked.num_requests, asked.seen_s) == (0.0, 0, 100.0)
 
 
-def test_a_steady_rate_is_found_by_class_and_size():
+def test_a_steady_rate_is_measured_by_class_and_size():
     traffic = Traffic()
     for _ in range(60):
         traffic.arrive(0.5, 8, prompt=100)
@@ -61,14 +61,14 @@ def test_a_steady_rate_is_found_by_class_and_size():
     assert batch.rate == pytest.approx(1, rel=0.05)
 
 
-def test_the_first_seconds_are_no_rate_yet():
+def test_the_first_seconds_give_no_rate():
     traffic = Traffic()
     traffic.arrive(0.5, 40)
     assert traffic.rate <= 2.0
 
 
 @pytest.mark.parametrize("factor", [4.0, 0.25])
-def test_a_swing_is_seen_when_it_has_lasted_ten_seconds(factor):
+def test_a_swing_is_detected_after_ten_seconds(factor):
     traffic = Traffic()
     traffic.arrive(120, 20)
     assert traffic.rate == pytest.approx(20, rel=0.05)
@@ -76,21 +76,21 @@ def test_a_swing_is_seen_when_it_has_lasted_ten_seconds(factor):
     assert traffic.rate == pytest.approx(20 * factor, rel=0.15)
 
 
-def test_a_swing_of_prompt_lengths_is_seen_too():
+def test_a_swing_of_prompt_lengths_is_detected():
     traffic = Traffic()
     traffic.arrive(120, 20, prompt=200)
     traffic.arrive(10, 20, prompt=800)
     assert traffic.meter.seen().demand().classes[0].prompt_tokens > 700
 
 
-def test_silence_is_a_rate_of_zero():
+def test_silence_gives_a_rate_of_zero():
     traffic = Traffic()
     traffic.arrive(120, 5)
     traffic.now_s += 12
     assert traffic.rate == 0.0
 
 
-def test_chance_is_no_swing():
+def test_random_fluctuation_is_not_a_swing():
     chance, traffic, seen = random.Random(3), Traffic(), []
     for second in range(1800):
         until_s = traffic.now_s + 1
@@ -106,7 +106,7 @@ def test_chance_is_no_swing():
     assert len(outside) <= len(seen) * 0.02
 
 
-def test_answers_and_caches_are_those_of_the_class():
+def test_answers_and_cache_hits_are_measured_by_class():
     traffic = Traffic()
     traffic.arrive(30, 2)
     traffic.arrive(30, 2, slo=BATCH)
@@ -131,7 +131,7 @@ def test_the_local_share_counts_uncached_tokens():
     assert traffic.meter.seen().demand().local_share == pytest.approx(0.9, abs=0.01)
 
 
-def test_what_was_never_begun_is_counted_as_asked_for_and_nothing_else():
+def test_requests_that_never_started_count_only_as_demand():
     traffic = Traffic()
     traffic.arrive(20, 5)
     traffic.end(output=0)
@@ -139,7 +139,7 @@ def test_what_was_never_begun_is_counted_as_asked_for_and_nothing_else():
     assert traffic.meter.seen().summary()["output_tokens_per_s"] == 0.0
 
 
-def test_old_requests_are_forgotten_and_memory_does_not_grow():
+def test_old_requests_are_forgotten_and_memory_is_bounded():
     traffic = Traffic()
     for _ in range(50):
         traffic.arrive(20, 1)
@@ -159,13 +159,13 @@ class TestLoad:
             traffic.meter.sample_load("decode", load)
         return traffic.meter.load("decode")
 
-    def test_nothing_sampled_is_no_load(self):
+    def test_without_samples_there_is_no_load(self):
         assert Traffic().meter.load("prefill") == (0.0, 0.0)
 
-    def test_it_is_the_mean_of_the_last_seconds(self):
+    def test_the_load_is_the_mean_of_the_last_seconds(self):
         assert self.sampled([100.0] * 20 + [10.0] * 15) == (pytest.approx(10.0), 0.0)
 
-    def test_growth_is_told_when_it_is_more_than_chance(self):
+    def test_growth_is_reported_when_it_exceeds_chance(self):
         assert self.sampled([10.0 + 5 * second for second in range(15)])[1] == pytest.approx(5.0)
         assert self.sampled([50 - 3 * second for second in range(15)])[1] == pytest.approx(-3.0)
         assert self.sampled([10, 12, 9, 11, 13, 10, 12, 11, 10, 12, 13, 11, 10, 12, 13])[1] == 0.0
@@ -183,7 +183,7 @@ def test_the_summary_has_rates_of_the_last_minute():
     assert summary["local_prefill_share"] == 0.0
 
 
-def test_what_was_seen_does_not_change_and_is_not_forgotten():
+def test_a_snapshot_does_not_change_and_is_not_forgotten():
     traffic = Traffic()
     traffic.arrive(12.3, 10)
     traffic.end(output=10)

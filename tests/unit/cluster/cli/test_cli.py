@@ -40,7 +40,7 @@ def has_endpoint() -> bool:
     return state is not None and state.endpoint is not None
 
 
-def test_without_a_cluster_the_error_says_how_to_start_one(baton):
+def test_without_a_cluster_the_error_tells_how_to_start_one(baton):
     status, _, err = baton("submit", "hello")
     assert status == 1
     assert "baton up" in err
@@ -72,25 +72,25 @@ def test_a_wrong_command_line_is_a_usage_error(baton, arguments, tmp_path):
 # --- status and scale ---
 
 
-def test_status_says_where_the_cluster_is(baton, router):
+def test_status_shows_the_address_of_the_cluster(baton, router):
     status, out, _ = baton("status", router=router)
     assert status == 0
     assert f"fake [model] at {router.endpoint}, up for 1 h 2 min" in out
 
 
-def test_status_as_json_is_the_routers_answer_and_its_address(baton, router):
+def test_status_as_json_is_the_answer_of_the_router_and_its_address(baton, router):
     status, out, _ = baton("status", "--json", router=router)
     assert status == 0
     assert json.loads(out) == {"endpoint": router.endpoint, **router.status()}
 
 
-def test_scale_sets_pools_and_waits(baton, router):
+def test_scale_sets_pool_sizes_and_waits(baton, router):
     status, out, _ = baton("scale", "prefill=2", "decode=3", router=router)
     assert (status, out) == (0, "prefill: 2, decode: 3\n")
     assert router.bodies == [{"prefill": 2, "decode": 3}]
 
 
-def test_scale_gives_up_when_workers_do_not_come(baton, router):
+def test_scale_gives_up_if_workers_do_not_start(baton, router):
     router.states = "starting"
     status, _, err = baton("scale", "prefill=2", "--timeout", "0", router=router)
     assert status == 1
@@ -110,7 +110,7 @@ def test_scale_gives_up_when_workers_do_not_come(baton, router):
         ("prefill=99", "No node has room"),
     ],
 )
-def test_a_wrong_scale_is_explained(baton, router, argument, expected):
+def test_a_wrong_scale_argument_is_explained(baton, router, argument, expected):
     status, _, err = baton("scale", "decode=1", argument, router=router)
     assert status == 1
     assert expected in err
@@ -143,7 +143,7 @@ def test_a_signal_during_the_start_ends_it():
     assert read_state() is None
 
 
-def test_a_cluster_that_dies_is_an_error_and_still_cleaned_up():
+def test_a_cluster_that_dies_is_an_error_and_is_cleaned_up():
     process = start_up(CLUSTER_DIES="1")
     out, err = process.communicate(timeout=60)
     assert process.returncode == 1
@@ -158,7 +158,7 @@ def test_a_cluster_that_does_not_start_is_an_error(baton):
     assert "Traceback" not in err
 
 
-def test_what_cannot_work_is_an_error_before_anything_starts(baton, router):
+def test_impossible_configurations_are_errors_before_anything_starts(baton, router):
     port = router.server_address[1]
     status, _, err = baton("up", "-c", "config.yaml", "--set", f"router.port={port}")
     assert (status, err.count("\n")) == (1, 1)
@@ -191,7 +191,7 @@ def test_a_draft_that_does_not_fit_is_an_error_before_anything_starts(tmp_path):
         ("simulation.profile=h100-8", "Did you mean 'h100-8b'?"),
     ],
 )
-def test_a_wrong_configuration_is_said_beside_a_cluster_and_once(baton, tmp_path, assignment, reason, flags):
+def test_a_wrong_configuration_is_reported_once_beside_a_running_cluster(baton, tmp_path, assignment, reason, flags):
     (tmp_path / "head").mkdir()
     (tmp_path / "head" / "config.json").write_text('{"draft_vocab_size": 5}')
     mine = RunState.of_this_process({}, None)
@@ -204,7 +204,7 @@ def test_a_wrong_configuration_is_said_beside_a_cluster_and_once(baton, tmp_path
     assert (status, "A cluster already runs" in err) == (1, True)
 
 
-def test_a_context_that_the_model_does_not_have_is_an_error_before_anything_starts(tmp_path):
+def test_a_context_beyond_the_model_is_an_error_before_anything_starts(tmp_path):
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "config.json").write_text('{"max_position_embeddings": 64}')
     chosen = ("--set", "model=tiny", "--set", "speculation.draft=none", "--set", "speculation.method=ngram")
@@ -216,7 +216,7 @@ def test_a_context_that_the_model_does_not_have_is_an_error_before_anything_star
     assert "starting workers" not in err
 
 
-def test_no_configuration_check_fetches_anything(monkeypatch):
+def test_configuration_checks_download_nothing(monkeypatch):
     def fetch(*arguments, **options):
         raise AssertionError("something was fetched")
 
@@ -237,7 +237,7 @@ def test_a_wrong_configuration_is_an_error(baton):
     assert "Did you mean router.port?" in err
 
 
-def test_detach_returns_when_ready_and_down_stops_it(baton):
+def test_detach_returns_when_ready_and_down_stops_the_cluster(baton):
     status, out, err = baton("up", "--detach", "-c", "config.yaml")
     state = read_state()
     assert (status, out) == (0, "http://127.0.0.1:5\n")
@@ -265,11 +265,11 @@ def test_detach_shows_the_log_of_a_cluster_that_ends(baton):
     assert err.endswith("baton.log:\n  error: no [GPU] anywhere\n")
 
 
-def test_down_without_a_cluster_says_so(baton):
+def test_down_without_a_cluster_reports_it(baton):
     assert baton("down")[:2] == (0, "No cluster runs on this machine.\n")
 
 
-def test_down_never_signals_a_process_that_is_not_the_cluster(baton):
+def test_down_never_signals_another_process(baton):
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         write_state(RunState(bystander.pid, pid_started_s=1.0, endpoint="http://127.0.0.1:5"))
@@ -286,13 +286,13 @@ def test_down_never_signals_a_process_that_is_not_the_cluster(baton):
 # --- the rest ---
 
 
-def test_model_pull_refuses_what_it_cannot_fetch(baton):
+def test_model_pull_refuses_unavailable_models(baton):
     status, _, err = baton("model", "pull", "gpt-5")
     assert status == 1
     assert "smollm2-135m-instruct" in err
 
 
-def test_version_names_what_baton_stands_on(baton):
+def test_version_lists_the_main_dependencies(baton):
     status, out, _ = baton("version")
     assert status == 0
     assert [line.split()[0] for line in out.splitlines()] == [

@@ -42,7 +42,7 @@ def printed(timeline: dict[str, Any], width: int) -> str:
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_it_fits_and_has_every_stage_and_both_verdicts(timeline: dict[str, Any], width: int) -> None:
+def test_the_waterfall_fits_and_has_every_stage_and_both_verdicts(timeline: dict[str, Any], width: int) -> None:
     text = printed(timeline, width)
     assert all(len(line) <= width for line in text.splitlines())
     assert "\x1b" not in text, "a pipe gets no colours"
@@ -54,20 +54,20 @@ def test_it_fits_and_has_every_stage_and_both_verdicts(timeline: dict[str, Any],
     assert "SLO" not in text, "this timeline names no class"
 
 
-def test_it_says_whether_the_promise_was_kept(timeline: dict[str, Any]) -> None:
+def test_the_explanation_reports_whether_the_targets_were_met(timeline: dict[str, Any]) -> None:
     timeline["attributes"] |= target_attributes(STANDARD) | SloVerdict(SloResult.MISSED_TTFT, -0.5, 0.06).attributes()
     text = " ".join(printed(timeline, 200).split())
     assert "SLO class standard missed: TTFT 3.5 s, 500 ms over the target of 3 s; TPOT 40 ms, 60 ms under" in text
 
 
-def test_it_says_why_a_request_was_refused_or_failed(timeline: dict[str, Any]) -> None:
+def test_the_explanation_reports_why_a_request_was_refused_or_failed(timeline: dict[str, Any]) -> None:
     timeline["attributes"] |= {"outcome": "rejected", "error_message": "There is no room for class interactive."}
     text = printed(timeline, 80)
     assert ": rejected\n" in text
     assert "\nThere is no room for class interactive." in text
 
 
-def test_it_says_who_drafted(timeline: dict[str, Any]) -> None:
+def test_the_explanation_names_the_speculation_method(timeline: dict[str, Any]) -> None:
     assert "5 of 8 drafts accepted\n" in printed(timeline, 200), "an older worker names no method"
     timeline["drafts"] = {"suffix": {"drafted_tokens": 8, "accepted_tokens": 5}}
     assert "5 of 8 drafts accepted (by suffix)\n" in printed(timeline, 200)
@@ -79,7 +79,7 @@ def test_it_says_who_drafted(timeline: dict[str, Any]) -> None:
     assert "5 of 8 drafts accepted\n" in printed(timeline, 200), "and an older router nothing of it"
 
 
-def test_bars_lie_where_the_time_went(timeline: dict[str, Any]) -> None:
+def test_bars_are_at_the_time_they_show(timeline: dict[str, Any]) -> None:
     lines = printed(timeline, 100).splitlines()
     bars = {line[:20].strip(): (line.find("━"), line.count("━")) for line in lines if "━" in line}
     assert bars["accept"][0] < bars["prefill"][0] < bars["decode"][0] < bars["send"][0]
@@ -91,7 +91,7 @@ def test_choices_are_shown_one_below_the_other(timeline: dict[str, Any]) -> None
     assert text.index("r-0: length") < text.index("r-1: length")
 
 
-def test_a_request_that_is_running_has_no_verdict_yet() -> None:
+def test_a_running_request_has_no_verdict() -> None:
     store = TimelineStore(1)
     store.add(Timeline("r"))
     assert "still running" in printed(store.find("r"), 80)
@@ -117,7 +117,7 @@ def test_the_command_finds_the_request(router: FakeRouter, capsys: pytest.Captur
     assert out.startswith("r: length")
 
 
-def test_json_is_the_routers_answer(
+def test_json_is_the_answer_of_the_router(
     router: FakeRouter, capsys: pytest.CaptureFixture[str], timeline: dict[str, Any]
 ) -> None:
     code, out, _ = explain(router, capsys, "r", "--json")
@@ -125,16 +125,14 @@ def test_json_is_the_routers_answer(
     assert json.loads(out) == timeline
 
 
-def test_an_unknown_id_is_one_message(router: FakeRouter, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_id_gives_one_message(router: FakeRouter, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = explain(router, capsys, "nobody")
     assert (code, out) == (1, "")
     assert err.startswith("error: ")
     assert "Traceback" not in err
 
 
-def test_without_any_request_there_is_nothing_to_explain(
-    router: FakeRouter, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_requests_there_is_nothing_to_explain(router: FakeRouter, capsys: pytest.CaptureFixture[str]) -> None:
     router.timelines.clear()
     code, _, err = explain(router, capsys, "--last")
     assert code == 1
@@ -142,9 +140,7 @@ def test_without_any_request_there_is_nothing_to_explain(
 
 
 @pytest.mark.parametrize("arguments", [[], ["r", "--last"], ["--last", "--slowest"]])
-def test_one_request_must_be_named(
-    router: FakeRouter, capsys: pytest.CaptureFixture[str], arguments: list[str]
-) -> None:
+def test_explain_needs_a_request(router: FakeRouter, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     code, _, err = explain(router, capsys, *arguments)
     assert code == 2
     assert "give exactly one of REQUEST_ID, --last and --slowest" in " ".join(err.replace("│", " ").split())
@@ -165,7 +161,7 @@ def routing_record() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_routes_are_shown_with_what_was_expected_and_what_happened(timeline: dict[str, Any]) -> None:
+def test_routes_show_predicted_and_actual_times(timeline: dict[str, Any]) -> None:
     timeline["routing"] = routing_record()
     lines = [" ".join(line.split()) for line in printed(timeline, 120).splitlines()]
     assert "routing: 60 of 816 routes scored, with predicted times" in lines
@@ -180,7 +176,7 @@ def test_routes_fit_into_narrow_terminals(timeline: dict[str, Any], width: int) 
     assert all(len(line) <= width for line in printed(timeline, width).splitlines())
 
 
-def test_a_router_that_says_nothing_of_routing_is_fine(timeline: dict[str, Any]) -> None:
+def test_a_router_without_routing_records_is_supported(timeline: dict[str, Any]) -> None:
     for nothing in ({}, None, {"made": "up"}):
         timeline["routing"] = nothing
         assert "routing" not in printed(timeline, 80)

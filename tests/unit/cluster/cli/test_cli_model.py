@@ -39,14 +39,14 @@ def hub(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["smollm2-135m-instruct", "default"])
-def test_the_default_model(tmp_path, monkeypatch, name):
+def test_the_default_model_is_downloaded_and_verified(tmp_path, monkeypatch, name):
     calls = []
     monkeypatch.setattr(cli_model, "ensure_default_model", lambda **options: calls.append(options) or tmp_path)
     assert pull(name, verify=True) == tmp_path
     assert calls[0]["verify"] is True
 
 
-def test_a_hub_model_without_other_formats_of_its_weights(hub):
+def test_a_hub_model_is_downloaded_without_other_weight_formats(hub):
     assert str(pull("org/Model-1B")) == "/hub/folder"
     assert hub.asked == ("org/Model-1B", ["config.json", "model.safetensors"])
 
@@ -65,7 +65,7 @@ def response(status: int) -> Response:
         (OSError(28, "No space left on device"), ModelUnavailableError, "No space left"),
     ],
 )
-def test_what_the_hub_says_becomes_one_message(hub, error, expected, message):
+def test_a_hub_error_becomes_one_message(hub, error, expected, message):
     hub.outcome = error
     with pytest.raises(expected, match=message):
         pull("org/model")
@@ -89,6 +89,6 @@ def test_a_gguf_file_is_converted(tmp_path, monkeypatch, capsys):
         (["org/model", "--verify"], "--verify works with the default model only"),
     ],
 )
-def test_what_cannot_be_pulled_is_an_error(arguments, message, capsys):
+def test_a_model_that_cannot_be_downloaded_is_an_error(arguments, message, capsys):
     assert cli.run(["model", "pull", *arguments]) == 1
     assert message in capsys.readouterr().err

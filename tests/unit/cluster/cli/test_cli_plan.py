@@ -24,7 +24,7 @@ PLAN = {
 }  # fmt: skip
 
 
-def test_a_size_set_by_hand_is_kept_from_the_autoscaler_and_handed_back(baton, router):
+def test_a_manual_size_disables_the_autoscaler_until_it_is_released(baton, router):
     router.pins = True
     router.admin_answers["/admin/plan"] = PLAN
     status, _, err = baton("scale", "prefill=2", "decode=auto", router=router)
@@ -36,14 +36,14 @@ def test_a_size_set_by_hand_is_kept_from_the_autoscaler_and_handed_back(baton, r
     assert "prefill is returned" not in err
 
 
-def test_a_pool_is_handed_back_where_no_plan_can_be_made(baton, router):
+def test_a_pool_is_released_even_without_a_plan(baton, router):
     status, out, err = baton("scale", "decode=auto", router=router)
     assert (status, out) == (0, "prefill: 1, decode: 1\n")
     assert "the autoscaler's plan cannot be shown: There is no /admin/plan." in err
     assert "decode is returned to the autoscaler.\n" in err
 
 
-def test_a_size_by_hand_needs_no_plan(baton, router):
+def test_a_manual_size_needs_no_plan(baton, router):
     assert baton("scale", "prefill=2", router=router)[2].count("baton plan") == 0
 
 
@@ -59,7 +59,7 @@ def test_the_plan_is_shown_with_its_reasons(baton, router):
     assert json.loads(baton("plan", "--json", router=router)[1]) == PLAN
 
 
-def test_advice_is_shown_with_what_each_option_carries(baton, router):
+def test_advice_shows_the_capacity_of_each_option(baton, router):
     option = {"prefill": 2, "decode": 2, "local_share": 0.1, "capacity": 12.5}
     router.admin_answers["/admin/advise"] = {
         "rate": 4.0, "num_requests": 80, "missing": "", "now": option, "best": option, "aggregated": option,
@@ -80,7 +80,7 @@ def test_without_traffic_there_is_no_advice(baton, router):
     assert baton("advise", router=router)[:2] == (0, "• No advice: none seen\n")
 
 
-def test_a_worker_is_moved(baton, router):
+def test_a_worker_is_moved_to_the_other_pool(baton, router):
     status, out, _ = baton("move", "prefill", "decode", router=router)
     assert status == 0
     assert router.bodies == [{"from": "prefill", "to": "decode"}]

@@ -36,7 +36,7 @@ def _no_pauses(monkeypatch):
     monkeypatch.setattr(cli_scale, "_POLL_S", 0.0)
 
 
-async def test_reasons_are_told_once_each():
+async def test_each_reason_is_shown_once():
     client: Any = Client(
         [worker(1, "dead", "long ago"), worker(2, "starting")],
         [worker(1, "dead", "long ago"), worker(2, "dead", "its process died"), worker(3, "starting")],
@@ -53,7 +53,7 @@ async def test_reasons_are_told_once_each():
     ]
 
 
-async def test_the_reasons_are_in_the_error():
+async def test_the_error_contains_the_reasons():
     client: Any = Client([worker(1, "dead", "long ago"), worker(2, "ready"), worker(3, "starting", NO_PLACE)])
     with pytest.raises(DeadlineError) as raised:
         await cli_scale.scale(client, {"decode": 2}, 0.0, lambda line: None, lambda line: None)

@@ -37,7 +37,7 @@ def test_the_table_has_targets_attainment_and_goodput() -> None:
     assert rows[1] == "class TTFT TPOT goal 1m 5m 1h 1m 5m 1h"
 
 
-def test_on_80_columns_every_figure_is_whole_and_only_a_long_name_is_broken() -> None:
+def test_on_80_columns_every_figure_is_whole_and_only_long_names_wrap() -> None:
     busy = {name: window(4000, 0.93333, rate) for name, rate in (("1m", 0.083333), ("5m", 1234.5678), ("1h", 1 / 3600))}
     slow = {"ttft_target_ms": 3_600_000.0, "tpot_target_ms": 33.333, "percentile": 99.95, "windows": busy}
     console = Console(width=80, file=io.StringIO(), record=True)
@@ -73,11 +73,11 @@ def test_on_80_columns_every_figure_is_whole_and_only_a_long_name_is_broken() ->
         ),
     ],
 )
-def test_a_request_is_told_whether_it_kept_its_targets_and_by_how_much(attributes, sentence):
+def test_a_request_shows_whether_and_by_how_much_it_met_its_targets(attributes, sentence):
     assert slo_sentence({**TARGETS, **attributes}) == sentence
 
 
-def test_who_waits_is_named_and_nobody_is_not() -> None:
+def test_only_classes_with_waiting_requests_are_named() -> None:
     admission = {"interactive": {"queued": 0}, "standard": {"queued": 12}, "batch": {"queued": 3}}
     assert queue_sentence(admission) == "Queued in the router: 12 standard, 3 batch."
     assert queue_sentence({"interactive": {"queued": 0}}) is None

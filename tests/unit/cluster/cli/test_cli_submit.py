@@ -29,19 +29,19 @@ def test_submit_reads_a_prompt_from_standard_input(baton, router, monkeypatch):
 
 
 @pytest.mark.parametrize("flags", [[], ["--completion"]])
-def test_submit_streams_and_says_when_the_answer_was_cut(baton, router, flags):
+def test_submit_streams_and_reports_a_truncated_answer(baton, router, flags):
     status, out, err = baton("submit", "hello", "--stream", *flags, router=router)
     assert (status, out) == (0, "echo hello\n")
     assert "truncated after 3 tokens" in err
 
 
-def test_the_routers_error_is_shown_as_it_is(baton, router):
+def test_the_error_of_the_router_is_shown_unchanged(baton, router):
     status, out, err = baton("submit", "FAIL", router=router)
     assert (status, out) == (1, "")
     assert err == "error: The prompt is [too] long.\n"
 
 
-def test_a_file_keeps_order_and_ids_and_records_failures(baton, router, tmp_path):
+def test_results_of_a_file_keep_order_and_ids_and_record_failures(baton, router, tmp_path):
     lines: list[object] = [
         {"prompt": "a", "id": "first"},
         {"messages": [{"role": "user", "content": "b"}], "max_tokens": 1, "temperature": 0.5},
@@ -96,7 +96,7 @@ def test_the_input_is_never_overwritten(baton, router, tmp_path):
     assert source.read_text() == '{"prompt": "a"}'
 
 
-def test_files_that_cannot_be_used_are_errors(baton, router, tmp_path):
+def test_unusable_files_are_errors(baton, router, tmp_path):
     (tmp_path / "in.jsonl").write_text("{}")
     for source, reason in ((tmp_path / "no", "there is no such file"), (tmp_path, "it is a folder")):
         for others in ([], ["-o", "x"], ["-o", "x", "--stream"]):
@@ -108,7 +108,7 @@ def test_files_that_cannot_be_used_are_errors(baton, router, tmp_path):
 
 
 @pytest.mark.parametrize("limit", ["max_tokens", "max_completion_tokens"])
-def test_a_line_limits_its_answer_by_either_name(baton, router, tmp_path, limit):
+def test_a_line_can_limit_its_answer_by_either_name(baton, router, tmp_path, limit):
     source = tmp_path / "in.jsonl"
     source.write_text(json.dumps({"prompt": "a", limit: 7}) + '\n{"prompt": "b"}\n')
     arguments = ("-f", str(source), "-o", str(tmp_path / "out.jsonl"), "--concurrency", "1", "--max-tokens", "99")
@@ -119,13 +119,13 @@ def test_a_line_limits_its_answer_by_either_name(baton, router, tmp_path, limit)
 
 
 @pytest.mark.parametrize("flags", [[], ["--stream"]])
-def test_the_service_tier_is_the_servers_unless_one_is_chosen(baton, router, flags):
+def test_the_server_chooses_the_service_tier_by_default(baton, router, flags):
     assert baton("submit", "hello", *flags, router=router)[0] == 0
     assert baton("submit", "hello", "--service-tier", "batch", *flags, router=router)[0] == 0
     assert [body.get("service_tier") for body in router.bodies] == [None, "batch"]
 
 
-def test_a_line_may_choose_another_service_tier(baton, router, tmp_path):
+def test_a_line_can_choose_another_service_tier(baton, router, tmp_path):
     source = tmp_path / "in.jsonl"
     source.write_text('{"prompt": "a", "service_tier": "interactive"}\n{"prompt": "b"}\n')
     arguments = ("-f", str(source), "-o", str(tmp_path / "out.jsonl"), "--concurrency", "1")
@@ -151,7 +151,7 @@ def test_a_full_disk_is_an_error(baton, router, tmp_path):
         (["--seed", "1"], None),
     ],
 )
-def test_options_of_sampling_are_not_made_void_by_a_default(baton, router, options, temperature):
+def test_defaults_do_not_override_sampling_options(baton, router, options, temperature):
     assert baton("submit", "hello", *options, router=router)[0] == 0
     assert router.bodies[-1].get("temperature") == temperature
 
@@ -164,14 +164,14 @@ def test_options_of_sampling_are_not_made_void_by_a_default(baton, router, optio
         (["--concurrency", "4"], "--concurrency requires --file"),
     ],
 )
-def test_options_that_would_do_nothing_are_refused(baton, router, options, said):
+def test_options_without_effect_are_refused(baton, router, options, said):
     status, _, err = baton("submit", "hello", *options, router=router)
     assert status == 2
     assert said in err
     assert not router.bodies
 
 
-async def test_what_cannot_be_written_is_raised_as_it_is():
+async def test_a_write_error_is_raised_unwrapped():
     """The error is a plain one, not a group of exceptions, also where the file can be closed afterwards."""
 
     class Full(io.StringIO):

@@ -28,7 +28,7 @@ def shown(router) -> Callable[[int], list[str]]:
     return show
 
 
-def test_pools_workers_blocks_and_requests(shown):
+def test_the_view_shows_pools_workers_blocks_and_requests(shown):
     lines = shown(160)
     assert lines[0] == "fake [model] at http://here:1, up for 1 h 2 min"
     assert lines[1] == "requests: 1 in flight, 20 finished, 4 cancelled, 3 rejected, 2 failed"
@@ -37,14 +37,14 @@ def test_pools_workers_blocks_and_requests(shown):
     assert ["decode-1", "ready", "3", "2", "1", "100", "7", "5", "cpu", "59", "s", "here", "4242"] in rows
 
 
-def test_nothing_is_cut_on_80_columns(router: FakeRouter, shown):
+def test_nothing_is_truncated_on_80_columns(router: FakeRouter, shown):
     router.states = "draining"
     lines = shown(80)
     assert not [line for line in lines if "…" in line or len(line.rstrip()) > 80]
     assert ["prefill-1", "draining", "3", "2", "1", "100", "7", "5", "cpu"] in [line.split() for line in lines]
 
 
-def test_promises_stand_below_the_workers(router: FakeRouter):
+def test_slo_attainment_is_shown_below_the_workers(router: FakeRouter):
     status = {**router.status(), "slo": SloMetrics(CollectorRegistry()).status()}
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(render_status(status, "http://here:1", 80))
@@ -54,7 +54,7 @@ def test_promises_stand_below_the_workers(router: FakeRouter):
     assert not [line for line in lines if "…" in line or len(line.rstrip()) > 80]
 
 
-def test_why_a_worker_is_not_ready(router: FakeRouter, shown):
+def test_the_view_shows_why_a_worker_is_not_ready(router: FakeRouter, shown):
     router.reason = "Ray has no [GPU]."
     assert "prefill-1: Ray has no [GPU]." in shown(80)
 
@@ -63,7 +63,7 @@ def test_why_a_worker_is_not_ready(router: FakeRouter, shown):
     ("seconds", "words"),
     [(0.9, "0 s"), (59, "59 s"), (60, "1 min 0 s"), (3599, "59 min 59 s"), (7500, "2 h 5 min"), (100_000, "1 d 3 h")],
 )
-def test_durations_read_well(seconds, words):
+def test_durations_are_readable(seconds, words):
     assert in_words(seconds) == words
 
 

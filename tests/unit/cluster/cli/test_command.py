@@ -23,7 +23,7 @@ main()
 """
 
 
-def test_ctrl_c_during_the_imports_ends_it_without_a_traceback() -> None:
+def test_ctrl_c_during_the_imports_exits_without_a_traceback() -> None:
     # Tests that run in the background may inherit an ignored signal.
     code = INTERRUPTED.format(before="signal.signal(signal.SIGINT, signal.default_int_handler)")
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -31,7 +31,7 @@ def test_ctrl_c_during_the_imports_ends_it_without_a_traceback() -> None:
     assert ended.stderr == ""
 
 
-def test_who_was_told_to_ignore_it_still_does() -> None:
+def test_a_process_started_with_sigint_ignored_still_ignores_it() -> None:
     code = INTERRUPTED.format(before="signal.signal(signal.SIGINT, signal.SIG_IGN)")
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr

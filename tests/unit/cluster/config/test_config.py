@@ -43,12 +43,12 @@ def test_the_gpu_example_places_pools_on_different_accelerators():
 
 
 @pytest.mark.parametrize("name", ["local.yaml", "gpu-cluster.yaml"])
-def test_a_configuration_survives_json(name):
+def test_a_configuration_round_trips_through_json(name):
     config = load_config(DEPLOY / name)
     assert BatonConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
-def test_a_configuration_cannot_be_changed():
+def test_a_configuration_is_immutable():
     with pytest.raises(Exception, match="frozen"):
         BatonConfig().router.port = 1
 
@@ -142,17 +142,17 @@ def test_a_wrong_configuration_is_explained(tmp_path, text, expected):
     assert str(tmp_path / "baton.yaml") in message
 
 
-def test_every_fault_is_named_at_once(tmp_path):
+def test_all_faults_are_named_at_once(tmp_path):
     message = error_for(tmp_path, "router: {port: -1}\ndtype: int3\n")
     assert len(message.splitlines()) == 2
 
 
-def test_a_fault_on_the_command_line_is_laid_at_its_door(tmp_path):
+def test_a_fault_on_the_command_line_names_its_option(tmp_path):
     assert error_for(tmp_path, "dtype: auto", "router.prot=1").startswith("--set: unknown key router.prot.")
     assert error_for(tmp_path, "dtype: auto", "prefil.workers=1").startswith("--set: unknown key prefil.")
 
 
-def test_overrides_win_over_the_file(tmp_path):
+def test_overrides_take_precedence_over_the_file(tmp_path):
     file = tmp_path / "baton.yaml"
     file.write_text("router: {port: 1, host: localhost}\nprefill:\n", encoding="utf-8")
     overrides = dict(map(parse_override, ["router.port=2", "prefill.resources.labels={pool: a}", "log.json=true"]))
@@ -162,7 +162,7 @@ def test_overrides_win_over_the_file(tmp_path):
     assert config.log.json_lines is True
 
 
-def test_an_empty_file_and_empty_sections_mean_the_defaults(tmp_path):
+def test_an_empty_file_and_empty_sections_give_the_defaults(tmp_path):
     file = tmp_path / "baton.yaml"
     file.write_text("# nothing\n", encoding="utf-8")
     assert load_config(file) == BatonConfig()
@@ -171,12 +171,12 @@ def test_an_empty_file_and_empty_sections_mean_the_defaults(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["router.port", "=1", ".port=1", "router..port=1", "a=[", "a={b: 1, b: 2}"])
-def test_an_override_that_cannot_be_read_is_refused(text):
+def test_an_unreadable_override_is_refused(text):
     with pytest.raises(ConfigError, match="--set"):
         parse_override(text)
 
 
-def test_an_override_below_a_plain_value_is_refused(tmp_path):
+def test_an_override_inside_a_plain_value_is_refused(tmp_path):
     assert "--set model.name: model is 'a/b'" in error_for(tmp_path, "model: a/b", "model.name=x")
 
 
@@ -185,7 +185,7 @@ def test_a_missing_file_is_an_error(tmp_path):
         load_config(tmp_path / "none.yaml")
 
 
-def test_a_local_model_is_found_from_the_configurations_folder(tmp_path, monkeypatch):
+def test_a_local_model_is_resolved_from_the_folder_of_the_configuration(tmp_path, monkeypatch):
     (tmp_path / "deploy").mkdir()
     (tmp_path / "deploy" / "tiny").mkdir()
     (tmp_path / "elsewhere").mkdir()
@@ -196,12 +196,12 @@ def test_a_local_model_is_found_from_the_configurations_folder(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("model", ["./none", "/none/such", "~/none-such", "none.gguf"])
-def test_a_local_model_that_does_not_exist_is_an_error(model):
+def test_a_missing_local_model_is_an_error(model):
     with pytest.raises(ConfigError, match=r"is a local path, but there is no .* Correct the path\."):
         load_config(overrides={"model": model})
 
 
-def test_hub_ids_and_the_default_name_stay_as_they_are(tmp_path, monkeypatch):
+def test_hub_ids_and_the_default_name_are_kept(tmp_path, monkeypatch):
     (tmp_path / "smollm2-135m-instruct").mkdir()
     monkeypatch.chdir(tmp_path)
     assert load_config(overrides={"model": "organization/name"}).model == "organization/name"
@@ -219,7 +219,7 @@ def test_powers_of_ten_are_numbers(text: str, value: float, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "key", ["admission.mode", "kv_transfer.shared_memory", "engine.cuda_graphs", "engine.overlap_scheduling"]
 )
-def test_off_is_a_word(key: str, tmp_path: Path) -> None:
+def test_off_is_read_as_a_word(key: str, tmp_path: Path) -> None:
     section, name = key.split(".")
     file = tmp_path / "baton.yaml"
     file.write_text(f"{section}:\n  {name}: off\n", encoding="utf-8")

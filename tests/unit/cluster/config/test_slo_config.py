@@ -25,7 +25,7 @@ def test_the_defaults_are_the_built_in_classes() -> None:
     assert (classes.choose(None, "flex"), classes.choose(None, "priority")) == (BATCH, INTERACTIVE)
 
 
-def test_given_values_are_laid_over_the_built_in_ones() -> None:
+def test_given_values_override_the_built_in_ones() -> None:
     classes = {
         "interactive": {"ttft": "200ms"},
         "gold": {"ttft": "100ms", "tpot": 0.01, "percentile": 99},
@@ -42,7 +42,7 @@ def test_one_value_can_come_from_the_command_line() -> None:
     assert (found.tpot, found.ttft) == (0.02, 1.0)
 
 
-def test_a_class_with_the_name_of_a_built_in_tier_is_meant_by_that_name() -> None:
+def test_a_class_named_like_a_built_in_tier_replaces_it() -> None:
     classes = config(
         classes={"flex": {"ttft": "1s", "tpot": "10ms"}}, service_tiers={"batch": "batch"}
     ).slo.to_classes()
@@ -53,7 +53,7 @@ def test_a_class_with_the_name_of_a_built_in_tier_is_meant_by_that_name() -> Non
     assert BatonConfig.from_dict(found.to_dict()) == found
 
 
-def test_it_survives_the_way_to_an_actor() -> None:
+def test_the_configuration_of_slos_can_be_sent_to_an_actor() -> None:
     before = config(classes={"gold": {"ttft": "1ms", "tpot": 1 / 3}}, service_tiers={"scale": "gold"})
     assert BatonConfig.from_dict(json.loads(json.dumps(before.to_dict()))) == before
 
@@ -115,6 +115,6 @@ def test_durations_have_units(text: object, seconds: float) -> None:
 
 
 @given(st.floats(0, 86_400))
-def test_a_written_duration_is_read_as_it_was(seconds: float) -> None:
+def test_a_written_duration_reads_back_unchanged(seconds: float) -> None:
     seconds = round(seconds, 6)
     assert parse_duration_s(format_duration(seconds)) == seconds

@@ -111,7 +111,7 @@ def listener_pid(endpoint: str) -> int | None:
 
 
 @ON_REAL_RAY
-async def test_it_serves_scales_and_replaces_a_dead_router(controller):
+async def test_the_controller_serves_scales_and_replaces_a_dead_router(controller):
     async with controller() as running:
         await running.start()
         assert await running.complete() == expected_tokens(5)
@@ -169,7 +169,7 @@ async def test_it_serves_scales_and_replaces_a_dead_router(controller):
 
 
 @ON_REAL_RAY
-async def test_workers_that_start_while_the_router_dies_are_kept(controller):
+async def test_workers_that_start_while_the_router_fails_are_kept(controller):
     async with controller() as running:
         await running.start()
         pid = listener_pid(running.endpoint)
@@ -200,7 +200,7 @@ async def test_workers_that_start_while_the_router_dies_are_kept(controller):
         (HangingHost, "deadline_exceeded", "After 1 s, 0 of 1 prefill workers are ready"),
     ],
 )
-async def test_the_error_when_the_cluster_does_not_start(controller, worker_class, code, message):
+async def test_a_failed_start_reports_the_error(controller, worker_class, code, message):
     timeout_s = 1.0 if worker_class is HangingHost else TIMEOUT_S
     async with controller(worker_class, ray={"start_timeout_s": timeout_s}) as running:
         with pytest.raises(BatonError, match=message) as raised:
@@ -230,7 +230,7 @@ async def test_a_model_without_a_tokenizer_is_an_error(controller, tmp_path):
         assert raised.value.code == "invalid_config"
 
 
-async def test_stopping_while_it_starts(controller):
+async def test_a_cluster_can_be_stopped_while_it_starts(controller):
     async with controller(HangingHost) as running:
         starting = asyncio.create_task(running.start())
 

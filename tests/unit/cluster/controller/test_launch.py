@@ -14,7 +14,7 @@ from cluster.controller.launch import Cluster, connect
 
 
 @pytest.mark.parametrize("raised", [Exception("The current node timed out during startup."), OSError("no space")])
-def test_a_local_ray_that_does_not_start_is_one_message(raised: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_ray_that_does_not_start_gives_one_message(raised: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray raises the class Exception itself when a machine is so busy that its node is late."""
 
     def init(**options: object) -> None:
@@ -26,7 +26,7 @@ def test_a_local_ray_that_does_not_start_is_one_message(raised: Exception, monke
         Cluster.start(BatonConfig.from_dict({"router": {"port": 0}}), lambda line: None)
 
 
-def test_a_local_ray_has_the_environment_of_workers_and_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_ray_has_the_environment_of_workers_and_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     """Actors that need no other one need not wait until Ray has made it."""
     seen: dict[str, str] = {}
     monkeypatch.setattr(os, "environ", {"RAY_worker_niceness": "3", "HOME": "/"})

@@ -27,17 +27,17 @@ def _no_variables_of_the_shell(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_the_defaults_ask_for_a_cpu_and_nothing_else():
+def test_the_defaults_request_one_cpu_and_nothing_else():
     assert actor_options(ResourcesConfig()) == {"num_cpus": 1.0, "num_gpus": 0.0, "runtime_env": RUNTIME_ENV}
 
 
 @pytest.mark.parametrize("name", VARIABLES)
-def test_a_variable_of_the_users_own_is_passed_on(monkeypatch, name):
+def test_variables_set_by_the_user_are_passed_on(monkeypatch, name):
     monkeypatch.setenv(name, "7")
     assert actor_options(ResourcesConfig())["runtime_env"] == {"env_vars": VARIABLES | {name: "7"}}
 
 
-def test_what_actors_inherit_is_not_asked_for(monkeypatch):
+def test_inherited_variables_are_not_requested(monkeypatch):
     """Or actors would wait until Ray can make environments."""
     assert actor_options(ResourcesConfig(), is_local=True)["runtime_env"] == RUNTIME_ENV
     for name in VARIABLES:
@@ -46,7 +46,7 @@ def test_what_actors_inherit_is_not_asked_for(monkeypatch):
     assert "runtime_env" in actor_options(ResourcesConfig())  # other nodes have an environment of their own
 
 
-def test_every_wish_becomes_an_option():
+def test_every_placement_setting_becomes_an_option():
     resources = ResourcesConfig(
         cpus=4.0, gpus=1.0, memory_gib=1.5, accelerator_type="H100", labels={"baton-pool": "prefill"}
     )
@@ -73,13 +73,13 @@ def test_every_wish_becomes_an_option():
         ({"labels": {"rack": "7"}}, "no label rack"),
     ],
 )
-def test_a_node_that_does_not_fit_says_what_it_lacks(wanted, lacks):
+def test_a_node_that_does_not_fit_is_explained(wanted, lacks):
     text = explain_pending("decode", ResourcesConfig(**wanted), [CPU_ONLY])
     assert f"10.0.0.2: 4 CPUs, 0 GPUs, 8.0 GiB: {lacks}" in text
     assert "No node is large enough: change decode.resources" in text
 
 
-def test_a_wrong_label_is_shown_with_what_the_node_has():
+def test_a_wrong_label_is_shown_with_the_labels_of_the_node():
     text = explain_pending("decode", ResourcesConfig(accelerator_type="H200"), [H100])
     assert "10.0.0.1: 16 CPUs, 8 GPUs (H100), 64.0 GiB: label ray.io/accelerator-type is H100" in text
 
@@ -95,7 +95,7 @@ def test_on_a_local_cluster_the_number_of_cpus_is_a_setting():
         assert "num_cpus" not in explain_pending("prefill", ResourcesConfig(**other), [H100, CPU_ONLY], is_local=True)
 
 
-def test_a_node_that_would_fit_were_it_free_is_told_from_one_that_never_will():
+def test_a_busy_node_is_distinguished_from_one_that_never_fits():
     text = explain_pending("prefill", ResourcesConfig(gpus=1.0), [H100, CPU_ONLY])
     assert "10.0.0.1: 16 CPUs, 8 GPUs (H100), 64.0 GiB: large enough, but in use" in text
     assert "10.0.0.2: 4 CPUs, 0 GPUs, 8.0 GiB: too few GPUs" in text

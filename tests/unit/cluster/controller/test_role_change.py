@@ -19,7 +19,7 @@ from tests.waiting import until
 from tests.worker_infos import make_info
 
 
-async def test_a_draft_on_decode_workers_alone_prevents_role_changes(a_ray):
+async def test_a_draft_only_on_decode_workers_prevents_role_changes(a_ray):
     controller = Controller(BatonConfig.from_dict({"speculation": {"draft_on_prefill": False}}).to_dict(), FakeHost)
     try:
         await controller.worker_ready(make_info("prefill-1", PREFILL))
@@ -95,7 +95,7 @@ class TestPools:
         assert ids_in(decode, "ready") == ["decode-2"]
         assert listener.ready["decode-2"].pid != pid
 
-    async def test_a_change_that_is_no_longer_wanted_ends_with_the_drain(self, start, listener):
+    async def test_an_unneeded_role_change_ends_with_the_drain(self, start, listener):
         prefill, decode = await start(2, 0)
         decode.change_role_from(prefill, ChangeOrigin.OPERATOR)
         decode.scale(0)
@@ -105,7 +105,7 @@ class TestPools:
         assert (prefill.counts().ready, decode.counts().ready) == (1, 0)
         assert sorted(listener.ready) == ["prefill-1"]
 
-    async def test_a_changed_worker_takes_the_place_of_a_pending_one_and_the_last_one_stays(self, start, listener):
+    async def test_a_changed_worker_replaces_a_pending_one_and_the_last_one_stays(self, start, listener):
         prefill, decode = await start(2, 0, cpus=3.0)
         pid = listener.ready["prefill-2"].pid
         decode.scale(1)
@@ -166,7 +166,7 @@ def ids_of(controller: Controller, pool: str) -> list[str]:
     return [worker["id"] for worker in controller.pools()[pool]["workers"] if worker["state"] == "ready"]
 
 
-def test_fake_hosts_have_what_workers_have():
+def test_fake_hosts_match_real_ones():
     """Otherwise the tests above would not apply to real processes."""
     from cluster.worker.worker_host import WorkerHost
 

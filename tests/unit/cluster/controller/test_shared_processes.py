@@ -71,13 +71,13 @@ async def test_workers_are_cancelled_before_their_process_runs(pool):
     assert ids_in(pool, "ready") == ["decode-1", "decode-2"]
 
 
-async def test_a_pool_stops_while_processes_are_starting(pool):
+async def test_a_pool_can_stop_while_processes_are_starting(pool):
     async with asyncio.timeout(CANCELLED_S):
         await pool.stop()
     assert pool.status()["workers"] == []
 
 
-async def test_a_process_that_failed_to_start_gets_no_further_workers(a_ray):
+async def test_a_process_that_failed_to_start_gets_no_more_workers(a_ray):
     processes = processes_of(BrokenProcess)
     first, second, third = (PoolMember(f"decode-{number}") for number in (1, 2, 3))
     for member in (first, second):

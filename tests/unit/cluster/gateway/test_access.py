@@ -48,13 +48,13 @@ def rejected(registry: CollectorRegistry, reason: str) -> float:
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/ready"])
-async def test_probes_may_ask_with_head(http: httpx.AsyncClient, path: str) -> None:
+async def test_probes_can_use_head(http: httpx.AsyncClient, path: str) -> None:
     response = await http.head(path)
     assert response.status_code == 200
     assert (await http.get(path)).status_code == 200
 
 
-async def test_head_says_when_nothing_is_ready(http: httpx.AsyncClient, generator: FakeGenerator) -> None:
+async def test_head_reports_when_no_worker_is_ready(http: httpx.AsyncClient, generator: FakeGenerator) -> None:
     generator.ready = False
     assert (await http.head("/ready")).status_code == 503
 
@@ -80,7 +80,7 @@ async def test_rejections_are_counted_by_reason(http, generator, registry, body,
     assert answered(registry, COMPLETIONS, status) == 1
 
 
-async def test_what_is_answered_is_no_rejection(http: httpx.AsyncClient, registry: CollectorRegistry) -> None:
+async def test_answered_requests_are_not_rejections(http: httpx.AsyncClient, registry: CollectorRegistry) -> None:
     assert (await http.post(COMPLETIONS, json=COMPLETION)).status_code == 200
     assert (await http.post(COMPLETIONS, json={**COMPLETION, "stream": True})).status_code == 200
     assert (await http.get("/v1/models/made-up")).status_code == 404
@@ -99,7 +99,7 @@ async def test_paths_are_counted_by_route(http: httpx.AsyncClient, registry: Col
     assert answered(registry, "/v1/requests/{request_id}/timeline", 200) == 1
 
 
-async def test_every_request_leaves_one_line(http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture) -> None:
+async def test_every_request_is_logged_in_one_line(http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "cluster.gateway.http_edge"):
         await http.post(COMPLETIONS, json={**COMPLETION, "model": "my secret"}, headers={"X-Request-Id": "mine"})
         await http.get("/my-secret?my=secret", headers={"X-Request-Id": "other"})
@@ -112,7 +112,7 @@ async def test_every_request_leaves_one_line(http: httpx.AsyncClient, caplog: py
     assert "secret" not in f"{first} {second}"
 
 
-async def test_probes_are_no_news(http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture) -> None:
+async def test_probes_are_not_logged(http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "cluster.gateway.http_edge"):
         for path in ("/health", "/metrics", "/ready", "/v1/models"):
             await http.get(path)

@@ -35,7 +35,7 @@ def test_other_headers_are_refused_without_being_quoted(header: str | None) -> N
     assert KEY not in caught.value.message
 
 
-def test_a_key_in_the_configuration_is_kept_as_digest_only() -> None:
+def test_a_configured_key_is_kept_only_as_a_digest() -> None:
     config = BatonConfig.from_dict({"router": {"api_keys": [{"name": "web", "key": KEY}]}})
     for text in (repr(config), str(config), json.dumps(config.to_dict())):
         assert KEY not in text
@@ -70,7 +70,7 @@ def test_keys_come_from_the_environment_and_from_files(tmp_path: Path, monkeypat
         ({"key_file": "binary.key"}, "cannot read "),
     ],
 )
-def test_a_key_that_cannot_be_had_is_explained(
+def test_an_unavailable_key_is_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: dict[str, str], expected: str
 ) -> None:
     monkeypatch.setenv("TOO_SHORT", "hunter2")
@@ -116,5 +116,5 @@ def test_one_key_has_one_owner() -> None:
         )
 
 
-def test_without_keys_there_is_nothing_to_ask_for() -> None:
+def test_without_keys_no_authorization_is_needed() -> None:
     assert not ApiKeys()

@@ -41,7 +41,7 @@ def events(text: str) -> list[Any]:
 # --- The official client ---------------------------------------------------------------------------------------------
 
 
-async def test_chat(client: openai.AsyncOpenAI) -> None:
+async def test_chat_completions_match_the_generated_text(client: openai.AsyncOpenAI) -> None:
     answer = await client.chat.completions.create(model=MODEL, messages=HELLO)
     assert answer.choices[0].message.content == TEXT
     assert answer.choices[0].finish_reason == "stop"
@@ -54,7 +54,7 @@ async def test_chat(client: openai.AsyncOpenAI) -> None:
     assert answer.usage.prompt_tokens_details.cached_tokens == 16
 
 
-async def test_chat_streamed(client: openai.AsyncOpenAI) -> None:
+async def test_chat_completions_can_be_streamed(client: openai.AsyncOpenAI) -> None:
     stream = await client.chat.completions.create(
         model=MODEL, messages=HELLO, stream=True, stream_options={"include_usage": True}
     )
@@ -69,7 +69,7 @@ async def test_chat_streamed(client: openai.AsyncOpenAI) -> None:
     assert last.usage.completion_tokens == NUM_TOKENS + 1
 
 
-async def test_completion(client: openai.AsyncOpenAI) -> None:
+async def test_completions_match_the_generated_text(client: openai.AsyncOpenAI) -> None:
     answer = await client.completions.create(model=MODEL, prompt="hello", max_tokens=3)
     assert answer.id.startswith("cmpl-")
     assert answer.choices[0].finish_reason == "length"
@@ -78,7 +78,7 @@ async def test_completion(client: openai.AsyncOpenAI) -> None:
     assert answer.usage.completion_tokens == 3
 
 
-async def test_completion_streamed(client: openai.AsyncOpenAI) -> None:
+async def test_completions_can_be_streamed(client: openai.AsyncOpenAI) -> None:
     stream = await client.completions.create(model=MODEL, prompt="hello", max_tokens=32, stream=True)
     assert "".join([chunk.choices[0].text async for chunk in stream]) == TEXT
 
@@ -106,7 +106,7 @@ async def test_several_prompts_and_choices_have_their_index(
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (2, 4)
 
 
-async def test_choices_are_streamed_side_by_side(client: openai.AsyncOpenAI) -> None:
+async def test_choices_are_streamed_concurrently(client: openai.AsyncOpenAI) -> None:
     stream = await client.chat.completions.create(
         model=MODEL, messages=HELLO, n=3, stream=True, stream_options={"include_usage": True}
     )
@@ -137,7 +137,7 @@ async def test_further_choices_wait_for_the_first_token_of_the_first(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_chat_logprobs(http: httpx.AsyncClient, stream: bool) -> None:
+async def test_chat_completions_return_logprobs(http: httpx.AsyncClient, stream: bool) -> None:
     body = {**CHAT, "logprobs": True, "top_logprobs": 2, "stream": stream}
     response = await http.post("/v1/chat/completions", json=body)
     choices = [event["choices"][0] for event in events(response.text)[:-1]] if stream else response.json()["choices"]
@@ -148,7 +148,7 @@ async def test_chat_logprobs(http: httpx.AsyncClient, stream: bool) -> None:
     assert all(len(entry["top_logprobs"]) == 2 for entry in entries)
 
 
-async def test_completion_logprobs(client: openai.AsyncOpenAI) -> None:
+async def test_completions_return_logprobs(client: openai.AsyncOpenAI) -> None:
     answer = await client.completions.create(model=MODEL, prompt="hello", max_tokens=3, logprobs=1)
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None
@@ -158,7 +158,7 @@ async def test_completion_logprobs(client: openai.AsyncOpenAI) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_stop_string_ends_the_output_and_cancels_the_work(
+async def test_a_stop_string_ends_the_output_and_cancels_the_work(
     http: httpx.AsyncClient, generator: FakeGenerator, stream: bool
 ) -> None:
     response = await http.post("/v1/completions", json={**COMPLETION, "stop": ["quick", "zzz"], "stream": stream})
@@ -175,7 +175,7 @@ async def test_a_finished_sequence_is_not_cancelled(http: httpx.AsyncClient, gen
     assert generator.cancelled == []
 
 
-async def test_models(client: openai.AsyncOpenAI) -> None:
+async def test_models_are_listed(client: openai.AsyncOpenAI) -> None:
     assert [model.id async for model in client.models.list()] == [MODEL]
     assert (await client.models.retrieve(MODEL)).owned_by == "baton"
     with pytest.raises(openai.NotFoundError, match=MODEL):
@@ -185,7 +185,7 @@ async def test_models(client: openai.AsyncOpenAI) -> None:
 # --- Streams ---------------------------------------------------------------------------------------------------------
 
 
-async def test_first_token_is_sent_while_the_rest_is_still_to_come(
+async def test_the_first_token_is_sent_before_the_rest_is_generated(
     http: httpx.AsyncClient, generator: FakeGenerator
 ) -> None:
     generator.script = lambda request: [TokenChunk(tuple(TOKENIZER.encode("hello"))), None]
@@ -224,14 +224,14 @@ async def test_errors_before_the_first_token_have_their_status(
     }
 
 
-async def test_errors_in_a_stream_are_events_and_end_it(client: openai.AsyncOpenAI, generator: FakeGenerator) -> None:
+async def test_errors_in_a_stream_are_events_that_end_it(client: openai.AsyncOpenAI, generator: FakeGenerator) -> None:
     generator.script = lambda request: [TokenChunk((40,)), WorkerLostError("The decode worker died.")]
     stream = await client.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
     with pytest.raises(openai.APIError, match="The decode worker died"):
         _ = [chunk async for chunk in stream]
 
 
-async def test_failure_of_one_choice_cancels_the_others(http: httpx.AsyncClient, generator: FakeGenerator) -> None:
+async def test_the_failure_of_one_choice_cancels_the_others(http: httpx.AsyncClient, generator: FakeGenerator) -> None:
     def script(request: GenerationRequest) -> list[Step]:
         is_second = request.request_id.endswith("-1")
         return [TokenChunk((40,)), WorkerLostError("gone") if is_second else None]
@@ -247,7 +247,7 @@ async def test_failure_of_one_choice_cancels_the_others(http: httpx.AsyncClient,
 
 @pytest.mark.parametrize("body", [{}, {"n": 3}, {"stream": True}, {"stream": True, "n": 3}])
 @pytest.mark.parametrize("first", [[], [TokenChunk((40,))]], ids=["before_a_token", "after_a_token"])
-async def test_disconnect_cancels_every_sequence(
+async def test_a_disconnect_cancels_every_sequence(
     http: httpx.AsyncClient, generator: FakeGenerator, body: dict[str, Any], first: list[Step]
 ) -> None:
     generator.script = lambda request: [*first, None]
@@ -260,7 +260,7 @@ async def test_disconnect_cancels_every_sequence(
     await until(lambda: len(generator.cancelled) == num_running)
 
 
-async def test_disconnect_harms_no_other_request(http: httpx.AsyncClient, generator: FakeGenerator) -> None:
+async def test_a_disconnect_affects_no_other_request(http: httpx.AsyncClient, generator: FakeGenerator) -> None:
     speak = say(TOKENIZER, TEXT)
     generator.script = lambda request: [None] if request.params.max_tokens == 1 else speak(request)
     hanging = asyncio.create_task(http.post("/v1/completions", json={**COMPLETION, "max_tokens": 1}))
@@ -273,7 +273,7 @@ async def test_disconnect_harms_no_other_request(http: httpx.AsyncClient, genera
 # --- Request ids and timelines ---------------------------------------------------------------------------------------
 
 
-async def test_clients_request_id_is_used(http: httpx.AsyncClient, generator: FakeGenerator) -> None:
+async def test_the_request_id_of_the_client_is_used(http: httpx.AsyncClient, generator: FakeGenerator) -> None:
     response = await http.post("/v1/completions", json=COMPLETION, headers={"X-Request-Id": "bench-1.a_B"})
     assert response.headers["x-request-id"] == response.json()["id"] == "bench-1.a_B"
     assert generator.requests[0].request_id == "bench-1.a_B"
@@ -285,7 +285,7 @@ async def test_unusable_request_ids_are_replaced(http: httpx.AsyncClient, given:
     assert response.headers["x-request-id"].startswith("cmpl-")
 
 
-async def test_request_id_in_use_is_not_given_twice(http: httpx.AsyncClient, generator: FakeGenerator) -> None:
+async def test_a_request_id_in_use_is_not_reused(http: httpx.AsyncClient, generator: FakeGenerator) -> None:
     speak = say(TOKENIZER, TEXT)
     generator.script = lambda request: [None] if len(generator.requests) == 1 else speak(request)
     headers = {"X-Request-Id": "same"}
@@ -310,7 +310,7 @@ async def test_request_id_in_use_is_not_given_twice(http: httpx.AsyncClient, gen
         ({"theirs"}, "mine", 1, True),
     ],
 )
-async def test_an_id_whose_timeline_is_kept_is_not_given_again(
+async def test_an_id_with_a_stored_timeline_is_not_reused(
     kept: set[str], wanted: str, num_choices: int, is_free: bool, generator: FakeGenerator
 ) -> None:
     app = create_app(generator, TOKENIZER, FakeAdmin(), GatewayLimits(), is_kept=kept.__contains__)

@@ -15,7 +15,7 @@ TOKENIZER = byte_level_tokenizer()
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
 
 
-async def test_health_and_readiness(http: httpx.AsyncClient, generator: FakeGenerator) -> None:
+async def test_health_and_readiness_are_reported(http: httpx.AsyncClient, generator: FakeGenerator) -> None:
     assert (await http.get("/health")).status_code == 200
     assert (await http.get("/ready")).status_code == 200
     generator.ready = False
@@ -25,7 +25,7 @@ async def test_health_and_readiness(http: httpx.AsyncClient, generator: FakeGene
     assert (await http.post("/v1/chat/completions", json=CHAT)).status_code == 503
 
 
-async def test_root_names_the_endpoints(http: httpx.AsyncClient) -> None:
+async def test_the_root_lists_the_endpoints(http: httpx.AsyncClient) -> None:
     body = (await http.get("/")).json()
     assert body["name"] == "baton"
     for endpoint in body["endpoints"]:
@@ -40,27 +40,27 @@ async def test_metrics_are_prometheus_text(http: httpx.AsyncClient) -> None:
     assert b"baton_up 1" in response.content
 
 
-async def test_status_and_scale(http: httpx.AsyncClient, admin: FakeAdmin) -> None:
+async def test_status_and_scale_work(http: httpx.AsyncClient, admin: FakeAdmin) -> None:
     assert (await http.get("/admin/status")).json() == {"pools": {"prefill": 1, "decode": 1}}
     response = await http.post("/admin/scale", json={"prefill": 2, "decode": 3})
     assert response.json() == {"targets": {"prefill": 2, "decode": 3}}
     assert admin.scaled == [{"prefill": 2, "decode": 3}]
 
 
-async def test_a_pool_is_handed_back_to_the_autoscaler(http: httpx.AsyncClient, admin: FakeAdmin) -> None:
+async def test_a_pool_is_released_to_the_autoscaler(http: httpx.AsyncClient, admin: FakeAdmin) -> None:
     assert (await http.post("/admin/scale", json={"prefill": "auto", "decode": 3})).status_code == 200
     assert admin.scaled == [{"prefill": None, "decode": 3}]
     assert (await http.post("/admin/scale", json={"prefill": 1, "decode": 4096})).status_code == 200
 
 
 @pytest.mark.parametrize("target", ["automatic", 0, -1, 4097, 1.0, True, None])
-async def test_a_size_that_no_pool_can_have_is_refused(target: object, http: httpx.AsyncClient) -> None:
+async def test_an_impossible_pool_size_is_refused(target: object, http: httpx.AsyncClient) -> None:
     response = await http.post("/admin/scale", json={"prefill": target})
     assert response.status_code == 400
     assert "prefill must be an integer between 1 and 4096, or auto, got" in response.json()["error"]["message"]
 
 
-async def test_a_worker_is_moved(http: httpx.AsyncClient, admin: FakeAdmin) -> None:
+async def test_a_worker_is_moved_to_the_other_pool(http: httpx.AsyncClient, admin: FakeAdmin) -> None:
     assert (await http.post("/admin/move", json={"from": "prefill", "to": "decode"})).json() == {"pools": {}}
     assert admin.moved == [("prefill", "decode")]
 
@@ -81,7 +81,7 @@ async def test_a_wrong_move_is_refused(http: httpx.AsyncClient, admin: FakeAdmin
     assert admin.moved == []
 
 
-async def test_plan_and_advice(http: httpx.AsyncClient) -> None:
+async def test_plan_and_advice_are_served(http: httpx.AsyncClient) -> None:
     assert (await http.get("/admin/plan")).json() == {"enabled": False}
     assert (await http.get("/admin/advise")).json() == {"texts": ["Keep it."]}
 

@@ -42,7 +42,7 @@ async def test_bad_input_is_refused(direct: httpx.AsyncClient, generator: FakeGe
     assert generator.requests == []
 
 
-async def test_bad_input_over_real_http_harms_no_other_request(http: httpx.AsyncClient) -> None:
+async def test_bad_input_over_real_http_affects_no_other_request(http: httpx.AsyncClient) -> None:
     good = [http.post("/v1/completions", json=COMPLETION) for _ in range(20)]
     table = bad_inputs(MODEL, CONTEXT_LENGTH)
     bad = [http.request(item.method, item.path, content=item.content, headers=item.headers) for item in table]
@@ -51,12 +51,12 @@ async def test_bad_input_over_real_http_harms_no_other_request(http: httpx.Async
     assert [answer.status_code for answer in answers[20:]] == [item.status for item in table]
 
 
-def test_bad_input_names_are_unique() -> None:
+def test_names_of_bad_inputs_are_unique() -> None:
     names = [bad.name for bad in bad_inputs(MODEL, CONTEXT_LENGTH)]
     assert len(names) == len(set(names)) > 120
 
 
-async def test_body_limit_holds_without_a_content_length(http: httpx.AsyncClient) -> None:
+async def test_the_body_limit_holds_without_a_content_length(http: httpx.AsyncClient) -> None:
     async def endless() -> AsyncIterator[bytes]:
         for _ in range(10):
             yield b"a" * 1024 * 1024
@@ -68,9 +68,7 @@ async def test_body_limit_holds_without_a_content_length(http: httpx.AsyncClient
 
 
 @pytest.mark.parametrize("headers", [{"Content-Type": "text/plain"}, {"Content-Encoding": "gzip"}])
-async def test_a_body_that_is_refused_by_its_headers_is_read_all_the_same(
-    direct: httpx.AsyncClient, headers: dict[str, str]
-) -> None:
+async def test_a_body_refused_by_its_headers_is_still_read(direct: httpx.AsyncClient, headers: dict[str, str]) -> None:
     """A client that is cut off while it sends may never read the answer."""
     parts = [b"a" * 1000] * 4
 
@@ -83,13 +81,13 @@ async def test_a_body_that_is_refused_by_its_headers_is_read_all_the_same(
     assert not parts
 
 
-async def test_body_just_below_the_limit_is_read(http: httpx.AsyncClient) -> None:
+async def test_a_body_just_below_the_limit_is_read(http: httpx.AsyncClient) -> None:
     body = json.dumps({**COMPLETION, "user": "a" * (8 * 1024 * 1024 - 200)})
     response = await http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
     assert response.status_code == 200
 
 
-async def test_unforeseen_errors_leak_nothing(
+async def test_unexpected_errors_leak_nothing(
     http: httpx.AsyncClient, generator: FakeGenerator, caplog: pytest.LogCaptureFixture
 ) -> None:
     generator.script = lambda request: [ValueError("the prompt was: my secret")]
@@ -104,7 +102,7 @@ async def test_unforeseen_errors_leak_nothing(
     assert "ValueError" in record.getMessage()
 
 
-async def test_unforeseen_errors_in_a_stream_leak_nothing(
+async def test_unexpected_errors_in_a_stream_leak_nothing(
     http: httpx.AsyncClient, generator: FakeGenerator, caplog: pytest.LogCaptureFixture
 ) -> None:
     generator.script = lambda request: [TokenChunk((40,)), ValueError("my secret")]
@@ -116,7 +114,7 @@ async def test_unforeseen_errors_in_a_stream_leak_nothing(
     assert "secret" not in response.text + caplog.text
 
 
-async def test_generator_that_breaks_off_is_an_internal_error(
+async def test_a_generator_that_ends_early_is_an_internal_error(
     http: httpx.AsyncClient, generator: FakeGenerator
 ) -> None:
     generator.script = lambda request: [TokenChunk((40,))]

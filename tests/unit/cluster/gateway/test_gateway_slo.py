@@ -78,7 +78,7 @@ def bearer(key: str) -> dict[str, str]:
         ({"service_tier": "flex"}, {HEADER: "interactive"}, "interactive"),
     ],
 )
-async def test_every_sequence_carries_the_class_that_was_chosen(
+async def test_every_sequence_carries_the_chosen_class(
     http: httpx.AsyncClient, generator: FakeGenerator, path, body, parameters, headers, name
 ) -> None:
     response = await http.post(path, json={**body, **parameters, "n": 2}, headers=headers)
@@ -86,7 +86,7 @@ async def test_every_sequence_carries_the_class_that_was_chosen(
     assert [request.slo.name for request in generator.requests] == [name, name]
 
 
-async def test_only_chats_that_ask_for_a_tier_are_told_theirs(http: httpx.AsyncClient) -> None:
+async def test_only_chats_that_request_a_tier_get_one_in_the_response(http: httpx.AsyncClient) -> None:
     async def answer(path: str, body: dict[str, Any]) -> dict[str, Any]:
         return (await http.post(path, json=body)).json()
 
@@ -104,7 +104,9 @@ async def test_every_chunk_of_a_stream_names_the_tier(http: httpx.AsyncClient) -
     assert all('"service_tier":"priority"' in chunk for chunk in chunks)
 
 
-async def test_two_classes_at_once_are_refused(http: httpx.AsyncClient, generator: FakeGenerator) -> None:
+async def test_two_different_classes_in_one_request_are_refused(
+    http: httpx.AsyncClient, generator: FakeGenerator
+) -> None:
     twice = [(HEADER, "interactive"), (HEADER, "batch")]
     response = await http.post(COMPLETIONS, json=COMPLETION, headers=twice)
     error = response.json()["error"]
@@ -117,7 +119,7 @@ async def test_two_classes_at_once_are_refused(http: httpx.AsyncClient, generato
     ("parameters", "headers", "param"),
     [({"service_tier": "gold"}, {}, "service_tier"), ({}, {HEADER: "gold"}, HEADER), ({}, {HEADER: ""}, HEADER)],
 )
-async def test_an_unknown_class_is_refused_with_those_that_there_are(
+async def test_an_unknown_class_is_refused_with_the_known_classes(
     http: httpx.AsyncClient, generator: FakeGenerator, parameters, headers, param
 ) -> None:
     response = await http.post(COMPLETIONS, json={**COMPLETION, **parameters}, headers=headers)
@@ -127,7 +129,7 @@ async def test_an_unknown_class_is_refused_with_those_that_there_are(
     assert generator.requests == []
 
 
-async def test_a_key_brings_its_class_and_a_request_may_still_choose(
+async def test_a_key_sets_its_class_and_a_request_can_override_it(
     locked: httpx.AsyncClient, generator: FakeGenerator
 ) -> None:
     for key, parameters in (
@@ -144,7 +146,7 @@ async def test_a_key_brings_its_class_and_a_request_may_still_choose(
 
 @pytest.mark.parametrize("headers", [{}, bearer("a-key-that-is-wrong"), {"Authorization": f"Basic {KEY}"}])
 @pytest.mark.parametrize("path", [COMPLETIONS, "/admin/scale"])
-async def test_without_a_known_key_nothing_is_done(
+async def test_without_a_known_key_nothing_is_served(
     locked: httpx.AsyncClient, generator: FakeGenerator, registry: CollectorRegistry, headers, path
 ) -> None:
     response = await locked.post(path, json={**COMPLETION, "prompt": "x" * 100_000}, headers=headers)
@@ -155,7 +157,7 @@ async def test_without_a_known_key_nothing_is_done(
     assert registry.get_sample_value("baton_http_requests_total", {"endpoint": path, "status": "401"}) == 1
 
 
-async def test_operators_have_keys_of_their_own(locked: httpx.AsyncClient) -> None:
+async def test_operators_have_their_own_keys(locked: httpx.AsyncClient) -> None:
     response = await locked.get("/admin/status", headers=bearer(KEY))
     assert (response.status_code, response.json()["error"]["code"]) == (403, "permission_denied")
     assert (await locked.get("/admin/status", headers=bearer(ADMIN_KEY))).status_code == 200
@@ -170,11 +172,11 @@ async def test_probes_need_no_key(locked: httpx.AsyncClient, path: str) -> None:
     assert (await locked.get(path)).status_code == 200
 
 
-async def test_without_keys_any_is_taken(http: httpx.AsyncClient) -> None:
+async def test_without_configured_keys_any_key_is_accepted(http: httpx.AsyncClient) -> None:
     assert (await http.post(COMPLETIONS, json=COMPLETION, headers=bearer("none"))).status_code == 200
 
 
-async def test_the_access_log_names_class_and_owner_and_no_key(
+async def test_the_access_log_names_class_and_owner_but_no_key(
     locked: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG):
@@ -198,7 +200,7 @@ async def cluster() -> AsyncIterator[InstantCluster]:
     await running.stop()
 
 
-async def test_what_became_of_a_request_is_in_metrics_log_and_timeline(
+async def test_the_outcome_of_a_request_is_in_metrics_log_and_timeline(
     cluster: InstantCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = await cluster.start()
@@ -224,7 +226,7 @@ async def test_what_became_of_a_request_is_in_metrics_log_and_timeline(
     assert value("baton_time_per_output_token_seconds_count", {"slo_class": "batch"}) == 2
 
 
-async def test_an_answer_that_a_stop_string_ends_counts(cluster: InstantCluster) -> None:
+async def test_an_answer_ended_by_a_stop_string_counts(cluster: InstantCluster) -> None:
     """The gateway closes its sequence as if the client had gone away."""
     app = await cluster.start()
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as http:
@@ -251,7 +253,7 @@ class Recorder:
         return RouteDecision(prefill[0].worker_id, decode[0].worker_id, 0, 1.0, 1.0)
 
 
-async def test_policies_see_the_class(cluster: InstantCluster) -> None:
+async def test_policies_receive_the_class(cluster: InstantCluster) -> None:
     cluster.chooser = recorder = Recorder()
     app = await cluster.start()
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as http:
@@ -259,9 +261,7 @@ async def test_policies_see_the_class(cluster: InstantCluster) -> None:
     assert {request.slo for request in recorder.seen} == {INTERACTIVE}
 
 
-async def test_a_request_that_is_turned_away_is_a_miss(
-    cluster: InstantCluster, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_rejected_request_is_a_miss(cluster: InstantCluster, caplog: pytest.LogCaptureFixture) -> None:
     app = await cluster.start(max_inflight=1)
     with caplog.at_level(logging.INFO, "cluster.gateway.http_edge"):
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as http:

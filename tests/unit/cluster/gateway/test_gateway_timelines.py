@@ -32,7 +32,7 @@ async def http(generator: FakeGenerator) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_timeline_has_the_stages_of_the_gateway(
+async def test_the_timeline_has_the_stages_of_the_gateway(
     http: httpx.AsyncClient, generator: FakeGenerator, stream: bool
 ) -> None:
     await http.post("/v1/completions", json={**COMPLETION, "stream": stream})
@@ -45,13 +45,13 @@ async def test_timeline_has_the_stages_of_the_gateway(
     assert sorted(timeline.events.values()) == list(timeline.events.values())
 
 
-async def test_choices_wait_for_each_other(http: httpx.AsyncClient, generator: FakeGenerator) -> None:
+async def test_whole_choices_are_answered_together(http: httpx.AsyncClient, generator: FakeGenerator) -> None:
     await http.post("/v1/completions", json={**COMPLETION, "n": 2})
     ends = [request.timeline.events for request in generator.requests]
     assert ends[0][Event.RESPONDED] == ends[1][Event.RESPONDED] >= max(end[Event.DETOKENIZED] for end in ends)
 
 
-async def test_a_client_that_leaves_gets_no_sent_time(http: httpx.AsyncClient, generator: FakeGenerator) -> None:
+async def test_a_disconnected_client_has_no_sent_time(http: httpx.AsyncClient, generator: FakeGenerator) -> None:
     generator.script = lambda _: [None]
     hanging = asyncio.create_task(http.post("/v1/completions", json=COMPLETION))
     await until(lambda: len(generator.requests) == 1)
@@ -74,11 +74,11 @@ async def test_requests_are_listed(http: httpx.AsyncClient) -> None:
         ("sort=newest", "Unknown query parameter 'sort'"),
     ],
 )
-async def test_a_listing_that_cannot_be_is_refused(http: httpx.AsyncClient, query: str, fragment: str) -> None:
+async def test_an_invalid_listing_is_refused(http: httpx.AsyncClient, query: str, fragment: str) -> None:
     answer = await http.get(f"/v1/requests?{query}")
     assert answer.status_code == 400
     assert fragment in answer.json()["error"]["message"]
 
 
-async def test_timeline_endpoint(http: httpx.AsyncClient) -> None:
+async def test_the_timeline_endpoint_serves_stored_timelines(http: httpx.AsyncClient) -> None:
     assert (await http.get("/v1/requests/known/timeline")).json() == {"request_id": "known", "events": []}

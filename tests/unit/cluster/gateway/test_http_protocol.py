@@ -107,7 +107,7 @@ async def test_an_invalid_body_disconnects_a_request_that_does_not_read_it(
     assert "a request failed" not in caplog.text
 
 
-async def test_a_response_that_has_begun_is_not_followed_by_another() -> None:
+async def test_a_started_response_is_not_followed_by_another() -> None:
     begun = asyncio.Event()
 
     async def app(scope, receive, send):
@@ -127,7 +127,7 @@ async def test_a_response_that_has_begun_is_not_followed_by_another() -> None:
     assert received.endswith(b"\r\n\r\nbe")
 
 
-async def test_an_upgrade_is_answered_as_the_request_it_is() -> None:
+async def test_an_upgrade_request_is_answered_without_upgrading() -> None:
     upgrade = b"Connection: Upgrade, close\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
     async with serving(say_x) as address:
         sent = b"GET / HTTP/1.1\r\nHost: x\r\n" + upgrade + b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
@@ -136,7 +136,7 @@ async def test_an_upgrade_is_answered_as_the_request_it_is() -> None:
 
 
 @pytest.mark.parametrize("is_connected", [True, False], ids=["on an open connection", "not accepted yet"])
-async def test_time_in_the_kernel_counts(is_connected: bool) -> None:
+async def test_time_in_the_kernel_buffer_counts(is_connected: bool) -> None:
     seen: list[ArrivalTimes] = []
 
     async def app(scope, receive, send):
@@ -160,7 +160,7 @@ async def test_time_in_the_kernel_counts(is_connected: bool) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_the_end_is_told_once(fails: bool) -> None:
+async def test_the_end_is_reported_once(fails: bool) -> None:
     told: list[bool] = []
 
     async def app(scope, receive, send):

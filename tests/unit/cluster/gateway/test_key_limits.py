@@ -29,7 +29,7 @@ KEY, OTHER = "key-of-the-website", "key-of-the-crawler"
 
 
 @given(st.integers(1, 100), st.lists(st.tuples(st.floats(0, 30), st.integers(0, 50)), max_size=40))
-def test_a_bucket_never_gives_more_than_its_rate(per_minute: int, steps: list[tuple[float, int]]) -> None:
+def test_a_bucket_never_exceeds_its_rate(per_minute: int, steps: list[tuple[float, int]]) -> None:
     bucket, now_s, taken = TokenBucket(per_minute, 0.0), 0.0, 0
     for passed_s, amount in steps:
         now_s += passed_s
@@ -40,7 +40,7 @@ def test_a_bucket_never_gives_more_than_its_rate(per_minute: int, steps: list[tu
     assert taken <= per_minute * (1 + now_s / 60) + 1e-6
 
 
-def test_requests_per_minute_come_back_one_by_one() -> None:
+def test_requests_per_minute_refill_one_by_one() -> None:
     clock = FakeClock()
     limiter, key = KeyLimiter(clock), ApiKey("web", limits=KeyLimits(requests_per_minute=6))
     for _ in range(6):
@@ -60,7 +60,7 @@ def test_requests_per_minute_come_back_one_by_one() -> None:
         limiter.admit(key)
 
 
-def test_answers_are_paid_for_when_they_are_there() -> None:
+def test_answer_tokens_are_charged_when_they_are_generated() -> None:
     clock = FakeClock()
     limiter, key = KeyLimiter(clock), ApiKey("web", limits=KeyLimits(tokens_per_minute=60))
     first = limiter.admit(key)
@@ -79,7 +79,7 @@ def test_answers_are_paid_for_when_they_are_there() -> None:
         second.take_prompt(50)
 
 
-def test_message_and_header_give_the_same_wait() -> None:
+def test_message_and_header_state_the_same_wait() -> None:
     """A request comes back after 60 / 44 = 1.36 s, and a retry after one second is refused again."""
     limiter, key = KeyLimiter(FakeClock()), ApiKey("web", limits=KeyLimits(requests_per_minute=44))
     for _ in range(44):
@@ -98,7 +98,7 @@ def test_a_prompt_without_an_answer_costs_nothing() -> None:
     assert allowance.headers["x-ratelimit-remaining-tokens"] == "60"
 
 
-def test_a_prompt_larger_than_a_minutes_worth_needs_all_of_it() -> None:
+def test_a_prompt_larger_than_the_limit_per_minute_needs_the_full_bucket() -> None:
     clock = FakeClock()
     limiter, key = KeyLimiter(clock), ApiKey("web", limits=KeyLimits(tokens_per_minute=60))
     allowance = limiter.admit(key)
@@ -109,7 +109,7 @@ def test_a_prompt_larger_than_a_minutes_worth_needs_all_of_it() -> None:
     assert raised.value.retry_after_s == pytest.approx(541)
 
 
-def test_concurrency_counts_what_runs() -> None:
+def test_concurrency_counts_running_requests() -> None:
     limiter, key = KeyLimiter(FakeClock()), ApiKey("web", limits=KeyLimits(max_concurrent=2))
     first, second = limiter.admit(key), limiter.admit(key)
     assert first is not None
@@ -149,7 +149,7 @@ def generator() -> FakeGenerator:
     return FakeGenerator(TOKENIZER, say(TOKENIZER, "hello"))
 
 
-async def test_the_gateway_answers_429_in_openais_shape(generator: FakeGenerator) -> None:
+async def test_the_gateway_answers_429_in_the_format_of_openai(generator: FakeGenerator) -> None:
     async with client_of(generator, requests_per_minute=1, tokens_per_minute=1000) as http:
         good = await http.post(COMPLETIONS, json=COMPLETION)
         assert good.status_code == 200
@@ -181,13 +181,13 @@ async def test_a_refused_request_does_no_work(generator: FakeGenerator) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_place_is_free_again_when_the_answer_is_out(generator: FakeGenerator, stream: bool) -> None:
+async def test_a_concurrency_slot_is_freed_when_the_answer_is_complete(generator: FakeGenerator, stream: bool) -> None:
     async with client_of(generator, max_concurrent=1) as http:
         for _ in range(3):
             assert (await http.post(COMPLETIONS, json={**COMPLETION, "stream": stream})).status_code == 200
 
 
-async def test_and_taken_while_it_runs(generator: FakeGenerator) -> None:
+async def test_a_concurrency_slot_is_held_while_the_request_runs(generator: FakeGenerator) -> None:
     def hang(request: GenerationRequest) -> list[Step]:
         return [None]
 
@@ -202,7 +202,7 @@ async def test_and_taken_while_it_runs(generator: FakeGenerator) -> None:
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_who_is_refused_by_the_cluster_gets_the_tokens_back(generator: FakeGenerator) -> None:
+async def test_a_request_refused_by_the_cluster_gets_its_tokens_back(generator: FakeGenerator) -> None:
     generator.script = lambda request: [
         OverloadedError("No room.", retry_after_s=2.0, reason="prefill", predicted_wait_s=3.25)
     ]

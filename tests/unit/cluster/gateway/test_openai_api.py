@@ -104,7 +104,9 @@ async def plan_completion(**changes: Any) -> GenerationPlan:
         ((), "no draft is loaded. Choose one of auto, none, lookahead, ngram, suffix, or start the cluster"),
     ],
 )
-async def test_a_method_without_its_draft_is_refused_with_those_there_are(loaded: Iterable[str], reason: str) -> None:
+async def test_a_method_without_its_draft_is_refused_with_the_available_ones(
+    loaded: Iterable[str], reason: str
+) -> None:
     request = chat(speculation={"method": "medusa"})
     with pytest.raises(InvalidRequestError) as caught:
         await PLANNER.plan_chat(request, replace(CARD, draft_methods=frozenset(loaded)))
@@ -146,24 +148,24 @@ def test_null_means_absent(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED_UNLESS))
-def test_what_is_not_supported_is_refused_by_name(name: str) -> None:
+def test_unsupported_parameters_are_refused_by_name(name: str) -> None:
     schema, base = (CompletionRequest, "prompt") if name == "suffix" else (ChatCompletionRequest, "messages")
     with pytest.raises(BatonError, match=f"{name} is not supported") as caught:
         parse_request(schema, {"model": "m", base: "x", name: {"odd": "value"}})
     assert (caught.value.code, caught.value.param) == ("unsupported_parameter", name)
 
 
-def test_nearest_known_name_is_suggested() -> None:
+def test_the_nearest_known_name_is_suggested() -> None:
     with pytest.raises(InvalidRequestError, match="did you mean 'max_tokens'"):
         check_known(["max_token"], CompletionRequest.model_fields)
 
 
-def test_who_names_a_class_in_the_body_hears_where_it_belongs() -> None:
+def test_a_class_in_the_body_is_refused_with_the_right_place() -> None:
     with pytest.raises(InvalidRequestError, match="with 'service_tier', with the header X-Baton-SLO-Class"):
         check_known(["slo_class"], CompletionRequest.model_fields)
 
 
-async def test_what_load_clients_send_is_understood() -> None:
+async def test_requests_of_load_clients_are_accepted() -> None:
     from_vllm = await plan_completion(
         temperature=0.0,
         repetition_penalty=1.0,
@@ -205,7 +207,7 @@ async def test_every_sampling_parameter_reaches_the_engine() -> None:
     assert (plan.skip_special_tokens, plan.num_choices) == (False, 3)
 
 
-async def test_default_max_tokens_is_openais_or_what_is_left() -> None:
+async def test_the_default_max_tokens_follows_openai_or_the_remaining_context() -> None:
     assert (await plan_completion()).prompts[0].params.max_tokens == 16
     tight = (await plan_completion(prompt=[1] * 60)).prompts[0]
     assert tight.params.max_tokens == 4
@@ -213,7 +215,7 @@ async def test_default_max_tokens_is_openais_or_what_is_left() -> None:
     assert len(whole.token_ids) + whole.params.max_tokens == CARD.max_model_len
 
 
-async def test_prompt_forms() -> None:
+async def test_all_forms_of_prompts_are_accepted() -> None:
     hello = tuple(TOKENIZER.encode("hello"))
     for prompt, expected in [
         ("hello", [hello]),
@@ -224,7 +226,7 @@ async def test_prompt_forms() -> None:
         assert [item.token_ids for item in (await plan_completion(prompt=prompt)).prompts] == expected
 
 
-async def test_chat_is_rendered_with_the_template() -> None:
+async def test_chats_are_rendered_with_the_template() -> None:
     (prompt,) = (await plan_chat(messages=[{"role": "developer", "content": "be brief"}, *HELLO])).prompts
     text = TOKENIZER.decode(prompt.token_ids, skip_special_tokens=False)
     assert text.startswith("<|im_start|>system\nbe brief<|im_end|>")
@@ -248,7 +250,7 @@ async def test_long_texts_are_tokenized_like_short_ones() -> None:
     ],
     ids=["few texts", "many texts", "token ids", "token ids to echo"],
 )
-async def test_much_text_is_tokenized_off_the_loop_in_however_many_prompts(
+async def test_large_texts_are_tokenized_off_the_loop_in_any_number_of_prompts(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], is_much: bool
 ) -> None:
     in_threads = []
@@ -268,14 +270,14 @@ def test_messages_of_earlier_answers_can_be_sent_back() -> None:
     assert check_messages([answer]) == [{"role": "assistant", "content": "hi"}]
 
 
-def test_text_parts_become_lines() -> None:
+def test_text_parts_are_joined_by_newlines() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert check_messages([{"role": "user", "content": parts, "name": "x"}]) == [
         {"role": "user", "content": "a\nb", "name": "x"}
     ]
 
 
-def test_seeds_are_mapped_into_63_bits_and_differ_by_choice() -> None:
+def test_seeds_map_to_63_bits_and_differ_by_choice() -> None:
     assert resolve_seed(5) == 5
     assert resolve_seed(-1) == SEED_LIMIT - 1
     assert resolve_seed(-(2**63)) == 0
@@ -304,7 +306,7 @@ def roundtrip(body: dict[str, Any]) -> Any:
     return json.loads(json.dumps(body, allow_nan=False))
 
 
-def test_completion_body_validates_against_the_official_type() -> None:
+def test_completions_validate_against_the_official_type() -> None:
     output = CompletionFormat("cmpl-1", "m", TOKENIZER, with_logprobs=True, echo_texts=[""])
     choice = ChoiceOutput(0)
     choice.add(OutputDelta("hello", (entry("hello", 0),)))
@@ -320,7 +322,7 @@ def test_completion_body_validates_against_the_official_type() -> None:
     assert (body.usage.total_tokens, body.usage.prompt_tokens_details.cached_tokens) == (5, 1)  # type: ignore[union-attr]
 
 
-def test_bytes_that_are_no_character_are_written_as_openai_does() -> None:
+def test_incomplete_characters_are_written_as_openai_does() -> None:
     token_id = next(token for token in range(TOKENIZER.vocab_size) if TOKENIZER.token_bytes(token) == b"\xe2")
     output = CompletionFormat("cmpl-1", "m", TOKENIZER, with_logprobs=True, echo_texts=[""])
     delta = OutputDelta("", (TokenEntry(token_id, 0, TokenLogprobs(-1.0)),))
@@ -328,7 +330,7 @@ def test_bytes_that_are_no_character_are_written_as_openai_does() -> None:
     assert chunk["choices"][0]["logprobs"]["tokens"] == ["bytes:\\xe2"]
 
 
-def test_chat_bodies_validate_against_the_official_types() -> None:
+def test_chat_completions_validate_against_the_official_types() -> None:
     output = ChatFormat("chatcmpl-1", "m", TOKENIZER, with_logprobs=True)
     first = OutputDelta("hello", (entry("hello", 0),))
     last = OutputDelta("", (), FinishReason.LENGTH)

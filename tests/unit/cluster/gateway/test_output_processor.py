@@ -42,17 +42,17 @@ def text_of(deltas: list[OutputDelta]) -> str:
     return "".join(delta.text for delta in deltas)
 
 
-def test_text_flows_at_once_without_stop_strings() -> None:
+def test_text_is_emitted_at_once_without_stop_strings() -> None:
     assert [delta.text for delta in feed(processor(), chars("abc"))] == ["a", "b", "c"]
 
 
-def test_text_that_may_begin_a_stop_string_is_held_back() -> None:
+def test_a_possible_start_of_a_stop_string_is_held_back() -> None:
     deltas = feed(processor("xyz"), chars("axyb"))
     assert [delta.text for delta in deltas] == ["a", "", "", "xyb"]
 
 
 @pytest.mark.parametrize(("include", "expected"), [(False, "ab"), (True, "abxyz")])
-def test_output_ends_exactly_at_the_stop_string(include: bool, expected: str) -> None:
+def test_the_output_ends_exactly_at_the_stop_string(include: bool, expected: str) -> None:
     target = processor("xyz", include=include)
     deltas = feed(target, chars("abxyzcd"))
     assert text_of(deltas) == expected
@@ -60,7 +60,7 @@ def test_output_ends_exactly_at_the_stop_string(include: bool, expected: str) ->
     assert target.num_completion_tokens == 5
 
 
-def test_stop_string_inside_one_token_cuts_the_token() -> None:
+def test_a_stop_string_inside_a_token_cuts_the_token() -> None:
     target = processor("ell")
     token_ids = TOKENIZER.encode("hello", add_special_tokens=False)
     assert len(token_ids) == 1
@@ -68,44 +68,44 @@ def test_stop_string_inside_one_token_cuts_the_token() -> None:
     assert target.finish_reason is FinishReason.STOP
 
 
-def test_tokens_behind_the_stop_string_in_a_chunk_are_not_counted() -> None:
+def test_tokens_after_the_stop_string_in_a_chunk_are_not_counted() -> None:
     target = processor("b")
     delta = target.process(TokenChunk(tuple(chars("abcd"))))
     assert delta.text == "a"
     assert target.num_completion_tokens == 2
 
 
-def test_held_text_comes_out_when_the_sequence_ends() -> None:
+def test_held_back_text_is_emitted_when_the_sequence_ends() -> None:
     deltas = feed(processor("xyz"), chars("axy"))
     assert text_of(deltas) == "axy"
     assert deltas[-1].finish_reason is FinishReason.LENGTH
 
 
-def test_the_string_that_is_complete_first_wins() -> None:
+def test_the_stop_string_completed_first_wins() -> None:
     assert text_of(feed(processor("abc", "b"), chars("abc"))) == "a"
     assert text_of(feed(processor("bc", "abc"), chars("abc"))) == ""
 
 
-def test_stop_string_before_min_tokens_is_ordinary_text() -> None:
+def test_a_stop_string_before_min_tokens_is_ordinary_text() -> None:
     target = processor("b", min_tokens=3)
     assert text_of(feed(target, chars("abcdb"))) == "abcd"
     assert target.num_completion_tokens == 5
 
 
-def test_stop_string_that_began_before_min_tokens_still_counts_when_it_ends_after() -> None:
+def test_a_stop_string_completed_after_min_tokens_counts() -> None:
     assert text_of(feed(processor("bcd", min_tokens=4), chars("abcdef"))) == "a"
 
 
-def test_stop_string_across_a_multi_byte_character() -> None:
+def test_a_stop_string_can_contain_multi_byte_characters() -> None:
     assert text_of(feed(processor("é!"), chars("café!x"))) == "caf"
 
 
-def test_incomplete_character_at_the_end_is_flushed() -> None:
+def test_an_incomplete_character_at_the_end_is_flushed() -> None:
     half = [next(token for token in range(TOKENIZER.vocab_size) if TOKENIZER.token_bytes(token) == b"\xe2")]
     assert text_of(feed(processor(), chars("a") + half)) == "a\ufffd"
 
 
-def test_end_token_is_counted_but_not_shown() -> None:
+def test_the_end_token_is_counted_but_not_shown() -> None:
     target = processor()
     deltas = feed(target, [*chars("a"), EOS], FinishReason.STOP)
     assert text_of(deltas) == "a"
@@ -113,7 +113,7 @@ def test_end_token_is_counted_but_not_shown() -> None:
 
 
 @pytest.mark.parametrize(("include", "expected"), [(False, "a"), (True, "ab")])
-def test_text_of_a_stop_token_is_shown_only_when_asked_for(include: bool, expected: str) -> None:
+def test_the_text_of_a_stop_token_is_shown_only_on_request(include: bool, expected: str) -> None:
     assert text_of(feed(processor(include=include), chars("ab"), FinishReason.STOP)) == expected
 
 
@@ -122,12 +122,12 @@ def test_logprobs_wait_for_their_text() -> None:
     assert [[entry.text_offset for entry in delta.entries] for delta in deltas] == [[0], [], [], [1, 2, 3]]
 
 
-def test_logprobs_of_text_behind_the_cut_are_dropped() -> None:
+def test_logprobs_of_text_after_the_cut_are_dropped() -> None:
     deltas = feed(processor("xyz"), chars("abxyz"))
     assert [entry.logprobs.logprob for delta in deltas for entry in delta.entries] == [0.0, -1.0]
 
 
-def test_logprobs_of_a_partial_character_come_in_order() -> None:
+def test_logprobs_of_partial_characters_stay_in_order() -> None:
     deltas = feed(processor(), chars("a🚀b"))
     offsets = [entry.text_offset for delta in deltas for entry in delta.entries]
     num_parts = len(chars("🚀"))
@@ -139,14 +139,14 @@ def test_without_logprobs_there_are_no_entries() -> None:
     assert processor().process(TokenChunk(tuple(chars("ab")))).entries == ()
 
 
-def test_cached_tokens_are_kept() -> None:
+def test_the_number_of_cached_tokens_is_kept() -> None:
     target = processor()
     target.process(TokenChunk(tuple(chars("a")), num_cached_tokens=32))
     target.process(TokenChunk(tuple(chars("b"))))
     assert target.num_cached_tokens == 32
 
 
-def test_contract_breaches_are_internal_errors() -> None:
+def test_contract_violations_are_internal_errors() -> None:
     with pytest.raises(InternalError, match="has 2 tokens but 1 logprobs"):
         processor().process(TokenChunk((1, 2), (TokenLogprobs(0.0),)))
     with pytest.raises(InternalError, match="handed_off"):
@@ -171,7 +171,7 @@ def reference_cut(text: str, strings: list[str]) -> str:
     strings=st.lists(st.text("abc", min_size=1, max_size=4), max_size=4),
     cuts=st.lists(st.integers(1, 4), max_size=30),
 )
-def test_result_does_not_depend_on_how_tokens_are_chunked(text: str, strings: list[str], cuts: list[int]) -> None:
+def test_the_result_does_not_depend_on_chunking(text: str, strings: list[str], cuts: list[int]) -> None:
     target = processor(*strings)
     token_ids = chars(text)
     shown = ""
@@ -183,7 +183,7 @@ def test_result_does_not_depend_on_how_tokens_are_chunked(text: str, strings: li
 
 
 @given(text=st.text("ab", max_size=30), strings=st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3))
-def test_held_characters_are_the_longest_beginning_of_a_stop_string(text: str, strings: list[str]) -> None:
+def test_held_back_text_is_the_longest_prefix_of_a_stop_string(text: str, strings: list[str]) -> None:
     matcher = StopMatcher(strings)
     matcher.push(text, armed=False)
     starts = [

@@ -82,7 +82,7 @@ def failing_after(event: asyncio.Event) -> Script:
     return script
 
 
-async def test_a_failure_marks_those_under_way_and_not_those_that_were_complete() -> None:
+async def test_a_failure_marks_only_unfinished_sequences() -> None:
     done = asyncio.Event()
     generator, specs = Generator(finishing, endless, failing_after(done)), [spec(0), spec(1), spec(2)]
 
@@ -99,7 +99,7 @@ async def test_a_failure_marks_those_under_way_and_not_those_that_were_complete(
     assert sorted(generator.closed) == [0, 1, 2]
 
 
-async def test_a_stop_string_is_the_end_even_for_a_client_that_leaves_with_it() -> None:
+async def test_a_stop_string_is_a_finish_even_if_the_client_leaves() -> None:
     generator, own = Generator(endless), spec(0, stop_at=3)
     async with aclosing(run_sequences(generator, [own])) as deltas:
         async for _, delta in deltas:
@@ -109,7 +109,7 @@ async def test_a_stop_string_is_the_end_even_for_a_client_that_leaves_with_it() 
     assert generator.closed == [0]
 
 
-async def test_who_leaves_closes_all_and_begins_none_that_waited() -> None:
+async def test_leaving_closes_running_sequences_and_starts_no_waiting_ones() -> None:
     generator = Generator(endless, endless, endless)
     never = asyncio.Event()
 
@@ -125,7 +125,7 @@ async def test_who_leaves_closes_all_and_begins_none_that_waited() -> None:
     assert sorted(generator.closed) == sorted(generator.begun) == [0, 1]
 
 
-async def test_those_that_wait_begin_with_the_first_token_of_another() -> None:
+async def test_waiting_sequences_start_with_the_first_token_of_another() -> None:
     generator = Generator(finishing, finishing)
     seen = []
     async with aclosing(run_sequences(generator, [spec(0), spec(1, starts_after=0)])) as deltas:

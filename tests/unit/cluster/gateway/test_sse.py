@@ -43,7 +43,7 @@ def read_all(connection: socket.socket) -> bytes:
     return b"".join(found)
 
 
-async def test_who_stops_reading_is_cut_off_when_the_time_of_the_request_is_over(
+async def test_a_client_that_stops_reading_is_disconnected_at_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("cluster.gateway.sse._LAST_WORDS_S", 0.05)
@@ -57,7 +57,7 @@ async def test_who_stops_reading_is_cut_off_when_the_time_of_the_request_is_over
     assert b"[DONE]" not in received
 
 
-async def test_who_reads_is_told_that_the_time_is_over() -> None:
+async def test_a_reading_client_gets_the_deadline_error() -> None:
     generator = FakeGenerator(TOKENIZER, lambda _: [TokenChunk((40,)), DeadlineError("It took too long.")])
     app = create_app(generator, TOKENIZER, FakeAdmin(), GatewayLimits(request_timeout_s=1e-6))
     async with serve(app) as url, httpx.AsyncClient(base_url=url) as client:

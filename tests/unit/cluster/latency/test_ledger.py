@@ -13,7 +13,7 @@ from cluster.latency.estimates import EMPTY_QUEUE
 from cluster.latency.ledger import WorkLedger
 
 
-def test_prompts_queue_up_and_leave() -> None:
+def test_prompts_enter_and_leave_the_queue() -> None:
     ledger = WorkLedger()
     ledger.begin_prompt("p", "a", 100, 0, now_s=10.0)
     ledger.begin_prompt("p", "b", 50, 16, now_s=10.5)
@@ -29,7 +29,7 @@ def test_prompts_queue_up_and_leave() -> None:
     assert not ledger.computes_prompts("p")
 
 
-def test_who_gives_up_in_the_queue_does_not_make_the_one_at_work_begin_anew() -> None:
+def test_a_cancelled_queued_prompt_does_not_restart_the_running_one() -> None:
     ledger = WorkLedger()
     for name, sent_s in (("at work", 10.0), ("behind", 10.5), ("last", 10.6)):
         ledger.begin_prompt("p", name, 100, 0, sent_s)
@@ -40,7 +40,7 @@ def test_who_gives_up_in_the_queue_does_not_make_the_one_at_work_begin_anew() ->
     assert ledger.queue("p", now_s=13.0).elapsed_ms == 500.0  # the next one could begin
 
 
-def test_contexts_are_those_of_the_moment() -> None:
+def test_contexts_are_current() -> None:
     ledger = WorkLedger()
     ledger.begin_decoding("d", "a", 23)
     ledger.begin_decoding("d", "b", 7)
@@ -57,7 +57,7 @@ def test_contexts_are_those_of_the_moment() -> None:
     assert ledger.batch("d") == (0, 0)
 
 
-def test_the_strictest_target_of_those_that_decode() -> None:
+def test_the_strictest_target_of_decoding_sequences_is_used() -> None:
     ledger = WorkLedger()
     assert ledger.tpot_target_s("d") == inf
     for name, target_s in (("a", 0.1), ("b", 0.05), ("c", 0.05)):
@@ -75,7 +75,7 @@ BATCH = QueuePriority(priority=0, deadline_s=60.0, patience_s=60.0)
 INTERACTIVE = QueuePriority(priority=2, deadline_s=1.0, patience_s=1.0)
 
 
-def test_only_what_goes_before_makes_a_prompt_wait() -> None:
+def test_a_prompt_waits_only_for_prompts_served_first() -> None:
     ledger = WorkLedger()
     ledger.begin_prompt("p", "first", 2000, 0, now_s=0.0, queue_priority=BATCH)
     ledger.begin_prompt("p", "second", 300, 0, now_s=0.1, queue_priority=BATCH)
@@ -88,7 +88,7 @@ def test_only_what_goes_before_makes_a_prompt_wait() -> None:
     assert ledger.backlog_tokens("p") == 2340
 
 
-def test_first_come_first_served_lets_nobody_pass() -> None:
+def test_first_come_first_served_allows_no_overtaking() -> None:
     ledger = WorkLedger()
     ledger.begin_prompt("p", "first", 2000, 0, now_s=0.0, queue_priority=BATCH)
     ledger.begin_prompt("p", "second", 300, 0, now_s=0.1, queue_priority=INTERACTIVE)
@@ -96,7 +96,7 @@ def test_first_come_first_served_lets_nobody_pass() -> None:
     assert (queue.tokens, queue.prompts, queue.elapsed_ms) == (2300, 2, 500.0)
 
 
-def test_what_a_prompt_that_gives_way_has_had_takes_nothing_off_the_others() -> None:
+def test_progress_of_a_delayed_prompt_does_not_shorten_the_wait_for_others() -> None:
     ledger = WorkLedger()
     ledger.begin_prompt("p", "long", 20_000, 0, now_s=0.0, queue_priority=QueuePriority(0, deadline_s=60.0))
     ledger.begin_prompt("p", "urgent", 1_000, 0, now_s=5.0, queue_priority=QueuePriority(2, deadline_s=6.0))
@@ -106,7 +106,7 @@ def test_what_a_prompt_that_gives_way_has_had_takes_nothing_off_the_others() -> 
     assert (behind.tokens, behind.elapsed_ms) == (21_000, 5_000.0)
 
 
-def test_who_is_late_goes_before_those_of_the_next_priority() -> None:
+def test_a_late_prompt_precedes_the_next_priority() -> None:
     ledger = WorkLedger()
     for name in ("at work", "late"):
         ledger.begin_prompt("p", name, 100, 0, now_s=0.0, queue_priority=BATCH)
@@ -127,7 +127,7 @@ def test_who_is_late_goes_before_those_of_the_next_priority() -> None:
     st.builds(QueuePriority, st.integers(0, 2), st.floats(0.0, 20.0), st.floats(0.1, 10.0)),
     st.floats(0.0, 30.0),
 )
-def test_the_short_way_counts_what_the_long_one_does(
+def test_the_incremental_count_matches_the_full_one(
     prompts: list[tuple[int, QueuePriority, bool]], queue_priority: QueuePriority, now_s: float
 ) -> None:
     ledger, left = WorkLedger(), []
@@ -148,7 +148,7 @@ def test_the_short_way_counts_what_the_long_one_does(
     assert queue.attention_pairs == sum(attention_pairs(tokens, 0) for tokens in ahead)
 
 
-def test_sequences_are_expected_to_grow_and_may_surpass_that():
+def test_sequences_are_expected_to_grow_and_can_exceed_the_expectation():
     ledger = WorkLedger()
     assert ledger.final_tokens("d") == 0
     ledger.begin_decoding("d", "a", 100, expected_tokens=20)

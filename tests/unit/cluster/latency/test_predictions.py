@@ -29,7 +29,7 @@ class PredictingCluster(FakeCluster):
         return not (ledger._prompts or ledger._decoding)
 
 
-async def test_a_request_is_predicted_when_it_is_routed_and_compared_when_it_is_over() -> None:
+async def test_a_request_is_predicted_when_routed_and_compared_when_finished() -> None:
     async with PredictingCluster() as cluster:
         await cluster.add_all(["p1", "d1"])
         request = cluster.request()
@@ -44,7 +44,7 @@ async def test_a_request_is_predicted_when_it_is_routed_and_compared_when_it_is_
         assert cluster.is_forgotten
 
 
-async def test_what_ends_at_a_stop_string_is_compared_too() -> None:
+async def test_a_request_ended_by_a_stop_string_is_compared() -> None:
     """The gateway finds it and closes the sequence; what is learned of answers must not leave these out."""
     async with PredictingCluster() as cluster:
         await cluster.add_all(["p1", "d1"])
@@ -63,7 +63,7 @@ async def test_what_ends_at_a_stop_string_is_compared_too() -> None:
         assert cluster.is_forgotten
 
 
-async def test_what_is_under_way_makes_the_next_one_wait() -> None:
+async def test_running_work_delays_the_next_request() -> None:
     async with PredictingCluster() as cluster:
         prefill, _ = await cluster.add_all(["p1", "d1"])
         prefill.scripts.append(hang)
@@ -101,7 +101,7 @@ async def test_a_resumed_request_counts_on_its_decode_worker_and_is_not_compared
         assert cluster.metrics.prediction_errors.summary()["tpot"]["requests"] == 0
 
 
-async def test_a_failed_handoff_is_no_sample_of_a_link() -> None:
+async def test_a_failed_handoff_is_not_a_link_sample() -> None:
     async with PredictingCluster() as cluster:
         prefill, _ = await cluster.add_all(["p1", "d1"])
         prefill.scripts.append(prefill_then(handoff_failed(TransferError("no"))))
@@ -109,7 +109,7 @@ async def test_a_failed_handoff_is_no_sample_of_a_link() -> None:
         assert cluster.predictions.model._links == {}
 
 
-async def test_links_are_learned_in_bytes_of_kv_as_workers_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_links_are_learned_in_bytes_of_kv_as_held_by_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Predictions know what a prompt's KV takes in a cache, and not how it will be encoded on its way."""
     learned: list[int] = []
     monkeypatch.setattr(LatencyModel, "observe_transfer", lambda self, link, num_bytes, ms: learned.append(num_bytes))
@@ -125,13 +125,13 @@ async def test_links_are_learned_in_bytes_of_kv_as_workers_hold_it(monkeypatch: 
     assert learned == [1000, 1960]
 
 
-def test_parts_that_overlap_are_counted_once() -> None:
+def test_overlapping_parts_are_counted_once() -> None:
     parts = [TransferPart(1, 1, 0.0, 0.0, 2.0), TransferPart(1, 1, 1.0, 1.0, 3.0), TransferPart(1, 1, 5.0, 5.0, 6.0)]
     assert busy_s(parts) == 4.0
     assert busy_s([]) == 0.0
 
 
-def test_errors_are_published() -> None:
+def test_errors_are_published_as_metrics() -> None:
     errors = PredictionErrors()
     registry = CollectorRegistry()
     registry.register(errors)
@@ -148,7 +148,7 @@ def test_errors_are_published() -> None:
     assert math.isnan(value("tpot", "0.95"))
 
 
-def test_status_tells_errors_in_a_line() -> None:
+def test_status_reports_errors_in_one_line() -> None:
     requests = {"in_flight": 0, "finished": 3, "cancelled": 0, "rejected": 0, "failed": 0}
     errors = PredictionErrors()
     errors.observe(TTFT, 93.0, 100.0)
@@ -160,7 +160,7 @@ def test_status_tells_errors_in_a_line() -> None:
     render_status(status, "http://here", 80)  # of a router that says nothing of it
 
 
-def test_calibration_finds_a_factor_and_no_value_breaks_it() -> None:
+def test_calibration_finds_a_factor_and_survives_any_value() -> None:
     calibration = Calibration()
     for bad in (float("nan"), float("inf"), 0.0, -1.0):
         calibration.observe(bad, 100.0)
@@ -175,7 +175,7 @@ def test_calibration_finds_a_factor_and_no_value_breaks_it() -> None:
     assert calibration.factor <= 4.0
 
 
-def test_windows() -> None:
+def test_an_error_window_keeps_the_latest_valid_errors() -> None:
     errors = ErrorWindow(window=4)
     assert errors.quantile(0.5) is None
     for predicted in (1.0, 50.0, 90.0, 100.0, 110.0):

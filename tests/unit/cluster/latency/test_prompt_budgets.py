@@ -25,7 +25,7 @@ rows = st.tuples(
 
 
 @given(st.lists(rows, min_size=1, max_size=8))
-def test_many_workers_are_as_one_by_one(
+def test_many_workers_match_single_evaluations(
     workers: list[tuple[StepCosts, int, int, int, float, tuple[float, float], int]],
 ) -> None:
     costs, chunks, decoding, contexts, targets, rates, starts = zip(*workers, strict=True)

@@ -14,7 +14,7 @@ KIND = ("model", "decode", "cpu", "bfloat16", "2")
 COEFFICIENTS = (14.0, 1.1, 3e-4, 0.8, 5e-4, 1.0)
 
 
-def test_a_fit_comes_back_for_its_kind_only(tmp_path: Path) -> None:
+def test_a_fit_is_loaded_only_for_its_kind(tmp_path: Path) -> None:
     store = FitStore(tmp_path / "latency")
     assert store.load(KIND) == ()
     store.save(KIND, COEFFICIENTS)
@@ -29,7 +29,7 @@ def test_the_default_folder_is_in_the_cache(tmp_path: Path, monkeypatch: pytest.
     assert list((tmp_path / "latency").glob("*.json"))
 
 
-def test_a_coefficient_of_zero_can_grow_again(tmp_path: Path) -> None:
+def test_a_zero_coefficient_can_grow_again(tmp_path: Path) -> None:
     store = FitStore(tmp_path)
     store.save(KIND, (14.0, 0.0, 0.0, 0.8, 0.0, 1.0))
     assert min(store.load(KIND)) > 0
@@ -67,7 +67,7 @@ def test_a_broken_file_is_ignored_with_a_warning(
     assert str(file) in caplog.text
 
 
-def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unwritable_folder_causes_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING):
         FitStore(tmp_path / "file").save(KIND, COEFFICIENTS)

@@ -85,7 +85,7 @@ def cached(index: PrefixIndex, worker_id: str = "p1") -> int:
     return index.cached_tokens([worker_id], PROMPT)[worker_id]
 
 
-async def test_what_a_worker_says_is_known(feed: PrefixFeed, index: PrefixIndex) -> None:
+async def test_events_of_a_worker_reach_the_index(feed: PrefixFeed, index: PrefixIndex) -> None:
     client = TalkingClient()
     feed.add(worker_with(client))
     client.say(*HASHES[:1], snapshot=True)
@@ -105,7 +105,7 @@ async def test_adding_a_worker_twice_opens_one_stream(feed: PrefixFeed) -> None:
     assert client.num_streams == 1
 
 
-async def test_a_stream_that_breaks_is_opened_again_and_what_was_known_stays_till_then(
+async def test_a_broken_stream_is_reopened_and_the_index_is_kept_meanwhile(
     feed: PrefixFeed, index: PrefixIndex
 ) -> None:
     client = TalkingClient()
@@ -121,9 +121,7 @@ async def test_a_stream_that_breaks_is_opened_again_and_what_was_known_stays_til
     await until(lambda: cached(index) == SIZE)
 
 
-async def test_a_worker_that_is_silent_after_a_break_is_not_believed_for_ever(
-    feed: PrefixFeed, index: PrefixIndex
-) -> None:
+async def test_a_worker_silent_after_a_break_is_eventually_forgotten(feed: PrefixFeed, index: PrefixIndex) -> None:
     client = TalkingClient()
     feed.add(worker_with(client))
     client.say(*HASHES, snapshot=True)
@@ -133,7 +131,7 @@ async def test_a_worker_that_is_silent_after_a_break_is_not_believed_for_ever(
     await until(lambda: cached(index) == 0)
 
 
-async def test_a_worker_without_a_stream_is_warned_about_once_and_asked_again(
+async def test_a_worker_without_a_stream_is_warned_about_once_and_polled_again(
     feed: PrefixFeed, index: PrefixIndex, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = TalkingClient()
@@ -147,7 +145,7 @@ async def test_a_worker_without_a_stream_is_warned_about_once_and_asked_again(
     await until(lambda: cached(index) == 3 * SIZE)
 
 
-async def test_a_worker_that_fails_for_hours_is_still_asked(
+async def test_a_worker_that_fails_for_hours_is_still_polled(
     feed: PrefixFeed, index: PrefixIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More failures in a row than a float has powers of two."""
@@ -168,7 +166,7 @@ async def test_a_worker_that_fails_for_hours_is_still_asked(
     ],
     ids=["cut off", "more than its cache can hold"],
 )
-async def test_a_worker_that_says_what_cannot_be_is_asked_again(
+async def test_a_worker_that_sends_invalid_events_is_reconnected(
     feed: PrefixFeed, index: PrefixIndex, nonsense: worker_pb2.CacheEvents
 ) -> None:
     client = TalkingClient()
@@ -181,7 +179,7 @@ async def test_a_worker_that_says_what_cannot_be_is_asked_again(
     await until(lambda: cached(index) == 3 * SIZE)
 
 
-async def test_a_worker_that_left_is_forgotten_and_its_stream_ends(feed: PrefixFeed, index: PrefixIndex) -> None:
+async def test_a_removed_worker_is_forgotten_and_its_stream_ends(feed: PrefixFeed, index: PrefixIndex) -> None:
     client, other = TalkingClient(), TalkingClient()
     feed.add(worker_with(client))
     feed.add(worker_with(other, "p2"))
@@ -198,7 +196,7 @@ async def test_a_worker_that_left_is_forgotten_and_its_stream_ends(feed: PrefixF
     await until(lambda: cached(index) == SIZE)
 
 
-async def test_blocks_of_another_size_are_refused_loudly(
+async def test_blocks_of_another_size_are_refused_with_an_error(
     feed: PrefixFeed, index: PrefixIndex, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = TalkingClient()
@@ -225,7 +223,7 @@ async def test_closing_ends_every_stream(feed: PrefixFeed, index: PrefixIndex) -
     assert index.sizes() == {}
 
 
-async def test_it_is_counted(feed: PrefixFeed, metrics: RouterMetrics, index: PrefixIndex) -> None:
+async def test_events_and_failures_are_counted(feed: PrefixFeed, metrics: RouterMetrics, index: PrefixIndex) -> None:
     client = TalkingClient()
     assert "baton_prefix_stream_restarts_total 0.0" in metrics.render().decode()
     feed.add(worker_with(client))

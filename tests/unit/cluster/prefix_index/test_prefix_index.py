@@ -155,7 +155,7 @@ def test_one_token_is_always_computed() -> None:
     assert index.cached_tokens(["p1"], ()) == {"p1": 0}
 
 
-def test_a_block_behind_a_gap_is_of_no_use() -> None:
+def test_a_block_after_a_gap_does_not_count() -> None:
     index = PrefixIndex(SIZE)
     first, second, third = hashes(PROMPT)
     tell(index, "p1", (first, third), snapshot=True)
@@ -163,7 +163,7 @@ def test_a_block_behind_a_gap_is_of_no_use() -> None:
     assert index.cached_tokens(WORKERS, PROMPT) == {"p1": 2, "p2": 0, "p3": 0}
 
 
-def test_only_those_asked_about_are_answered_for() -> None:
+def test_only_requested_workers_are_in_the_answer() -> None:
     index = PrefixIndex(SIZE)
     for worker in WORKERS:
         tell(index, worker, hashes(PROMPT), snapshot=True)
@@ -171,7 +171,7 @@ def test_only_those_asked_about_are_answered_for() -> None:
     assert index.cached_tokens([], PROMPT) == {}
 
 
-def test_a_burst_with_one_beginning_stays_together() -> None:
+def test_a_burst_with_a_common_prefix_stays_together() -> None:
     clock = FakeClock()
     index = PrefixIndex(SIZE, clock)
     for worker in WORKERS:
@@ -183,7 +183,7 @@ def test_a_burst_with_one_beginning_stays_together() -> None:
     assert index.cached_tokens(WORKERS, longer) == dict.fromkeys(WORKERS, 0)
 
 
-def test_a_block_that_came_as_expected_and_left_again_is_not_expected_any_more() -> None:
+def test_an_expected_block_that_arrived_and_left_is_no_longer_expected() -> None:
     index = PrefixIndex(SIZE, FakeClock())
     tell(index, "p1", snapshot=True)
     index.expect("p1", PROMPT, 1e9)
@@ -192,7 +192,7 @@ def test_a_block_that_came_as_expected_and_left_again_is_not_expected_any_more()
     assert index.cached_tokens(["p1"], PROMPT) == {"p1": 2}
 
 
-def test_a_worker_that_takes_over_anothers_bit_inherits_nothing() -> None:
+def test_a_worker_that_reuses_a_bit_inherits_nothing() -> None:
     index = PrefixIndex(SIZE, FakeClock())
     tell(index, "p1", hashes(PROMPT)[:1], snapshot=True)
     index.expect("p1", PROMPT, 1e9)
@@ -202,7 +202,7 @@ def test_a_worker_that_takes_over_anothers_bit_inherits_nothing() -> None:
     assert index._expiries == []
 
 
-def test_a_large_cache_is_forgotten_at_once_and_swept_out_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_cache_is_forgotten_at_once_and_swept_gradually(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_index, "_SWEEP_BLOCKS", 10)
     index = PrefixIndex(SIZE)
     tell(index, "p1", (*hashes(PROMPT), *(number.to_bytes(16, "big") for number in range(97))), snapshot=True)
@@ -219,7 +219,7 @@ def test_a_large_cache_is_forgotten_at_once_and_swept_out_bit_by_bit(monkeypatch
     assert index._void == []
 
 
-def test_more_workers_than_a_machine_word_has_bits() -> None:
+def test_more_workers_than_bits_in_a_machine_word_are_supported() -> None:
     index = PrefixIndex(SIZE)
     names = [f"p{number}" for number in range(100)]
     for number, worker in enumerate(names):
@@ -235,7 +235,7 @@ def test_hashes_of_blocks_of_another_size_are_refused() -> None:
     assert index.cached_tokens(["p1"], prompt_hashes(PROMPT, SIZE)) == {"p1": 6}
 
 
-def test_a_message_that_is_cut_off_changes_nothing() -> None:
+def test_a_truncated_message_changes_nothing() -> None:
     index = PrefixIndex(SIZE)
     tell(index, "p1", hashes(PROMPT), snapshot=True)
     for broken in (
@@ -249,7 +249,7 @@ def test_a_message_that_is_cut_off_changes_nothing() -> None:
 
 @settings(deadline=None)
 @given(stored=st.integers(0, 9000), evicted=st.integers(0, 5000), snapshot=st.booleans())
-def test_messages_are_small_and_say_it_all(stored: int, evicted: int, snapshot: bool) -> None:
+def test_messages_are_small_and_complete(stored: int, evicted: int, snapshot: bool) -> None:
     came = tuple(number.to_bytes(16, "big") for number in range(stored))
     left = () if snapshot else tuple(number.to_bytes(16, "big") for number in range(10_000, 10_000 + evicted))
     messages = list(pack_cache_changes(CacheChanges(came, left, snapshot)))

@@ -12,7 +12,7 @@ from cluster.prefix_index.prefix_index import PromptHasher, prompt_hashes
 
 
 @given(tokens=st.lists(st.integers(0, 2**32 - 1), max_size=40), block_size=st.integers(1, 7))
-def test_they_are_those_by_which_the_engine_finds_blocks(tokens: list[int], block_size: int) -> None:
+def test_hashes_match_those_of_the_engine(tokens: list[int], block_size: int) -> None:
     blocks, request = BlockManager(64, block_size), Request("request", tokens, SamplingParams())
     blocks.grow(request, len(tokens))
     blocks.remember(request, len(tokens))
@@ -23,7 +23,7 @@ def test_they_are_those_by_which_the_engine_finds_blocks(tokens: list[int], bloc
     assert cached == hashes.num_usable * block_size
 
 
-def test_a_prompt_is_hashed_once_while_it_is_new(monkeypatch) -> None:
+def test_a_new_prompt_is_hashed_once(monkeypatch) -> None:
     hashed: list[object] = []
 
     def counting(tokens: tuple[int, ...], block_size: int) -> module.PromptHashes:
@@ -45,7 +45,7 @@ def test_a_prompt_is_hashed_once_while_it_is_new(monkeypatch) -> None:
     assert len(hashed) == 5
 
 
-def test_a_prompt_larger_than_the_memory_is_remembered_until_the_next() -> None:
+def test_a_prompt_larger_than_the_memory_is_kept_until_the_next() -> None:
     hasher = PromptHasher(4, kept_tokens=5)
     large, small = tuple(range(100)), tuple(range(4))
     assert hasher.hash(large) is hasher.hash(large)

@@ -34,7 +34,7 @@ async def test_adding_a_worker_twice_keeps_its_requests(registry):
     assert worker.in_flight == 1
 
 
-async def test_every_change_wakes_those_that_wait(registry):
+async def test_every_change_wakes_waiting_tasks(registry):
     for change in (
         lambda: registry.add(make_info("p1", PREFILL)),
         lambda: registry.drain("p1"),
@@ -62,7 +62,7 @@ async def test_a_suspect_is_trusted_again_after_a_while(registry):
     assert worker.is_accepting
 
 
-async def test_failures_in_a_row_make_a_suspect_for_longer_each_time():
+async def test_repeated_failures_lengthen_the_suspicion():
     now_s = 0.0
     registry = WorkerRegistry(clock=lambda: now_s)
     worker = registry.add(make_info("p1", PREFILL))
@@ -79,7 +79,7 @@ async def test_failures_in_a_row_make_a_suspect_for_longer_each_time():
     await registry.remove("p1")
 
 
-async def test_untried_workers_are_those_that_accept_and_are_not_named(registry):
+async def test_untried_workers_are_accepting_workers_that_were_not_named(registry):
     for worker_id in ("p1", "p2", "p3"):
         registry.add(make_info(worker_id, PREFILL))
     registry.drain("p3")
@@ -88,7 +88,7 @@ async def test_untried_workers_are_those_that_accept_and_are_not_named(registry)
     assert not registry.has_untried(DECODE, ())
 
 
-async def test_it_is_idle_when_its_last_request_is_over(registry):
+async def test_a_worker_is_idle_after_its_last_request(registry):
     worker = registry.add(make_info("p1", PREFILL))
     assert worker.idle.is_set()
     worker.begin()
@@ -106,6 +106,6 @@ async def test_draining_or_removing_an_unknown_worker_does_nothing(registry):
     await registry.remove("nobody")
 
 
-def test_info_survives_the_way_to_another_process():
+def test_worker_info_round_trips_between_processes():
     info = make_info("p1", PREFILL, eos_token_ids=(1, 2))
     assert WorkerInfo.from_dict(info.to_dict()) == info

@@ -42,7 +42,7 @@ async def read(client: WorkerClient, timeout_s: float = TIMEOUT_S) -> list[int]:
         return [token async for batch in batches for token in batch.token_ids]
 
 
-async def test_a_stream_ends_by_itself(client):
+async def test_a_stream_ends_normally(client):
     assert await read(client) == expected_tokens(4)
 
 
@@ -52,7 +52,7 @@ async def test_an_error_keeps_its_class(client, worker):
         await read(client)
 
 
-async def test_nobody_there():
+async def test_an_unreachable_worker_is_lost():
     client = WorkerClient("127.0.0.1:1")
     with pytest.raises(WorkerLostError):
         await read(client)
@@ -60,7 +60,7 @@ async def test_nobody_there():
     await client.close()
 
 
-async def test_a_deadline(client, worker):
+async def test_an_exceeded_deadline_is_an_error(client, worker):
     worker.scripts = [hang]
     with pytest.raises(DeadlineError):
         await read(client, timeout_s=0.05)
@@ -100,7 +100,7 @@ async def test_cancelling_the_reader_stays_a_cancellation(client, worker):
         await reading
 
 
-async def test_events_are_moved_onto_this_clock(client, worker):
+async def test_event_times_are_converted_to_the_local_clock(client, worker):
     timeline = Timeline("r")
     timeline.record(Event.RECEIVED)
     await client.sync_clock()
@@ -110,13 +110,13 @@ async def test_events_are_moved_onto_this_clock(client, worker):
     assert 0 < elapsed_ms < 5_000_000  # the shift alone is 5000 s
 
 
-async def test_events_of_a_clock_that_was_never_measured_are_dropped(client):
+async def test_events_of_an_unmeasured_clock_are_dropped(client):
     timeline = Timeline("r")
     client.record(timeline, {Event.PREFILL_STARTED: 1.0})
     assert timeline.events == {}
 
 
-async def test_the_clock_of_the_same_machine_is_taken_as_it_is():
+async def test_the_clock_of_the_same_machine_is_not_converted():
     worker = FakeWorker("w", PREFILL)
     await worker.start()
     client = WorkerClient(worker.address)
@@ -128,14 +128,14 @@ async def test_the_clock_of_the_same_machine_is_taken_as_it_is():
     await worker.die()
 
 
-async def test_a_clock_is_measured_once_in_a_while(client, worker):
+async def test_a_clock_is_measured_periodically(client, worker):
     assert client.needs_sync
     await client.sync_clock()
     assert worker.num_pings > 1
     assert not client.needs_sync
 
 
-async def test_a_failed_measurement_is_an_error_and_soon_repeated(client, worker, monkeypatch):
+async def test_a_failed_measurement_is_an_error_and_is_repeated_soon(client, worker, monkeypatch):
     monkeypatch.setattr("cluster.registry.worker_client._RETRY_SYNC_AFTER_S", 0.0)
     await worker.die()
     with pytest.raises(WorkerLostError):

@@ -53,7 +53,7 @@ class Listener(RequestObserver):
         self.events.append(f"ended: {record.outcome}")
 
 
-async def test_observers_hear_of_every_event_in_order_over_several_attempts() -> None:
+async def test_observers_get_every_event_in_order_over_several_attempts() -> None:
     listener = Listener()
     async with FakeCluster(observers=[listener]) as cluster:
         prefill, _ = await cluster.add_all(["p1", "d1"])
@@ -63,7 +63,7 @@ async def test_observers_hear_of_every_event_in_order_over_several_attempts() ->
     assert listener.events == expected
 
 
-async def test_an_observer_that_raises_breaks_neither_the_request_nor_other_observers(
+async def test_a_failing_observer_affects_neither_the_request_nor_other_observers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     listener = Listener()
@@ -78,14 +78,14 @@ async def test_an_observer_that_raises_breaks_neither_the_request_nor_other_obse
     assert {entry.request_id for entry in failures} == {"unlucky"}  # type: ignore[attr-defined]
 
 
-def test_events_that_an_observer_does_not_override_cost_nothing() -> None:
+def test_events_not_overridden_by_an_observer_cost_nothing() -> None:
     observers = RequestObservers([RequestObserver(), Listener()])
     assert len(observers._tokens) == 1
     assert observers._handed_off == []
 
 
 @pytest.mark.parametrize("state", [RequestState.PLACED, RequestState.STREAMING, RequestState.ARRIVED])
-def test_a_state_that_does_not_follow_the_present_one_is_refused(state: RequestState) -> None:
+def test_an_invalid_state_transition_is_refused(state: RequestState) -> None:
     record = make_record()
     with pytest.raises(RuntimeError, match=f"cannot go from arrived to {state}"):
         record.change_state(state)

@@ -35,7 +35,7 @@ def arrays(candidates: Candidates) -> list[np.ndarray]:
 @pytest.mark.parametrize("name", FILTERS)
 @some_of_them
 @given(workers=decode_pools, request=requests, failed=st.sets(st.sampled_from(["decode-0", "decode-1", "decode-2"])))
-def test_filters_keep_some_of_the_workers_in_their_order(
+def test_filters_return_a_subset_of_workers_in_order(
     name: str, workers: Workers, request: RoutingRequest, failed: set[str]
 ) -> None:
     request = RoutingRequest("r", request.num_prompt_tokens, frozenset(failed))
@@ -50,7 +50,7 @@ def test_filters_keep_some_of_the_workers_in_their_order(
 @pytest.mark.parametrize("name", SCORERS)
 @some_of_them
 @given(prefill=prefill_pools, decode=decode_pools, request=requests)
-def test_scores_are_between_0_and_1_one_for_each_route(
+def test_every_route_gets_a_score_between_0_and_1(
     name: str, prefill: Workers, decode: Workers, request: RoutingRequest
 ) -> None:
     candidates = make_candidates(prefill, decode, request)
@@ -64,7 +64,7 @@ def test_scores_are_between_0_and_1_one_for_each_route(
 @pytest.mark.parametrize("name", SCORERS)
 @some_of_them
 @given(prefill=prefill_pools, decode=decode_pools, request=requests, seed=st.integers(0, 9))
-def test_the_order_of_workers_changes_no_score(
+def test_the_order_of_workers_does_not_change_scores(
     name: str, prefill: Workers, decode: Workers, request: RoutingRequest, seed: int
 ) -> None:
     found = []
@@ -80,7 +80,7 @@ def test_the_order_of_workers_changes_no_score(
 @pytest.mark.parametrize("name", PICKERS)
 @some_of_them
 @given(prefill=prefill_pools, decode=decode_pools, seed=st.integers(0, 9), data=st.data())
-def test_pickers_give_one_of_the_routes(
+def test_pickers_return_one_of_the_routes(
     name: str, prefill: Workers, decode: Workers, seed: int, data: st.DataObject
 ) -> None:
     candidates = make_candidates(prefill, decode)
@@ -99,7 +99,9 @@ def test_pickers_give_one_of_the_routes(
 @pytest.mark.parametrize("name", ["best_score", "round_robin"])
 @some_of_them
 @given(prefill=prefill_pools, decode=decode_pools, seed=st.integers(0, 9))
-def test_pickers_without_chance_do_not_mind_the_order(name: str, prefill: Workers, decode: Workers, seed: int) -> None:
+def test_deterministic_pickers_do_not_depend_on_the_order(
+    name: str, prefill: Workers, decode: Workers, seed: int
+) -> None:
     picked = set()
     for candidates in (
         make_candidates(prefill, decode),
@@ -112,7 +114,7 @@ def test_pickers_without_chance_do_not_mind_the_order(name: str, prefill: Worker
 
 
 @pytest.mark.parametrize("name", PICKERS)
-def test_who_needs_no_scores_does_not_read_them(name: str) -> None:
+def test_pickers_that_need_no_scores_do_not_read_them(name: str) -> None:
     picker = PICKERS[name](random.Random(0))
     other = PICKERS[name](random.Random(0))
     candidates = make_candidates([], _some_decode_workers())

@@ -113,7 +113,7 @@ async def test_a_forecast_books_nothing(world: World) -> None:
     assert world.metrics_registry.get_sample_value("baton_routing_decision_seconds_count") == 1
 
 
-async def test_a_booking_counts_at_once_and_until_it_is_released(world: World) -> None:
+async def test_a_booking_counts_at_once_until_it_is_released(world: World) -> None:
     record = world.record(slo=INTERACTIVE)
     with world.dispatcher.book(record, PAIR) as placement:
         assert [worker.info.worker_id for worker in placement.workers] == ["p1", "d1"]
@@ -134,7 +134,7 @@ async def test_a_booking_counts_at_once_and_until_it_is_released(world: World) -
     assert world.metrics_registry.get_sample_value("baton_routes_total", {"kind": "pair"}) == 1
 
 
-async def test_local_prefill_is_all_on_the_decode_worker(world: World) -> None:
+async def test_local_prefill_is_booked_on_the_decode_worker(world: World) -> None:
     with world.dispatcher.book(world.record(), ALONE):
         assert world.in_flight == {"p1": 0, "p2": 0, "d1": 1}
         ledger = world.predictions.ledger
@@ -144,7 +144,7 @@ async def test_local_prefill_is_all_on_the_decode_worker(world: World) -> None:
     assert world.metrics_registry.get_sample_value("baton_routes_total", {"kind": "local"}) == 1
 
 
-async def test_a_pair_for_one_token_takes_nothing_of_its_decode_worker(world: World) -> None:
+async def test_a_single_token_takes_nothing_of_its_decode_worker(world: World) -> None:
     record = world.record(max_tokens=1)
     with world.dispatcher.book(record, PAIR):
         assert world.in_flight == {"p1": 1, "p2": 0, "d1": 0}
@@ -157,7 +157,7 @@ async def test_a_pair_for_one_token_takes_nothing_of_its_decode_worker(world: Wo
     assert world.is_idle
 
 
-async def test_a_prefill_worker_that_is_kept_stays_busy_beyond_the_release(world: World) -> None:
+async def test_a_prefill_worker_that_is_kept_stays_busy_after_the_release(world: World) -> None:
     with world.dispatcher.book(world.record(), PAIR) as placement:
         done = placement.keep_prefill()
         with pytest.raises(RuntimeError):
@@ -167,13 +167,13 @@ async def test_a_prefill_worker_that_is_kept_stays_busy_beyond_the_release(world
     assert world.is_idle
 
 
-async def test_what_fails_inside_is_released(world: World) -> None:
+async def test_a_failure_inside_a_booking_releases_it(world: World) -> None:
     with pytest.raises(ValueError, match="inside"), world.dispatcher.book(world.record(), PAIR):
         raise ValueError("inside")
     assert world.is_idle
 
 
-async def test_a_worker_that_left_in_between_is_not_booked(world: World) -> None:
+async def test_a_worker_removed_in_between_is_not_booked(world: World) -> None:
     decision = world.dispatcher.forecast(world.record())
     assert decision is not None
     await world.registry.remove("d1")
@@ -182,7 +182,7 @@ async def test_a_worker_that_left_in_between_is_not_booked(world: World) -> None
     assert world.is_idle
 
 
-async def test_two_bookings_of_one_request_are_two(world: World) -> None:
+async def test_two_bookings_of_one_request_are_independent(world: World) -> None:
     record = world.record()
     first, second = world.dispatcher.book(record, PAIR), world.dispatcher.book(record, ALONE)
     first.release()
@@ -191,7 +191,7 @@ async def test_two_bookings_of_one_request_are_two(world: World) -> None:
     assert world.is_idle
 
 
-async def test_what_policies_see(world: World) -> None:
+async def test_policies_receive_snapshots_and_the_request(world: World) -> None:
     world.registry.drain("p2")
     world.predictions.habits.cached_tokens.observe(24)
     with world.dispatcher.book(world.record("other", slo=INTERACTIVE), PAIR):
@@ -220,7 +220,7 @@ async def test_what_policies_see(world: World) -> None:
 
 
 @pytest.mark.parametrize(("ordering", "ahead"), [("edf", 0), ("fcfs", 70)])
-async def test_prompts_ahead_are_those_that_the_prefill_workers_serve_first(
+async def test_prompts_ahead_are_those_that_prefill_workers_serve_first(
     world: World, ordering: Literal["edf", "fcfs"], ahead: int
 ) -> None:
     """Decode workers always order by queue_priority. At work on each is one prompt, of which a step is always ahead."""
@@ -246,7 +246,7 @@ async def test_a_resumed_request_has_more_to_compute_and_less_to_generate(world:
         assert record.timeline.routing == {}
 
 
-async def test_prefix_caches_of_all_workers_are_looked_up_and_told() -> None:
+async def test_prefix_caches_of_all_workers_are_looked_up_and_reported() -> None:
     index = Index({"p2": 64, "d1": 32})
     world = World(index=index)
     world.dispatcher.forecast(world.record())
@@ -259,7 +259,7 @@ async def test_prefix_caches_of_all_workers_are_looked_up_and_told() -> None:
     assert index.expected == [("p1", pytest.approx(55.5)), ("d1", pytest.approx(55.9))]
 
 
-async def test_with_the_real_profile_bursts_are_spread_by_what_is_booked() -> None:
+async def test_with_the_real_profile_bookings_spread_bursts() -> None:
     world = World()
     chooser = build_profile(RoutingConfig(local_prefill="never"), world.predictions.forecaster)
     dispatcher = Dispatcher(world.registry, world.predictions, chooser, clock=world.clock)

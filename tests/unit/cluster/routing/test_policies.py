@@ -18,18 +18,18 @@ from cluster.routing.scorers import SCORERS, probability_below
 from tests.unit.cluster.routing.worlds import REQUEST, decode_worker, make_candidates, prefill_worker, queue
 
 
-def test_those_that_accept_nothing_are_left_out() -> None:
+def test_workers_that_accept_nothing_are_left_out() -> None:
     assert Accepting().filter([decode_worker(0, accepting=False), decode_worker(1)], REQUEST) == [decode_worker(1)]
 
 
-def test_those_that_failed_the_request_are_left_out_while_there_are_others() -> None:
+def test_workers_that_failed_the_request_are_left_out_if_there_are_others() -> None:
     request = RoutingRequest("r", 10, frozenset({"decode-0"}))
     assert Untried().filter([decode_worker(0), decode_worker(1)], request) == [decode_worker(1)]
     assert Untried().filter([decode_worker(0)], request) == [decode_worker(0)]
     assert Untried().filter([], request) == []
 
 
-def test_those_without_room_are_left_out_while_there_are_others() -> None:
+def test_workers_without_room_are_left_out_if_there_are_others() -> None:
     full = decode_worker(0, kv_tokens=1000, context_tokens=1000 - 400 - 64 + 1)
     seated = decode_worker(1, batch=64, max_num_seqs=64)
     unknown = decode_worker(2, context_tokens=10**6)
@@ -49,7 +49,9 @@ def test_those_without_room_are_left_out_while_there_are_others() -> None:
         ("slo_headroom", {}, {"queue": queue(100_000)}),
     ],
 )
-def test_which_prefill_worker_scores_higher(name: str, better: dict[str, object], worse: dict[str, object]) -> None:
+def test_the_better_prefill_worker_scores_higher(
+    name: str, better: dict[str, object], worse: dict[str, object]
+) -> None:
     candidates = make_candidates(
         [prefill_worker(0, **worse), prefill_worker(1, **better)], [decode_worker()], local=LocalPrefill.NEVER
     )
@@ -70,7 +72,7 @@ def test_which_prefill_worker_scores_higher(name: str, better: dict[str, object]
         ("slo_headroom", {"batch": 9, "tpot_target_s": 0.5}, {"batch": 9, "tpot_target_s": 0.005}),
     ],
 )
-def test_which_decode_worker_scores_higher(name: str, better: dict[str, object], worse: dict[str, object]) -> None:
+def test_the_better_decode_worker_scores_higher(name: str, better: dict[str, object], worse: dict[str, object]) -> None:
     candidates = make_candidates(
         [prefill_worker()], [decode_worker(0, **worse), decode_worker(1, **better)], local=LocalPrefill.NEVER
     )
@@ -78,7 +80,7 @@ def test_which_decode_worker_scores_higher(name: str, better: dict[str, object],
     assert higher > lower
 
 
-def test_what_is_promised_decides_what_headroom_is() -> None:
+def test_headroom_is_relative_to_the_targets() -> None:
     slow = [prefill_worker(0, queue=queue(20_000))]
     scores = [
         float(SCORERS["slo_headroom"]().score(make_candidates(slow, [decode_worker()], replace(REQUEST, slo=slo)))[0])
@@ -88,7 +90,7 @@ def test_what_is_promised_decides_what_headroom_is() -> None:
     assert scores[1] > 0.9
 
 
-def test_probabilities() -> None:
+def test_probabilities_match_the_normal_distribution() -> None:
     means, sds = np.array([50.0, 100.0, 150.0, 1e9]), np.array([10.0, 10.0, 0.0, 1.0])
     assert probability_below(100.0, means, sds) == pytest.approx([1.0, 0.5, 0.0, 0.0], abs=1e-3)
     assert probability_below(np.inf, means, sds) == pytest.approx(1.0)
@@ -96,7 +98,7 @@ def test_probabilities() -> None:
     assert probability_below(np.array([0.5, 1.0, 2.0]), np.zeros(3), np.ones(3)) == pytest.approx(normal, abs=0.011)
 
 
-def test_among_equals_those_with_the_fewest_so_far_are_picked() -> None:
+def test_ties_are_broken_by_the_fewest_requests_so_far() -> None:
     prefill = [prefill_worker(0, assigned=4), prefill_worker(1, assigned=3)]
     decode = [decode_worker(0, assigned=2), decode_worker(1, assigned=9)]
     candidates = make_candidates(prefill, decode, local=LocalPrefill.NEVER)
@@ -108,7 +110,7 @@ def test_among_equals_those_with_the_fewest_so_far_are_picked() -> None:
     assert BestScore().pick(candidates, scores, np.array([0, 3])) == 0
 
 
-def test_the_power_of_two_choices() -> None:
+def test_power_of_two_picks_the_better_of_a_random_pair() -> None:
     candidates = make_candidates([], [decode_worker(number) for number in range(4)])
     picker, scores = PowerOfTwo(random.Random(1)), np.array([0.1, 0.2, 0.3, 0.4])
     picked = Counter(picker.pick(candidates, scores, np.arange(4)) for _ in range(600))
@@ -116,7 +118,7 @@ def test_the_power_of_two_choices() -> None:
     assert [round(picked[index] / 100) for index in range(4)] == [0, 1, 2, 3]
 
 
-def test_round_robin_takes_who_has_waited_longest() -> None:
+def test_round_robin_picks_the_worker_that_waited_longest() -> None:
     prefill = [prefill_worker(number, last_assigned_s=-number) for number in range(3)]
     decode = [decode_worker(0, last_assigned_s=5.0), decode_worker(1, last_assigned_s=4.0)]
     candidates = make_candidates(prefill, decode)
@@ -128,13 +130,13 @@ def test_round_robin_takes_who_has_waited_longest() -> None:
 
 
 @pytest.mark.parametrize(("local", "expected"), [("auto", 8), ("never", 6), ("always", 2)])
-def test_every_route_is_there_once(local: str, expected: int) -> None:
+def test_every_route_is_generated_once(local: str, expected: int) -> None:
     prefill, decode = routes(3, 2, LocalPrefill(local))
     assert len(set(zip(prefill.tolist(), decode.tolist(), strict=True))) == len(prefill) == expected
     assert count_routes(3, 2, LocalPrefill(local)) == expected
 
 
-def test_beyond_the_limit_some_workers_are_drawn_and_those_that_hold_the_prompt_are_among_them() -> None:
+def test_beyond_the_limit_workers_are_sampled_including_those_that_hold_the_prompt() -> None:
     prefill = [prefill_worker(number, cached_tokens=90 if number == 17 else 0) for number in range(40)]
     decode = [decode_worker(number) for number in range(5)]
     scan = Scan(limit=100, sample=8, rng=random.Random(0))

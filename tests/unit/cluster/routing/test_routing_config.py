@@ -19,7 +19,7 @@ def test_the_defaults_name_every_scorer_and_filter() -> None:
     assert BatonConfig.from_dict(BatonConfig().to_dict()).routing == routing
 
 
-def test_one_weight_can_come_from_the_command_line() -> None:
+def test_one_weight_can_be_set_on_the_command_line() -> None:
     scorers = load_config(None, {"routing.scorers.slo_headroom": 0}).routing.scorers
     assert scorers == {**DEFAULT_WEIGHTS, "slo_headroom": 0}
 
@@ -40,12 +40,12 @@ def test_one_weight_can_come_from_the_command_line() -> None:
         ({"sampel": 3}, r"unknown key routing\.sampel\. Did you mean routing\.sample\?"),
     ],
 )
-def test_what_is_wrong_is_refused_with_the_nearest_that_is_right(routing: dict[str, object], message: str) -> None:
+def test_wrong_names_are_refused_with_the_nearest_right_one(routing: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         BatonConfig.from_dict({"routing": routing})
 
 
-def test_filters_are_asked_in_one_order_whatever_order_they_are_named_in() -> None:
+def test_filters_are_applied_in_a_fixed_order() -> None:
     """A worker with room that takes no requests must not be the only one that has_room leaves."""
     named = BatonConfig.from_dict({"routing": {"filters": ["has_room", "accepting"]}}).routing
     assert named.filters == ["accepting", "has_room"]

@@ -49,7 +49,7 @@ def model_with_dear_links() -> LatencyModel:
 
 
 @given(prefill=prefill_pools, decode=decode_pools, request=requests)
-def test_who_may_not_get_requests_gets_none(prefill: Workers, decode: Workers, request: RoutingRequest) -> None:
+def test_only_accepting_workers_get_requests(prefill: Workers, decode: Workers, request: RoutingRequest) -> None:
     accepting = {worker.worker_id for worker in (*prefill, *decode) if worker.accepting}
     decision = choose(prefill, decode, request)
     assert (decision is None) == (not any(worker.accepting for worker in decode))
@@ -69,7 +69,7 @@ def test_who_may_not_get_requests_gets_none(prefill: Workers, decode: Workers, r
 
 
 @given(prefill=prefill_pools, decode=decode_pools, failed=st.sets(st.sampled_from(["prefill-0", "decode-0"])))
-def test_a_retry_avoids_workers_that_failed_it_if_it_can(prefill: Workers, decode: Workers, failed: set[str]) -> None:
+def test_a_retry_avoids_workers_that_failed_it_if_possible(prefill: Workers, decode: Workers, failed: set[str]) -> None:
     decision = choose(prefill, decode, replace(REQUEST, failed_on=frozenset(failed)), filters=["accepting", "untried"])
     others = {worker.worker_id for worker in decode if worker.accepting} - failed
     if others:
@@ -77,7 +77,7 @@ def test_a_retry_avoids_workers_that_failed_it_if_it_can(prefill: Workers, decod
         assert decision.decode_id in others
 
 
-def test_the_pair_counts_and_not_each_worker_for_itself() -> None:
+def test_the_pair_is_scored_and_not_each_worker_separately() -> None:
     """The better decode worker has a link on which the hand-off takes for ever from the only prefill worker."""
     model = model_with_dear_links()
     decode = [decode_worker(0), decode_worker(1, batch=2, context_tokens=800)]
@@ -88,7 +88,7 @@ def test_the_pair_counts_and_not_each_worker_for_itself() -> None:
     assert chosen_ids(choose([prefill_worker(1)], decode, model=model, local_prefill="never"))[1] == "decode-0"
 
 
-def test_a_decode_worker_that_holds_the_prompt_saves_the_hand_off() -> None:
+def test_a_decode_worker_that_holds_the_prompt_saves_the_handoff() -> None:
     request = replace(REQUEST, num_prompt_tokens=4000)
     decode = [decode_worker(0, cached_tokens=3990), decode_worker(1)]
     decision = choose([prefill_worker()], decode, request, local_prefill="never")
@@ -99,15 +99,15 @@ def test_a_decode_worker_that_holds_the_prompt_saves_the_hand_off() -> None:
 
 
 class TestLocalPrefill:
-    def test_of_a_short_prompt_on_an_idle_worker(self) -> None:
+    def test_a_short_prompt_is_computed_on_an_idle_decode_worker(self) -> None:
         decision = choose([prefill_worker()], [decode_worker()], replace(REQUEST, num_prompt_tokens=16))
         assert chosen_ids(decision) == (None, "decode-0")
 
-    def test_not_beside_many_that_decode(self) -> None:
+    def test_a_busy_decode_worker_gets_a_handoff(self) -> None:
         decision = choose([prefill_worker()], [decode_worker(**BUSY)])
         assert chosen_ids(decision) == ("prefill-0", "decode-0")
 
-    def test_of_what_the_decode_worker_has_in_its_cache(self) -> None:
+    def test_a_prompt_cached_on_the_decode_worker_is_computed_there(self) -> None:
         request = replace(REQUEST, num_prompt_tokens=4000)
         busy, held = {"queue": queue(8000, 8)}, {"batch": 2, "context_tokens": 2000, "cached_tokens": 3990}
         decision = choose([prefill_worker(**busy)], [decode_worker(**held)], request)
@@ -115,38 +115,38 @@ class TestLocalPrefill:
         assert decision is not None
         assert decision.cached_tokens == 3990
 
-    def test_where_the_hand_off_takes_longer_than_it_saves(self) -> None:
+    def test_a_prompt_is_computed_on_decode_if_the_handoff_takes_longer(self) -> None:
         few = {"batch": 2, "context_tokens": 800}
         cheap = choose([prefill_worker()], [decode_worker(**few)])
         dear = choose([prefill_worker()], [decode_worker(**few)], model=model_with_dear_links())
         assert chosen_ids(cheap) == ("prefill-0", "decode-0")
         assert chosen_ids(dear) == (None, "decode-0")
 
-    def test_when_nobody_else_computes_prompts(self) -> None:
+    def test_a_prompt_is_computed_on_decode_without_prefill_workers(self) -> None:
         decode = [decode_worker(**BUSY)]
         assert chosen_ids(choose([prefill_worker(accepting=False)], decode)) == (None, "decode-0")
         assert choose([prefill_worker(accepting=False)], decode, local_prefill="never") is None
 
-    def test_always(self) -> None:
+    def test_always_computes_prompts_on_decode(self) -> None:
         decision = choose([prefill_worker()], [decode_worker(**BUSY)], local_prefill="always")
         assert chosen_ids(decision) == (None, "decode-0")
 
 
-def test_neighbours_have_usual_answers_left_however_short_this_one_is() -> None:
+def test_other_sequences_have_typical_answers_left_however_short_this_one_is() -> None:
     few, many = (
         make_candidates([], [decode_worker(**BUSY)], replace(REQUEST, output_tokens=tokens)) for tokens in (1.0, 64.0)
     )
     assert few.forecasts.neighbour_tpot_ms == pytest.approx(many.forecasts.neighbour_tpot_ms, rel=0.01)
 
 
-def test_the_conversation_stays_where_its_beginning_is() -> None:
+def test_a_conversation_stays_with_its_cached_prefix() -> None:
     prefill = [prefill_worker(0), prefill_worker(1, cached_tokens=380, queue=queue(50))]
     assert chosen_ids(choose(prefill, [decode_worker(batch=20)], local_prefill="never"))[0] == "prefill-1"
     prefill[1] = replace(prefill[1], queue=queue(50_000, 100))
     assert chosen_ids(choose(prefill, [decode_worker(batch=20)], local_prefill="never"))[0] == "prefill-0"
 
 
-def test_idle_figures_have_no_load_in_them() -> None:
+def test_idle_figures_exclude_the_load() -> None:
     loaded = choose(
         [prefill_worker(queue=queue(5000, 9))],
         [decode_worker(batch=9, context_tokens=9000)],
@@ -160,7 +160,7 @@ def test_idle_figures_have_no_load_in_them() -> None:
     assert loaded.ttft_ms == pytest.approx(700.0 + idle.ttft_ms + loaded.wait_ms)
 
 
-def test_the_record_says_what_was_weighed_and_why() -> None:
+def test_the_record_contains_the_scores_and_reasons() -> None:
     prefill = [prefill_worker(number, queue=queue(3000 * number, 3 * number)) for number in range(4)]
     decode = [decode_worker(number, batch=5) for number in range(4)]
     decision = choose(prefill, decode, local_prefill="never")
@@ -183,7 +183,7 @@ def test_the_record_says_what_was_weighed_and_why() -> None:
     assert other.record["candidates"][1]["lost_on"] == "slo_headroom"
 
 
-def test_routes_that_are_preferred_go_before_better_ones() -> None:
+def test_preferred_routes_precede_better_ones() -> None:
     prefill = [prefill_worker(0, queue=queue(500, 2)), prefill_worker(1)]
     chooser = profile(local_prefill="never")
 
@@ -201,13 +201,13 @@ def test_routes_that_are_preferred_go_before_better_ones() -> None:
 
 
 @pytest.mark.parametrize("context_tokens", [535, 536, 537])
-def test_the_decision_says_whether_there_is_a_seat(context_tokens: int) -> None:
+def test_the_decision_reports_whether_a_slot_is_free(context_tokens: int) -> None:
     decision = choose([], [decode_worker(kv_tokens=1000, context_tokens=context_tokens)])
     assert decision is not None
     assert decision.has_capacity == (context_tokens + 400 + 64 <= 1000)
 
 
-def test_the_route_taken_is_in_the_record_even_if_it_is_not_among_the_best() -> None:
+def test_the_chosen_route_is_in_the_record_even_if_it_is_not_among_the_best() -> None:
     prefill = [prefill_worker(number, queue=queue(1000 * number)) for number in range(4)]
     shown = Counter()
     chooser = profile(picker="power_of_two", local_prefill="never")
@@ -220,7 +220,7 @@ def test_the_route_taken_is_in_the_record_even_if_it_is_not_among_the_best() -> 
     assert shown[6] > 0
 
 
-def test_scorers_are_timed_and_those_without_weight_not_run() -> None:
+def test_scorers_are_timed_and_those_without_weight_do_not_run() -> None:
     times: dict[str, float] = {}
     chooser = profile(scorers={"slo_headroom": 0})
     chooser._observe, ticks = times.__setitem__, iter(np.arange(100.0))
@@ -237,7 +237,7 @@ def test_large_pools_are_sampled() -> None:
     assert (decision.record["num_routes"], decision.record["num_weighed"]) == (20, 6)
 
 
-def test_a_round_robin_goes_round() -> None:
+def test_round_robin_alternates() -> None:
     chooser = profile(picker="round_robin", local_prefill="never")
     prefill, decode = [prefill_worker(number) for number in range(2)], [decode_worker(number) for number in range(3)]
     seen = []
@@ -255,7 +255,7 @@ def test_a_round_robin_goes_round() -> None:
 
 
 @pytest.mark.parametrize("final_tokens", [535, 536, 537])
-def test_a_seat_has_room_for_those_that_are_there_to_grow(final_tokens: int) -> None:
+def test_a_free_slot_leaves_room_for_running_sequences_to_grow(final_tokens: int) -> None:
     decision = choose([], [decode_worker(kv_tokens=1000, context_tokens=100, final_tokens=final_tokens)])
     assert decision is not None
     assert decision.has_capacity == (final_tokens + 400 + 64 <= 1000)

@@ -17,7 +17,7 @@ def offer_of(worker: SimulatedWorker, name: str, start: int, deadline_s: float =
     return TransferOffer(name, name, spec, tuple(prompt(96, start)), deadline_s=deadline_s)
 
 
-def test_the_request_hears_why_its_transfer_got_no_room():
+def test_the_request_gets_the_reason_why_its_transfer_has_no_room():
     async def main() -> None:
         worker = lone_worker(num_blocks=8)
         await worker.sink.reserve(offer_of(worker, "first", 1))
@@ -30,7 +30,7 @@ def test_the_request_hears_why_its_transfer_got_no_room():
     run_virtually(main)
 
 
-def test_a_transfer_that_is_given_up_while_it_waits_for_room_takes_none():
+def test_a_transfer_abandoned_while_waiting_takes_no_room():
     """Its request is gone. If it got blocks later, nothing would release them."""
 
     async def main() -> None:
@@ -53,7 +53,7 @@ def test_a_transfer_that_is_given_up_while_it_waits_for_room_takes_none():
     run_virtually(main)
 
 
-def test_an_abandoned_transfer_gives_its_room_to_who_waits():
+def test_an_abandoned_transfer_gives_its_room_to_a_waiting_one():
     async def main() -> None:
         worker = lone_worker(num_blocks=8)
         await worker.sink.reserve(offer_of(worker, "first", 1))

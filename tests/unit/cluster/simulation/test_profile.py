@@ -24,11 +24,11 @@ def test_shipped_profiles_are_plausible(name):
         assert 5 < step < 60
 
 
-def test_there_is_more_than_one():
+def test_there_is_more_than_one_profile():
     assert {"h100-8b", "h100-70b-tp4"} <= set(profile_names())
 
 
-def test_a_profile_may_be_a_file(tmp_path):
+def test_a_profile_can_be_a_file(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text(profile_text(make_profile(kv_tokens=777)), encoding="utf-8")
     assert load_profile(str(file)).kv_tokens == 777
@@ -55,7 +55,7 @@ def test_a_profile_may_be_a_file(tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_is_refused(tmp_path, change, said):
+def test_impossible_profiles_are_refused(tmp_path, change, said):
     file = tmp_path / "wrong.yaml"
     file.write_text(json.dumps({**make_profile().model_dump(mode="json"), **change}), encoding="utf-8")
     with pytest.raises(ConfigError, match=said):
@@ -67,7 +67,7 @@ def test_unknown_names_are_refused_with_the_nearest():
         load_profile("h100-8B")
 
 
-def test_rates_are_those_of_the_largest_batch_that_is_reached():
+def test_rates_are_those_of_the_largest_reached_batch():
     rates = [
         {"batch": 2, "tokens_per_round": 2.0, "drafted": 4.0},
         {"batch": 8, "tokens_per_round": 1.5, "drafted": 2.0},
@@ -82,7 +82,7 @@ def test_rates_are_those_of_the_largest_batch_that_is_reached():
     ]
 
 
-def test_a_profile_is_fitted_to_what_routers_have_learned(tmp_path):
+def test_a_profile_is_fitted_to_costs_learned_by_routers(tmp_path):
     store = FitStore(tmp_path)
     for pool, fixed in (("prefill", 20.0), ("decode", 12.0)):
         store.save(("model", pool, "cpu", "bfloat16", "2"), (fixed, 0.4, 2e-4, 0.3, 6e-4, 0.5))
@@ -97,6 +97,6 @@ def test_a_profile_is_fitted_to_what_routers_have_learned(tmp_path):
     assert fitted.kv_tokens == make_profile().kv_tokens
 
 
-def test_nothing_learned_is_said(tmp_path):
+def test_missing_learned_costs_are_reported(tmp_path):
     with pytest.raises(ConfigError, match="real prefill workers"):
         fitted_profile(make_profile(), newest_fits(tmp_path))

@@ -48,17 +48,17 @@ def test_a_replay_can_be_repeated():
     assert first.document == second.document
 
 
-def test_what_comes_in_the_warmup_is_left_out():
+def test_requests_during_the_warmup_are_left_out():
     result = run(settings=ReplaySettings(warmup_s=12.0))
     assert result.document["classes"]["all"]["requests"] == 60
 
 
-def test_too_much_load_misses_targets_or_is_refused():
+def test_overload_misses_targets_or_is_refused():
     easy, hard = run(), run(rate=30.0)
     assert hard.document["classes"]["all"]["attainment"] < easy.document["classes"]["all"]["attainment"]
 
 
-def test_a_replay_that_misses_too_much_breaks_off():
+def test_a_replay_that_misses_too_much_stops_early():
     whole, broken_off = run(rate=30.0), run(rate=30.0, settings=ReplaySettings(max_missed=10))
     missed = [request for request in broken_off.requests if request.is_met is False]
     assert len(missed) > 10
@@ -102,7 +102,7 @@ def test_the_command_replays_a_file(tmp_path):
     assert document["settings"]["trace_format"] == "auto"
 
 
-def test_the_part_of_a_trace_is_told_and_prompts_that_were_cut(tmp_path):
+def test_the_replayed_part_of_a_trace_and_truncated_prompts_are_reported(tmp_path):
     said, file = [], tmp_path / "out.json"
     options = {
         "trace": write_trace(tmp_path / "trace.jsonl"),
@@ -124,7 +124,7 @@ def test_the_part_of_a_trace_is_told_and_prompts_that_were_cut(tmp_path):
     ("options", "is_told"),
     [({}, True), ({"profile": "h100-8b"}, False), ({"assignments": ["simulation.profile=h100-70b-tp4"]}, False)],
 )
-def test_which_profile_is_used_is_told_when_nobody_named_one(tmp_path, options, is_told):
+def test_the_default_profile_is_reported(tmp_path, options, is_told):
     said = []
     simulate(SimulateOptions(**{"trace": write_trace(tmp_path / "trace.jsonl"), "requests": 2, **options}), said.append)
     told = [line for line in said if "no profile is given, so workers use h100-8b" in line]
@@ -160,7 +160,7 @@ def test_options_that_change_a_trace_are_refused_without_one(tmp_path):
         simulate(SimulateOptions(**options), lambda _: None)
 
 
-def test_percentiles_are_those_of_the_load_tool():
+def test_percentiles_match_those_of_the_load_tool():
     """Otherwise a comparison with a real run would show differences that do not exist."""
     seconds = [0.1, None, 0.4, 0.2, 0.9, 0.3]
     measured = Summary.of_seconds(seconds)
@@ -206,7 +206,7 @@ def test_a_real_run_is_simulated_and_compared(tmp_path):
     Console(quiet=True).print(comparison_table(document["comparison"]))
 
 
-def test_requests_that_failed_are_sent_again_and_those_of_unknown_length_are_counted(tmp_path):
+def test_failed_requests_are_resent_and_those_of_unknown_length_are_counted(tmp_path):
     failed = {"input_tokens": None, "output_tokens": 3, "cached_tokens": 0, "wanted_output": 40, "error": "http_429"}
     samples = [make_sample(index) for index in range(10)]
     samples += [{**make_sample(10), **failed, "wanted_input": wanted} for wanted in (150, None)]
@@ -236,13 +236,13 @@ def test_a_report_without_samples_needs_a_trace(tmp_path):
         read_stage(file)
 
 
-def test_a_profile_is_written_only_when_something_was_learned(tmp_path, monkeypatch):
+def test_a_profile_is_written_only_after_learning_something(tmp_path, monkeypatch):
     monkeypatch.setenv("BATON_CACHE", str(tmp_path))
     with pytest.raises(ConfigError, match="There are no measurements"):
         fit_profile(SimulateOptions(profile="h100-8b"), tmp_path / "mine.yaml")
 
 
-def test_fitting_refuses_what_it_has_no_use_for(tmp_path):
+def test_fitting_refuses_options_without_effect(tmp_path):
     options = {"profile": "h100-8b", "trace": tmp_path, "rate_scale": "2", "with_samples": True}
     with pytest.raises(ConfigError, match="leave out --trace, --rate-scale, --samples"):
         fit_profile(SimulateOptions(**options), tmp_path / "mine.yaml")

@@ -48,7 +48,7 @@ def test_a_burst_is_served_to_the_last_request(slo_class: str, count: int) -> No
     assert figures["ttft_ms"]["p99"] > 20_000, "the machine is not slow, or the burst too small to say anything"
 
 
-def test_a_short_queue_deadline_refuses_most_of_it() -> None:
+def test_a_short_queue_deadline_refuses_most_of_a_burst() -> None:
     """So the test above is about the default, and not about a machine that is fast enough."""
     slo = {"classes": {"standard": {"queue_deadline": "5s"}}}
     figures = run(burst(100), "standard", slo=slo)
@@ -56,7 +56,7 @@ def test_a_short_queue_deadline_refuses_most_of_it() -> None:
 
 
 @pytest.mark.parametrize("slo_class", SLO_CLASSES)
-def test_nobody_is_refused_or_kept_waiting_while_the_machine_is_idle(slo_class: str) -> None:
+def test_an_idle_machine_refuses_and_delays_no_request(slo_class: str) -> None:
     """Long prompts, which take longer than any target allows, one at a time."""
     trace = [TraceRequest(30.0 * index, 500 + 300 * (index % 5), 20, (index,)) for index in range(20)]
     figures = run(trace, slo_class)

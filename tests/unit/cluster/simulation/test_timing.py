@@ -18,7 +18,7 @@ def step_ends(leap: Leap) -> list[float]:
 
 
 @given(milliseconds, growths, st.integers(1, 400))
-def test_ends_are_those_of_single_steps(first_ms, growth_ms, num_steps):
+def test_end_times_match_single_steps(first_ms, growth_ms, num_steps):
     leap = Leap(5.0, num_steps, first_ms, growth_ms)
     ends = step_ends(leap)
     assert leap.end_s() == pytest.approx(ends[-1])
@@ -26,7 +26,7 @@ def test_ends_are_those_of_single_steps(first_ms, growth_ms, num_steps):
 
 
 @given(milliseconds, growths, st.integers(1, 100), st.floats(0, 1))
-def test_the_step_under_way_is_found(first_ms, growth_ms, num_steps, share):
+def test_the_current_step_is_found(first_ms, growth_ms, num_steps, share):
     leap = Leap(0.0, num_steps, first_ms, growth_ms)
     now_s = share * leap.end_s()
     begun = leap.steps_begun(now_s)
@@ -36,7 +36,7 @@ def test_the_step_under_way_is_found(first_ms, growth_ms, num_steps, share):
         assert leap.end_s(begun - 1) <= now_s + 1e-6
 
 
-def test_noise_keeps_the_mean_and_is_less_for_longer_leaps():
+def test_noise_keeps_the_mean_and_shrinks_for_longer_leaps():
     noise = Noise(0.2, "seed")
     single = [noise.factor(1) for _ in range(4000)]
     long = [noise.factor(100) for _ in range(4000)]
@@ -44,7 +44,7 @@ def test_noise_keeps_the_mean_and_is_less_for_longer_leaps():
     assert max(long) - min(long) < (max(single) - min(single)) / 5
 
 
-def test_noise_depends_on_the_seed_alone():
+def test_noise_depends_only_on_the_seed():
     first, again, other = (Noise(0.1, seed) for seed in ("a", "a", "b"))
     factors = [[noise.factor(1) for _ in range(5)] for noise in (first, again, other)]
     assert factors[0] == factors[1] != factors[2]

@@ -44,7 +44,7 @@ def test_timeouts_follow_the_virtual_clock():
     assert run_virtually(main) == pytest.approx(39.0)
 
 
-def test_a_standstill_is_an_error():
+def test_a_deadlock_is_an_error():
     async def main() -> None:
         await asyncio.sleep(5.0)
         await asyncio.Event().wait()
@@ -53,7 +53,7 @@ def test_a_standstill_is_an_error():
         run_virtually(main)
 
 
-def test_the_clock_stands_still_while_a_thread_works():
+def test_the_clock_stops_while_a_thread_works():
     async def main() -> tuple[int, float]:
         loop = asyncio.get_running_loop()
         alarm = asyncio.create_task(asyncio.sleep(3600.0))
@@ -65,7 +65,7 @@ def test_the_clock_stands_still_while_a_thread_works():
     assert run_virtually(main) == (7, 0.0)
 
 
-def test_errors_come_out():
+def test_errors_propagate():
     async def main() -> None:
         await asyncio.sleep(1.0)
         raise LookupError("here")

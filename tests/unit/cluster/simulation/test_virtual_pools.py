@@ -32,7 +32,7 @@ class Workers:
         self.num_paid[pool] += change
 
 
-def test_those_that_serve_nobody_yet_are_given_up_first():
+def test_workers_that_are_not_yet_ready_are_removed_first():
     """As in a real pool, which otherwise would stay below its size until the other workers have started."""
 
     async def run():
@@ -50,7 +50,7 @@ def test_those_that_serve_nobody_yet_are_given_up_first():
     run_virtually(run)
 
 
-def test_a_start_that_is_given_up_may_be_wanted_again():
+def test_a_cancelled_start_can_be_requested_again():
     async def run():
         workers = Workers()
         await workers.pools.fill({PREFILL: 2, DECODE: 1})
@@ -64,7 +64,7 @@ def test_a_start_that_is_given_up_may_be_wanted_again():
     run_virtually(run)
 
 
-def test_who_leaves_is_paid_for_until_it_is_drained():
+def test_a_leaving_worker_is_paid_for_until_it_is_drained():
     async def run():
         workers = Workers()
         await workers.pools.fill({PREFILL: 3, DECODE: 1})
@@ -77,7 +77,7 @@ def test_who_leaves_is_paid_for_until_it_is_drained():
     run_virtually(run)
 
 
-def test_a_worker_that_changes_its_pool_is_there_soon_and_paid_for_once():
+def test_a_worker_that_changes_pools_is_ready_soon_and_paid_for_once():
     async def run():
         workers = Workers()
         await workers.pools.fill({PREFILL: 2, DECODE: 1})

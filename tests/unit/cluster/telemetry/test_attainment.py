@@ -17,12 +17,12 @@ def clock() -> FakeClock:
     return FakeClock(1000.0)
 
 
-def test_an_empty_window_is_neither_good_nor_bad(clock: FakeClock) -> None:
+def test_an_empty_window_has_no_attainment(clock: FakeClock) -> None:
     figures = SlidingWindow(60.0, clock).read()
     assert (figures.num_requests, figures.attainment, figures.goodput) == (0, None, 0.0)
 
 
-def test_attainment_and_goodput_count_what_met_its_targets(clock: FakeClock) -> None:
+def test_attainment_and_goodput_count_requests_that_met_their_targets(clock: FakeClock) -> None:
     window = SlidingWindow(60.0, clock)
     for second in range(30):
         clock.now_s = 1000.0 + second
@@ -42,14 +42,14 @@ def test_goodput_is_steady_once_the_window_is_full(clock: FakeClock) -> None:
     assert window.read().goodput == pytest.approx(10.0, rel=0.02)
 
 
-def test_a_request_right_after_the_start_is_no_torrent(clock: FakeClock) -> None:
+def test_a_request_right_after_the_start_does_not_give_a_huge_rate(clock: FakeClock) -> None:
     window = SlidingWindow(60.0, clock)
     clock.now_s += 0.001
     window.add(met=True)
     assert window.read().goodput == 1.0
 
 
-def test_what_is_old_is_forgotten_after_a_long_silence(clock: FakeClock) -> None:
+def test_old_requests_are_forgotten_after_a_long_silence(clock: FakeClock) -> None:
     window = SlidingWindow(60.0, clock)
     window.add(met=True)
     clock.now_s += 59.0
@@ -67,7 +67,7 @@ def test_what_is_old_is_forgotten_after_a_long_silence(clock: FakeClock) -> None
     events=st.lists(st.tuples(st.floats(0, 40.0), st.booleans()), max_size=60),
     silence_s=st.floats(0, 100.0),
 )
-def test_it_holds_the_window_less_at_most_a_bucket(window_s, began_s, events, silence_s):
+def test_the_window_is_exact_to_one_bucket(window_s, began_s, events, silence_s):
     """Everything of the last 59/60 of the window is counted, and nothing that is older than the window."""
     clock = FakeClock(began_s)
     window = SlidingWindow(window_s, clock)
@@ -101,7 +101,7 @@ def test_memory_does_not_grow_with_requests_or_time(clock: FakeClock) -> None:
     assert size() == before
 
 
-def test_classes_and_windows_are_counted_apart(clock: FakeClock) -> None:
+def test_classes_and_windows_are_counted_separately(clock: FakeClock) -> None:
     tracker = AttainmentTracker(["a", "b"], clock)
     tracker.add("a", met=True)
     clock.now_s += 120.0

@@ -27,7 +27,7 @@ def registry_of(collector: ClusterCollector) -> CollectorRegistry:
     return registry
 
 
-def test_what_only_grows_is_a_counter():
+def test_monotonic_values_are_counters():
     collector = ClusterCollector()
     method = worker_pb2.MethodStats(method="ngram", num_drafts=2, num_drafted_tokens=6, num_accepted_tokens=5)
     stats = worker_pb2.WorkerStats(num_steps=7, num_running=3, kv_bytes_sent=9, methods=[method])
@@ -57,7 +57,7 @@ def test_pools_have_sizes_states_and_a_history():
     assert registry.get_sample_value("baton_role_changes_total", {"pool": "decode", "by": "autoscaler"}) == 1
 
 
-def test_workers_that_are_gone_lose_their_series():
+def test_removed_workers_lose_their_series():
     collector = ClusterCollector()
     registry = registry_of(collector)
     num_lines = set()
@@ -70,7 +70,7 @@ def test_workers_that_are_gone_lose_their_series():
     assert len(num_lines) == 1
 
 
-def test_a_worker_that_does_not_answer_is_down_and_says_nothing_else():
+def test_an_unresponsive_worker_is_down_and_has_no_other_series():
     collector = ClusterCollector()
     collector.figures = ClusterFigures({("decode", "decode-1"): None, ("decode", "decode-2"): worker_pb2.WorkerStats()})
     registry = registry_of(collector)
@@ -80,7 +80,7 @@ def test_a_worker_that_does_not_answer_is_down_and_says_nothing_else():
     assert generate_latest(registry).decode().count('worker="decode-1"') == 1
 
 
-def test_methods_that_no_configuration_names_are_counted_together():
+def test_unconfigured_methods_are_counted_together():
     collector = ClusterCollector()
     methods = [worker_pb2.MethodStats(method=f"made-up-{number}", num_drafts=1) for number in range(20)]
     collector.figures = ClusterFigures({("decode", "d"): worker_pb2.WorkerStats(methods=methods)})

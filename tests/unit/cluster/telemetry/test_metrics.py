@@ -43,7 +43,7 @@ def finished_timeline() -> Timeline:
     return timeline
 
 
-def test_a_finished_sequence_is_booked_with_its_durations():
+def test_a_finished_sequence_is_counted_with_its_durations():
     metrics = RouterMetrics()
     record = make_record(7, timeline=finished_timeline(), num_output_tokens=5, num_cached_tokens=3, outcome="stop")
     metrics.placed(record)
@@ -66,7 +66,7 @@ def test_a_finished_sequence_is_booked_with_its_durations():
         assert summed(metrics, f"{name}_sum") == pytest.approx(amount)
 
 
-def test_failures_and_cancellations_do_not_spoil_the_durations():
+def test_failures_and_cancellations_do_not_affect_the_durations():
     metrics = RouterMetrics()
     for outcome in ("cancelled", "worker_lost"):
         metrics.ended(make_record(timeline=finished_timeline(), num_output_tokens=2, outcome=outcome))
@@ -75,7 +75,7 @@ def test_failures_and_cancellations_do_not_spoil_the_durations():
     assert value(metrics, "baton_request_seconds_count") == 0
 
 
-def test_the_first_token_and_the_gaps_are_booked_as_they_happen_on_the_clock_of_the_router():
+def test_first_tokens_and_gaps_are_observed_immediately_on_the_clock_of_the_router():
     metrics, record = RouterMetrics(), make_record()
     record.timeline.record(Event.RECEIVED, 10.0)
     for moment_s in (10.5, 10.75, 11.5):
@@ -87,7 +87,7 @@ def test_the_first_token_and_the_gaps_are_booked_as_they_happen_on_the_clock_of_
     assert value(metrics, "baton_inter_token_latency_seconds_sum") == 1.0
 
 
-def test_handoffs_are_booked_by_outcome():
+def test_handoffs_are_counted_by_outcome():
     metrics = RouterMetrics()
     moved = worker_pb2.HandoffResult(
         num_bytes=100, num_shared_bytes=60, num_spared_bytes=80, num_tokens=7, num_cached_tokens=2, seconds=0.5
@@ -104,7 +104,7 @@ def test_handoffs_are_booked_by_outcome():
     assert value(metrics, "baton_kv_transfer_seconds_sum") == 0.5
 
 
-def test_errors_that_nobody_knows_make_no_new_labels():
+def test_unknown_errors_create_no_new_labels():
     """Codes come over the wire; what a client or a broken peer can choose must not become a label."""
     metrics = RouterMetrics()
     for number in range(20):
@@ -112,7 +112,7 @@ def test_errors_that_nobody_knows_make_no_new_labels():
     assert "made-up" not in metrics.render().decode()
 
 
-def test_known_labels_begin_at_zero():
+def test_known_labels_start_at_zero():
     """Or the first failure of a kind would be invisible to rate()."""
     metrics = RouterMetrics()
     for code in error_classes():
@@ -130,7 +130,7 @@ def test_known_labels_begin_at_zero():
         assert metrics.registry.get_sample_value(name, labels) == 0, name
 
 
-def test_what_is_not_planned_yet_is_no_number():
+def test_an_unplanned_target_is_not_a_number():
     """Zero workers wanted would look like a plan."""
     metrics = RouterMetrics()
     for name in ("wanted_workers", "utilisation_ratio", "predicted_attainment_ratio"):
@@ -139,7 +139,7 @@ def test_what_is_not_planned_yet_is_no_number():
         assert math.isnan(shown)
 
 
-def test_the_text_is_what_prometheus_reads():
+def test_prometheus_can_parse_the_text():
     metrics = RouterMetrics()
     metrics.ended(make_record(timeline=finished_timeline(), num_output_tokens=5, outcome="stop"))
     text = metrics.render().decode()

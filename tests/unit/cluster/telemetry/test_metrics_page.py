@@ -25,7 +25,7 @@ class Cluster:
         return ClusterFigures({("decode", f"decode-{self.num_asked}"): worker_pb2.WorkerStats()})
 
 
-async def test_scrapes_that_come_together_share_a_page():
+async def test_concurrent_scrapes_share_a_page():
     cluster = Cluster()
     page = MetricsPage(RouterMetrics(), cluster.ask)
     scrapes = [asyncio.create_task(page.get()) for _ in range(20)]
@@ -36,7 +36,7 @@ async def test_scrapes_that_come_together_share_a_page():
     assert b'worker="decode-2"' in await page.get()
 
 
-async def test_a_scrape_that_is_given_up_does_not_end_the_others():
+async def test_a_cancelled_scrape_does_not_end_the_others():
     cluster = Cluster()
     page = MetricsPage(RouterMetrics(), cluster.ask)
     given_up, other = asyncio.create_task(page.get()), asyncio.create_task(page.get())
@@ -47,7 +47,7 @@ async def test_a_scrape_that_is_given_up_does_not_end_the_others():
     assert b"baton_worker_up" in await other
 
 
-async def test_the_page_is_rendered_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch):
+async def test_the_page_is_rendered_off_the_event_loop(monkeypatch: pytest.MonkeyPatch):
     cluster, metrics = Cluster(), RouterMetrics()
     cluster.may_answer.set()
     threads: list[int] = []

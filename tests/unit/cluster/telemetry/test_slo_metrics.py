@@ -29,7 +29,7 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> float:
     return found
 
 
-def test_verdicts_are_counted_and_attained(registry: CollectorRegistry, metrics: SloMetrics) -> None:
+def test_verdicts_are_counted_and_attainment_is_reported(registry: CollectorRegistry, metrics: SloMetrics) -> None:
     for result in (SloResult.MET, SloResult.MET, SloResult.MET, SloResult.REJECTED, SloResult.EXCLUDED):
         metrics.observe(INTERACTIVE, SloVerdict(result))
     for result, count in (("met", 3), ("rejected", 1), ("excluded", 1), ("missed_tpot", 0)):
@@ -46,7 +46,7 @@ def test_a_class_without_requests_has_no_attainment(registry: CollectorRegistry,
     assert metrics.status()["batch"]["windows"]["5m"] == {"requests": 0, "attainment": None, "goodput_per_s": 0.0}
 
 
-def test_the_status_is_json_with_targets_and_windows(metrics: SloMetrics) -> None:
+def test_the_status_serializes_with_targets_and_windows(metrics: SloMetrics) -> None:
     metrics.observe(STANDARD, SloVerdict(SloResult.MISSED_TTFT, -1.0, 0.01))
     status = json.loads(json.dumps(metrics.status()))
     assert list(status) == [slo.name for slo in BUILTIN_CLASSES]
@@ -59,7 +59,7 @@ def test_targets_are_published(registry: CollectorRegistry, metrics: SloMetrics)
     assert value(registry, "baton_slo_objective_ratio", slo_class="batch") == 0.9
 
 
-def test_every_series_is_there_from_the_start(registry: CollectorRegistry, metrics: SloMetrics) -> None:
+def test_every_series_exists_from_the_start(registry: CollectorRegistry, metrics: SloMetrics) -> None:
     before = generate_latest(registry).decode().count("\n")
     for result in SloResult:
         metrics.observe(STANDARD, SloVerdict(result))

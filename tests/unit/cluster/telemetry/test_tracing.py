@@ -144,23 +144,23 @@ async def test_attributes_follow_the_conventions_and_hold_no_prompt(collector: C
     assert all("prompt" not in key and "message" not in key for span in spans for key in values(span))
 
 
-async def test_the_clients_trace_goes_on(collector: Collector) -> None:
+async def test_the_trace_of_the_client_continues(collector: Collector) -> None:
     headers = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01"}
     spans = await exported(collector, finished(served(), headers=headers))
     assert {span.trace_id.hex() for span in spans} == {TRACE_ID}
     assert next(span for span in spans if span.name == "text_completion tiny").parent_span_id.hex() == PARENT_ID
 
 
-async def test_a_client_that_does_not_sample_gets_no_trace(collector: Collector) -> None:
+async def test_an_unsampled_client_gets_no_trace(collector: Collector) -> None:
     assert await exported(collector, finished(served(), headers={"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-00"})) == []
 
 
-async def test_a_traceparent_that_is_none_is_ignored(collector: Collector) -> None:
+async def test_an_invalid_traceparent_is_ignored(collector: Collector) -> None:
     spans = await exported(collector, finished(served(), headers={"traceparent": "nonsense"}))
     assert next(span for span in spans if span.name == "text_completion tiny").parent_span_id == b""
 
 
-async def test_several_sequences_have_a_span_each(collector: Collector) -> None:
+async def test_each_of_several_sequences_has_a_span(collector: Collector) -> None:
     first, second = served(), served()
     second.request_id = "r-1"
     spans = await exported(collector, finished(first, second))
@@ -181,7 +181,7 @@ async def test_a_failure_is_an_error_span(collector: Collector) -> None:
     assert root.status.code == 2
 
 
-async def test_a_collector_that_is_gone_harms_nobody() -> None:
+async def test_an_unreachable_collector_is_harmless() -> None:
     dead = Collector()
     endpoint = dead.endpoint
     dead.server_close()
@@ -195,7 +195,7 @@ async def test_a_collector_that_is_gone_harms_nobody() -> None:
     assert time.monotonic() - began_s < _TIMEOUT_S
 
 
-async def test_a_trace_that_cannot_be_built_breaks_nothing(collector: Collector, caplog: Any) -> None:
+async def test_a_trace_that_cannot_be_built_is_harmless(collector: Collector, caplog: Any) -> None:
     broken = FinishedRequest("cmpl-2", "chat", "tiny", (), False, {})
     assert await exported(collector, broken) == []
     assert "cmpl-2" in caplog.text
@@ -219,7 +219,7 @@ def test_an_endpoint_must_be_a_url() -> None:
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1/traces"])
-async def test_the_endpoint_may_name_the_path_or_not(collector: Collector, suffix: str) -> None:
+async def test_the_endpoint_can_include_the_path(collector: Collector, suffix: str) -> None:
     tracer = create_tracer(TelemetryConfig(otlp_endpoint=collector.endpoint + suffix))
     assert isinstance(tracer, OtlpTracer)
     tracer.submit(finished(served()))
@@ -227,7 +227,7 @@ async def test_the_endpoint_may_name_the_path_or_not(collector: Collector, suffi
     assert collector.paths == ["/v1/traces"]
 
 
-def test_a_collector_that_is_gone_is_reported_now_and_then() -> None:
+def test_an_unreachable_collector_is_reported_periodically() -> None:
     now_s = [0.0]
     seldom = SeldomFilter(300.0, lambda: now_s[0])
     record = logging.LogRecord("exporter", logging.WARNING, "", 0, "gone", None, None)

@@ -23,7 +23,7 @@ from cluster.worker.role import WorkerContext
         ("off", "cuda", False, False),
     ],
 )
-def test_auto_overlaps_where_the_forward_leaves_the_host_alone(
+def test_auto_overlaps_steps_if_the_forward_leaves_the_host_idle(
     setting: str, device: str, waits: bool, expected: bool
 ) -> None:
     config = BatonConfig.model_validate({"engine": {"overlap_scheduling": setting}})

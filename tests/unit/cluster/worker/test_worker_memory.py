@@ -78,7 +78,7 @@ def plan(config: BatonConfig, loaded: LoadedModel, memory: FakeMemory | None, po
     return plan_memory(config, pool, loaded, None, loaded.kv_spec(4), memory)
 
 
-def test_the_cache_gets_what_weights_context_and_largest_step_leave(llama: LoadedModel) -> None:
+def test_the_cache_gets_the_memory_left_by_weights_context_and_largest_step(llama: LoadedModel) -> None:
     budget = plan(configured(), llama, FakeMemory())
     left = 0.9 * 64 * MIB - 20 * MIB - 8 * MIB - MIB
     assert (budget.total, budget.activations, budget.graphs, budget.context) == (64 * MIB, 8 * MIB, 0, MIB)
@@ -120,7 +120,7 @@ def test_the_largest_steps_are_run(llama: LoadedModel, monkeypatch: pytest.Monke
     assert steps == [(1, 40, 1), (8, 48, 48)]
 
 
-def test_a_worker_that_may_change_its_pool_has_memory_for_both(
+def test_a_worker_that_can_change_pools_reserves_memory_for_both(
     llama: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = record_steps(monkeypatch)
@@ -131,7 +131,7 @@ def test_a_worker_that_may_change_its_pool_has_memory_for_both(
     assert steps == [(1, 64, 1), (8, 8, 8)]  # it never verifies drafts
 
 
-def test_graphs_are_counted_by_vocabulary(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graph_memory_depends_on_the_vocabulary(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TorchSDPA, "takes_plans", True)
     small = plan(configured(), llama, FakeMemory(total=2048 * MIB))
     large = plan(configured(), replace(llama, vocab_size=256_000), FakeMemory(total=2048 * MIB))
@@ -148,7 +148,7 @@ def test_configured_cache_sizes_are_used_and_checked(llama: LoadedModel) -> None
         plan(configured(decode={"kv_memory_gib": 1.0}), llama, FakeMemory())
 
 
-def test_other_processes_on_the_gpu_are_seen(llama: LoadedModel) -> None:
+def test_other_processes_on_the_gpu_are_counted(llama: LoadedModel) -> None:
     with pytest.raises(ConfigError, match=r"Other processes hold about 0\.01 GiB"):
         plan(configured(), llama, FakeMemory(others=12 * MIB))
 
@@ -165,7 +165,7 @@ def test_other_processes_on_the_gpu_are_seen(llama: LoadedModel) -> None:
         (ValueError("no such mask"), UnsupportedModelError, "LlamaForCausalLM fails with the paged cache: ValueError"),
     ],
 )
-def test_a_step_that_fails_says_what_to_do(
+def test_a_failing_step_gives_advice(
     llama: LoadedModel, monkeypatch: pytest.MonkeyPatch, failure: Exception, kind: type[Exception], message: str
 ) -> None:
     def forward(self: ModelRunner, batch: ForwardBatch) -> torch.Tensor:
@@ -176,7 +176,7 @@ def test_a_step_that_fails_says_what_to_do(
         plan(configured(), llama, FakeMemory())
 
 
-def test_a_cpu_takes_one_gib_or_what_is_configured(llama: LoadedModel) -> None:
+def test_a_cpu_takes_one_gib_or_the_configured_size(llama: LoadedModel) -> None:
     budget = plan(configured(), llama, None)
     assert 2**30 - 64 * 1024 < budget.kv <= 2**30
     assert budget.total == 0
@@ -186,7 +186,7 @@ def test_a_cpu_takes_one_gib_or_what_is_configured(llama: LoadedModel) -> None:
         plan(configured(decode={"kv_memory_gib": 1e-9}), llama, None)
 
 
-def test_a_memory_budget_survives_registration() -> None:
+def test_a_memory_budget_round_trips_through_registration() -> None:
     info = make_info("w", "decode", memory={"weights": 1, "kv": 2, "kv_blocks": 3, "total": 4})
     assert info.memory == MemoryBudget(weights=1, kv=2, kv_blocks=3, total=4)
     assert WorkerInfo.from_dict(info.to_dict()) == info

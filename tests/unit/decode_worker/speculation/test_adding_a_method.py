@@ -39,7 +39,7 @@ def test_the_example_has_at_most_sixty_lines() -> None:
 
 
 @pytest.mark.usefixtures("_registered")
-def test_the_example_changes_no_token_and_gets_drafts_accepted() -> None:
+def test_the_example_changes_no_token_and_its_drafts_are_accepted() -> None:
     runner = build_runner(tiny_model("llama"), decoder="transformers")
     plain = run(engine_over(runner), requests())
     controller = registry.create_controller(SpeculationConfig(), runner, None, default="bigram")

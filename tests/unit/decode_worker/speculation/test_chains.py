@@ -36,7 +36,7 @@ def likeliest(dtype: torch.dtype = torch.float32) -> tuple[list[int], list[float
     return chains.likeliest(logits, lambda columns: TARGET_IDS[columns])
 
 
-def test_the_host_finds_the_first_of_the_highest_and_its_probability() -> None:
+def test_the_host_finds_the_first_maximum_and_its_probability() -> None:
     found = dict(zip(ROWS, zip(*likeliest(), strict=True), strict=True))
     assert found["numbers"] == (12, pytest.approx(float(torch.tensor(ROWS["numbers"]).softmax(dim=-1)[2])))
     assert found["a tie"][0] == 7
@@ -45,7 +45,7 @@ def test_the_host_finds_the_first_of_the_highest_and_its_probability() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_device_finds_the_same(dtype: torch.dtype, request: pytest.FixtureRequest) -> None:
+def test_a_device_finds_the_same_maximum(dtype: torch.dtype, request: pytest.FixtureRequest) -> None:
     token_ids, probabilities = likeliest(dtype)
     request.getfixturevalue("elsewhere")
     found_ids, found = likeliest(dtype)
@@ -53,7 +53,7 @@ def test_a_device_finds_the_same(dtype: torch.dtype, request: pytest.FixtureRequ
     assert found == pytest.approx(probabilities, rel=1e-5, nan_ok=True)
 
 
-def test_fetched_values_are_those_of_the_tensors(elsewhere: None) -> None:
+def test_fetched_values_match_the_tensors(elsewhere: None) -> None:
     tensors = (torch.tensor([[2**53, -1]]), torch.tensor([0.1, NAN]), torch.tensor([True, False]), torch.tensor(3))
     ids, numbers, flags, scalar = downloads.fetch(*tensors)
     assert (ids, flags, scalar) == ([[2**53, -1]], [True, False], 3)

@@ -106,7 +106,7 @@ FEW_TOKENS = ((3, 60.0), (4, 60.0))  # sampled guesses are often right
 
 @pytest.mark.parametrize("own", [SETTINGS, JACOBI_ONLY, LookaheadSettings(3, 2, 2), LookaheadSettings(window=0)])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_tokens_are_those_of_plain_decoding(runner: ModelRunner, temperature: float, own: LookaheadSettings) -> None:
+def test_tokens_match_plain_decoding(runner: ModelRunner, temperature: float, own: LookaheadSettings) -> None:
     bias = FEW_TOKENS if temperature else ()
     plain, _, _ = generate(runner, None, temperature=temperature, logit_bias=bias)
     proposer = LookaheadProposer(own)
@@ -117,7 +117,7 @@ def test_tokens_are_those_of_plain_decoding(runner: ModelRunner, temperature: fl
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt2"])
-def test_other_models_too(name: str) -> None:
+def test_tokens_match_plain_decoding_for_other_models(name: str) -> None:
     runner = build_runner(tiny_model(name), num_blocks=256)
     plain, _, _ = generate(runner, None)
     tokens, accepted, _ = generate(runner, LookaheadProposer())
@@ -126,14 +126,14 @@ def test_other_models_too(name: str) -> None:
 
 
 @pytest.mark.parametrize("max_draft_tokens", [1, 2, 3, 5, 8])
-def test_with_little_room(runner: ModelRunner, max_draft_tokens: int) -> None:
+def test_tokens_match_plain_decoding_with_few_slots(runner: ModelRunner, max_draft_tokens: int) -> None:
     plain, _, _ = generate(runner, None)
     tokens, accepted, _ = generate(runner, LookaheadProposer(), max_draft_tokens=max_draft_tokens)
     assert tokens == plain
     assert accepted > 0
 
 
-def test_preemption_and_chunks_change_nothing(runner: ModelRunner) -> None:
+def test_preemption_and_chunking_change_nothing(runner: ModelRunner) -> None:
     plain, _, _ = generate(runner, None)
     tokens, accepted, engine = generate(runner, LookaheadProposer(), chunk_tokens=17, num_blocks=30)
     assert tokens == plain
@@ -142,7 +142,7 @@ def test_preemption_and_chunks_change_nothing(runner: ModelRunner) -> None:
 
 
 @pytest.mark.parametrize("is_automatic", [False, True], ids=["by name", "automatic"])
-def test_beside_requests_that_forbid_speculation(runner: ModelRunner, *, is_automatic: bool) -> None:
+def test_tokens_match_beside_requests_that_forbid_speculation(runner: ModelRunner, *, is_automatic: bool) -> None:
     """By name a draft is verified as it is; an automatic one may be cut anywhere."""
     wanted = "auto" if is_automatic else "lookahead"
     plain, _, _ = generate(runner, None, logit_bias=FEW_TOKENS)
@@ -158,7 +158,7 @@ def likeliest(model: PreTrainedModel, token_ids: Sequence[int]) -> int:
     return int(model(input_ids=torch.tensor([list(token_ids)])).logits[0, -1].argmax())
 
 
-def test_windows_move_as_jacobi_iteration_says() -> None:
+def test_windows_follow_jacobi_iteration() -> None:
     """The last level is what the untouched model says behind the known tokens and each column's own path."""
     untouched = tiny_model("llama")
     proposer = Windows(JACOBI_ONLY)
@@ -202,7 +202,7 @@ class Walk:
     cuts=st.lists(st.integers(0, 40), min_size=1, max_size=5),
     prompt=st.lists(st.integers(0, 4), min_size=1, max_size=12),
 )  # fmt: skip
-def test_drafts_are_trees_within_their_room(
+def test_drafts_are_trees_within_their_slots(
     own: LookaheadSettings, rooms: list[int], cuts: list[int], prompt: list[int]
 ) -> None:
     walk = Walk(LookaheadProposer(own), Table(5, seed=1), prompt)
@@ -222,7 +222,9 @@ def test_drafts_are_trees_within_their_room(
     capacity=st.integers(1, 12),
     ngrams=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2), st.integers(0, 2)), max_size=60),
 )
-def test_pools_keep_the_newest_within_bounds(per_token: int, capacity: int, ngrams: list[tuple[int, int, int]]) -> None:
+def test_pools_keep_the_newest_ngrams_within_bounds(
+    per_token: int, capacity: int, ngrams: list[tuple[int, int, int]]
+) -> None:
     pool = NgramPool(per_token, capacity)
     for count, ngram in enumerate(ngrams, start=1):
         pool.add(ngram, "text")
@@ -236,7 +238,7 @@ def test_pools_keep_the_newest_within_bounds(per_token: int, capacity: int, ngra
             assert own == newest[: len(own)]
 
 
-def test_the_least_recently_used_ngrams_leave_first() -> None:
+def test_the_least_recently_used_ngrams_are_evicted_first() -> None:
     pool = NgramPool(2, capacity=3)
     source: Source = "found"
     for ngram in ((1, 10), (2, 20), (3, 30)):
@@ -246,7 +248,7 @@ def test_the_least_recently_used_ngrams_leave_first() -> None:
     assert [bool(pool.following(token)) for token in (1, 2, 3, 4)] == [True, False, True, True]
 
 
-def test_a_window_is_level_zero_and_then_its_own_column() -> None:
+def test_a_window_is_level_zero_followed_by_its_own_column() -> None:
     request = Request("a", [7, 8, 9], SamplingParams())
     window = JacobiWindow(3, position=2, columns=[[0, 10, 20], [1, 11, 21], [2, 12, 22]])
     window.place(request, 3, random.Random(0))
@@ -265,7 +267,7 @@ def test_a_window_is_level_zero_and_then_its_own_column() -> None:
     [(29, 5, (5, 5)), (29, 0, (0, 5)), (14, 5, (2, 3)), (14, 0, (0, 5)), (8, 5, (1, 2)), (3, 5, (1, 0)), (3, 0, (0, 1)),
      (1, 0, (0, 0)), (1, 2, (1, 0)), (100, 9, (5, 5))],
 )  # fmt: skip
-def test_room_is_shared(room: int, num_guesses: int, expected: tuple[int, int]) -> None:
+def test_slots_are_shared_between_sequences(room: int, num_guesses: int, expected: tuple[int, int]) -> None:
     assert SETTINGS.shares(room, num_guesses) == expected
 
 
@@ -275,7 +277,7 @@ def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
         LookaheadSettings(**wrong)
 
 
-def test_text_of_a_long_prompt_is_learned_from_its_end() -> None:
+def test_the_end_of_a_long_prompt_is_learned() -> None:
     prompt = list(range(10_000))
     proposer = LookaheadProposer()
     request = Request("a", [*prompt, 9_000], SamplingParams())
@@ -285,7 +287,7 @@ def test_text_of_a_long_prompt_is_learned_from_its_end() -> None:
     assert len(proposer._states["a"].pool) <= 4096
 
 
-def test_what_is_accepted_raises_confidence() -> None:
+def test_accepted_drafts_raise_confidence() -> None:
     """A language that repeats itself: the n-grams of its text are soon trusted."""
     proposer = LookaheadProposer(LookaheadSettings(window=2, ngram=3, guesses=1))
     request = Request("a", [1, 2, 3] * 6, SamplingParams(max_tokens=200, temperature=0))
@@ -321,7 +323,7 @@ def assert_is_tree(draft: Draft) -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), min_size=1, max_size=8))
-def test_merged_paths_are_all_there_and_nothing_else(paths: list[list[int]]) -> None:
+def test_merged_paths_are_complete_and_contain_nothing_else(paths: list[list[int]]) -> None:
     draft, places = merge_paths(paths)
     assert_is_tree(draft)
     for path, nodes in zip(paths, places, strict=True):

@@ -119,7 +119,7 @@ def problems(verifier: Verifier, setup: ToyCase, params: str) -> list[str]:
 
 @pytest.mark.parametrize("setup", GUESSING)
 @pytest.mark.parametrize("params", PARAMS)
-def test_guesses_leave_the_law_as_it_is(params: str, setup: str) -> None:
+def test_guesses_leave_the_distribution_unchanged(params: str, setup: str) -> None:
     assert problems(SampleAndMatch(), GUESSING[setup], params) == []
 
 
@@ -137,7 +137,7 @@ def test_guesses_leave_the_law_as_it_is(params: str, setup: str) -> None:
         for setup in DRAWING
     ],
 )
-def test_drawn_drafts_leave_the_law_as_it_is(params: str, setup: str) -> None:
+def test_drawn_drafts_leave_the_distribution_unchanged(params: str, setup: str) -> None:
     assert problems(create_verifier("residual"), DRAWING[setup], params) == []
 
 
@@ -151,13 +151,13 @@ def test_drawn_drafts_leave_the_law_as_it_is(params: str, setup: str) -> None:
         ("residual", GUESSING["likeliest tree"]),
     ],
 )
-def test_either_rule_takes_either_draft(acceptance: str, setup: ToyCase) -> None:
+def test_either_rule_accepts_either_kind_of_draft(acceptance: str, setup: ToyCase) -> None:
     assert problems(create_verifier(acceptance), setup, "everything") == []
 
 
 @pytest.mark.parametrize("acceptance", ["match", "residual"])
 @pytest.mark.parametrize("setup", [GUESSING["likeliest tree"], DRAWING["chain"], DRAWING["tree"]])
-def test_log_probabilities_are_those_of_the_models_own_distribution(acceptance: str, setup: ToyCase) -> None:
+def test_log_probabilities_are_those_of_the_model(acceptance: str, setup: ToyCase) -> None:
     params = replace(PARAMS["everything"], logprobs=2)
     law = law_of(lambda: setup.run(create_verifier(acceptance), params))
     assert len(law) > 3
@@ -254,7 +254,7 @@ def test_a_draft_that_shares_noise_with_its_verification_does_not_pass(
     assert problems(create_verifier("residual"), DRAWING["chain"], "temperature")
 
 
-def test_a_drawn_draft_that_leaves_out_unlikely_tokens_does_not_pass() -> None:
+def test_a_drawn_draft_that_omits_unlikely_tokens_does_not_pass() -> None:
     """The condition that ``ResidualRule`` names."""
 
     def leaves_out(request: Request) -> Draft:
@@ -268,7 +268,9 @@ def test_a_drawn_draft_that_leaves_out_unlikely_tokens_does_not_pass() -> None:
 
 @pytest.mark.parametrize("mistake", ["penalties of the root for all", "one position for all", "bonus unprocessed"])
 @pytest.mark.parametrize("acceptance", ["match", "residual"])
-def test_rows_that_know_too_little_do_not_pass(monkeypatch: pytest.MonkeyPatch, acceptance: str, mistake: str) -> None:
+def test_rows_with_missing_information_do_not_pass(
+    monkeypatch: pytest.MonkeyPatch, acceptance: str, mistake: str
+) -> None:
     def rows_of(sequence: ScheduledSequence) -> list[SamplingRow]:
         rows = sampling_rows(sequence)
         if mistake == "penalties of the root for all":
@@ -297,7 +299,7 @@ def test_extreme_noise_yields_nothing_impossible(
         assert tokens in possible
 
 
-def test_the_search_draws_as_the_sampler_does() -> None:
+def test_the_search_draws_like_the_sampler() -> None:
     weights = torch.tensor([0.0, 0.2, 0.0, 0.5, 0.3, 0.0], dtype=torch.float64)
     law = law_of(lambda: int(sampler.draw(weights[None], [sampler.uniform(0, 0)])))
     assert law == pytest.approx({1: 0.2, 3: 0.5, 4: 0.3})
@@ -327,7 +329,7 @@ def test_the_search_integrates_comparisons() -> None:
     assert law_of(lambda: sampler.uniform(0, 0) <= 0) == {False: 1.0, True: 0.0}
 
 
-def test_streams_are_all_different() -> None:
+def test_all_noise_streams_differ() -> None:
     streams = [PLAIN, RECOVER, *map(coin_stream, range(50)), *map(draft_stream, range(50))]
     assert len(set(streams)) == len(streams)
     assert min(streams) == 0

@@ -113,12 +113,14 @@ class RemovesWithoutSubtracting(ResidualRule):
         pytest.param(RemovesWithoutSubtracting, marks=pytest.mark.thorough(covered_by="[RecoversFromTheTarget]")),
     ],
 )
-def test_broken_rules_have_not(runner: ModelRunner, logits: NextTokenLogits, rule: type[AcceptanceRule]) -> None:
+def test_broken_rules_change_the_joint_distribution(
+    runner: ModelRunner, logits: NextTokenLogits, rule: type[AcceptanceRule]
+) -> None:
     assert joints(runner, logits, RuleVerifier(rule()), (1, 1)).p_value < 1e-6
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1)])
-def test_seeded_requests_get_the_same_tokens_whatever_they_are_batched_with(
+def test_seeded_requests_get_the_same_tokens_in_any_batch(
     runner: ModelRunner, logits: NextTokenLogits, shape: tuple[int, ...]
 ) -> None:
     together = tokens_of(
@@ -144,7 +146,7 @@ def test_drawn_drafts_match_plain_decoding_by_default(
 
 
 @pytest.mark.parametrize("acceptance", ["residual", "typical"])
-def test_greedy_requests_match_plain_decoding_whatever_the_rule(
+def test_greedy_requests_match_plain_decoding_under_every_rule(
     runner: ModelRunner, logits: NextTokenLogits, acceptance: str
 ) -> None:
     plain = tokens_of(run(build_engine(runner), _PROMPTS, greedy(12)))
@@ -153,7 +155,7 @@ def test_greedy_requests_match_plain_decoding_whatever_the_rule(
 
 
 @pytest.mark.parametrize("acceptance", ["residual", "typical"])
-def test_what_a_rule_accepts_leaves_the_cache_in_order(
+def test_accepted_tokens_leave_the_cache_consistent(
     runner: ModelRunner, logits: NextTokenLogits, acceptance: str
 ) -> None:
     """Under preemption, with trees: greedy conversations go on from the sampled tokens as from any others."""

@@ -29,7 +29,7 @@ def draft(proposer: DraftMethod, request: Request, count: int = 4) -> tuple[int,
 
 
 @pytest.mark.parametrize("proposer", [NgramProposer(), SuffixProposer()], ids=["ngram", "suffix"])
-def test_what_followed_last_time_is_guessed(proposer: DraftMethod) -> None:
+def test_the_last_continuation_is_proposed(proposer: DraftMethod) -> None:
     request = Request("a", [1, 2, 3, 4, 5, 6, 7, 1, 2], SamplingParams())
     assert draft(proposer, request) == (3, 4, 5, 6)
     request.output_token_ids += [3, 4]
@@ -38,7 +38,7 @@ def test_what_followed_last_time_is_guessed(proposer: DraftMethod) -> None:
     assert draft(proposer, request) == ()
 
 
-def test_suffixes_remember_the_outputs_of_earlier_requests() -> None:
+def test_the_suffix_method_remembers_outputs_of_earlier_requests() -> None:
     proposer = SuffixProposer(remembers_outputs=True)
     first = Request("a", [50, 51], SamplingParams(), output_token_ids=[1, 2, 3, 4, 5])
     draft(proposer, first)
@@ -47,7 +47,7 @@ def test_suffixes_remember_the_outputs_of_earlier_requests() -> None:
     assert draft(proposer, Request("c", [50, 51], SamplingParams())) == (), "prompts are not remembered"
 
 
-def test_a_long_corpus_is_cut_and_matches_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_corpus_is_truncated_and_matches_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("decode_worker.speculation.suffix._MAX_CORPUS_TOKENS", 20)
     proposer = SuffixProposer(remembers_outputs=True)
     standing = Request("standing", [1, 2], SamplingParams())
@@ -61,14 +61,14 @@ def test_a_long_corpus_is_cut_and_matches_go_on(monkeypatch: pytest.MonkeyPatch)
     assert draft(proposer, Request("new", [113, 114], SamplingParams())) == (115, 116, 117)
 
 
-def test_suffixes_forget_earlier_requests_unless_told_otherwise() -> None:
+def test_the_suffix_method_forgets_earlier_requests_by_default() -> None:
     proposer = SuffixProposer()
     draft(proposer, Request("a", [50, 51], SamplingParams(), output_token_ids=[1, 2, 3, 4, 5]))
     proposer.release("a")
     assert draft(proposer, Request("b", [60, 1, 2], SamplingParams())) == ()
 
 
-def test_of_a_long_prompt_only_the_end_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_end_of_a_long_prompt_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("decode_worker.speculation.suffix._MAX_OWN_TOKENS", 10)
     proposer = SuffixProposer(remembers_outputs=True)
     far, near = [1, 2, 3, 4], [11, 12, 13, 14, 20, 21]
@@ -84,7 +84,7 @@ def test_of_a_long_prompt_only_the_end_is_learned(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
-def test_tokens_are_those_of_plain_decoding(name: str, temperature: float) -> None:
+def test_tokens_match_plain_decoding(name: str, temperature: float) -> None:
     """Many repetitive prompts at once, some of which forbid speculation: the same tokens, and drafts were accepted."""
     runner = build_runner(tiny_model(name))
     chance = random.Random(3)

@@ -16,7 +16,7 @@ def occurs_before(tokens: list[int], length: int) -> bool:
 
 
 @given(sequences)
-def test_repetition_is_the_longest_end_that_occurred_before(tokens: list[int]) -> None:
+def test_repetition_is_the_longest_suffix_that_occurred_before(tokens: list[int]) -> None:
     automaton = SuffixAutomaton()
     for count, token in enumerate(tokens, start=1):
         automaton.extend([token])

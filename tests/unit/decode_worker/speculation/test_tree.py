@@ -22,7 +22,7 @@ def drafts(draw: st.DrawFn) -> Draft:
 
 
 @given(drafts())
-def test_confidences_and_branch_probabilities_are_each_others_reverse(draft: Draft) -> None:
+def test_confidences_and_branch_probabilities_are_inverse(draft: Draft) -> None:
     parents = [draft.parent(node) for node in range(len(draft))]
     branches = branch_probabilities(draft)
     for parent in {ROOT, *parents}:
@@ -32,7 +32,7 @@ def test_confidences_and_branch_probabilities_are_each_others_reverse(draft: Dra
     assert 0 <= sum(reach_probabilities(draft)) <= max((len(draft.path(node)) for node in range(len(draft))), default=0)
 
 
-def test_what_came_says_something_about_the_children_of_what_it_went_through() -> None:
+def test_accepted_tokens_inform_only_about_children_of_visited_nodes() -> None:
     draft = Draft((1, 2, 3, 4, 5), (ROOT, ROOT, 1, 1, 2))  # 1 and 2 below the root, 3 and 4 below 2, 5 below 3
     assert tried(draft, (2, 3, 9)) == [[(0, False), (1, True)], [(2, True), (3, False)], [(4, False)]]
     assert tried(draft, (2, 3)) == [[(0, False), (1, True)], [(2, True), (3, False)]], "nothing is known of 5"
@@ -41,7 +41,7 @@ def test_what_came_says_something_about_the_children_of_what_it_went_through() -
     assert tried(Draft((1, 2)), (1,)) == [[(0, True)]]
 
 
-def test_a_prefix_is_made_of_first_nodes_and_is_never_empty() -> None:
+def test_a_prefix_consists_of_first_nodes_and_is_never_empty() -> None:
     tree = Draft((1, 2, 3), (ROOT, ROOT, 0))
     assert all(is_prefix(tree.first(count), tree) for count in (1, 2, 3))
     assert not is_prefix(Draft(), tree)

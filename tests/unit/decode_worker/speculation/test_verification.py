@@ -94,7 +94,9 @@ def test_any_drafts_give_the_tokens_of_plain_decoding(
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 @pytest.mark.parametrize("style", STYLES)
-def test_the_cache_is_right_afterwards(runner: ModelRunner, plain: list[Outcome], style: str, shape: str) -> None:
+def test_the_cache_is_correct_after_speculation(
+    runner: ModelRunner, plain: list[Outcome], style: str, shape: str
+) -> None:
     """Conversations go on from what speculation left in the prefix cache."""
     longer = [prompt + outcome.token_ids for prompt, outcome in zip(PROMPTS, plain, strict=True)]
     expected = run(build_engine(runner, prefix_caching=False), longer, greedy(8))
@@ -117,7 +119,9 @@ def test_the_cache_is_right_afterwards(runner: ModelRunner, plain: list[Outcome]
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 @pytest.mark.parametrize("style", ["right", "half right", "random", "too long"])
-def test_under_preemption(runner: ModelRunner, plain: list[Outcome], style: str, shape: str) -> None:
+def test_tokens_match_plain_decoding_under_preemption(
+    runner: ModelRunner, plain: list[Outcome], style: str, shape: str
+) -> None:
     engine = speculating(runner, oracle_for(plain, style, shape), num_blocks=20)
     assert_same(run(engine, PROMPTS, PARAMS), plain)
     assert engine.scheduler.num_preemptions > 0
@@ -170,7 +174,7 @@ def test_right_drafts_save_steps_and_wrong_ones_cost_none(runner: ModelRunner, p
     assert num_outputs == {"silent": NUM_TOKENS, "right": 3, "wrong": NUM_TOKENS}  # 8 drafts and a bonus: 9 + 9 + 2
 
 
-def test_results_tell_accepted_recovered_and_bonus_tokens(runner: ModelRunner, plain: list[Outcome]) -> None:
+def test_results_distinguish_accepted_recovered_and_bonus_tokens(runner: ModelRunner, plain: list[Outcome]) -> None:
     truth = plain[0].token_ids
     right, half = oracle_for(plain, "right"), oracle_for(plain, "half right")
     run(speculating(runner, right), PROMPTS[:1], PARAMS[:1])
@@ -202,7 +206,9 @@ def test_outputs_name_the_method_whose_draft_was_verified(runner: ModelRunner, p
         assert found - {("", False)} == {(chosen, True)}
 
 
-async def test_through_the_asynchronous_engine(runner: ModelRunner, plain: list[Outcome]) -> None:
+async def test_tokens_match_plain_decoding_through_the_asynchronous_engine(
+    runner: ModelRunner, plain: list[Outcome]
+) -> None:
     oracle = oracle_for(plain, "random")
     limits = SchedulerLimits(64, 64, runner.loaded.max_model_len)
     engine = AsyncEngine(runner, limits, verifier=SampleAndMatch(), proposer=oracle, num_threads=1)
@@ -223,7 +229,7 @@ async def test_through_the_asynchronous_engine(runner: ModelRunner, plain: list[
     assert oracle.num_accepted > 0
 
 
-async def test_aborting_while_drafts_are_verified(runner: ModelRunner, plain: list[Outcome]) -> None:
+async def test_aborting_during_verification_affects_no_other_request(runner: ModelRunner, plain: list[Outcome]) -> None:
     oracle = oracle_for(plain, "random")
     limits = SchedulerLimits(64, 64, runner.loaded.max_model_len)
     engine = AsyncEngine(runner, limits, verifier=SampleAndMatch(), proposer=oracle, num_threads=1)

@@ -63,21 +63,21 @@ def test_a_drawn_token_is_accepted_below_the_ratio(
     assert verdict == (Verdict((0,), 2) if accepted else Verdict((), 1))
 
 
-def test_what_the_target_never_chooses_is_not_accepted_with_a_coin_of_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coin_of_zero_does_not_accept_a_token_of_probability_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     with_numbers(monkeypatch, {coin_stream(0): 0.0})
     draft = Draft((0,), probs=torch.tensor([[0.5, 0.5, 0.0]]))
     assert judged(ResidualRule(), draft, [[0.0, 0.5, 0.5], [1, 0, 0]]) == Verdict((), 2)
 
 
 @pytest.mark.parametrize("q", [[0.25, 0.25, 0.5], [0.0, 0.0, 0.0], [math.nan] * 3])
-def test_a_residual_without_mass_is_the_target(monkeypatch: pytest.MonkeyPatch, q: list[float]) -> None:
+def test_a_residual_without_mass_falls_back_to_the_target(monkeypatch: pytest.MonkeyPatch, q: list[float]) -> None:
     """Rounding or a broken draft may cause such a residual."""
     with_numbers(monkeypatch, {coin_stream(0): 1.0, acceptance_rules.RECOVER: 0.3})
     draft = Draft((0,), probs=torch.tensor([q]))
     assert judged(ResidualRule(), draft, [[0.25, 0.25, 0.5], [1, 0, 0]]) == Verdict((), 1)
 
 
-def test_the_second_sibling_is_judged_by_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_sibling_is_judged_by_the_residual(monkeypatch: pytest.MonkeyPatch) -> None:
     draft = Draft((0, 1), (ROOT, ROOT), probs=torch.tensor([[0.5, 0.3, 0.2]] * 2))
     target = [[0.1, 0.4, 0.5], [1, 0, 0], [0, 0, 1]]
     # Left of p is (0, 1/4, 3/4), of q (0, 3/5, 2/5): the ratio is 5/12.
@@ -93,7 +93,7 @@ def test_a_draft_that_was_not_drawn_is_refused() -> None:
 
 
 @pytest.mark.parametrize("rule", [ResidualRule(), TypicalRule()])
-def test_rows_that_are_not_numbers_end_the_path(rule: ResidualRule | TypicalRule) -> None:
+def test_nan_rows_end_the_path(rule: ResidualRule | TypicalRule) -> None:
     draft = Draft((3, 4), probs=torch.full((2, 6), 1 / 6))
     logits = torch.zeros(3, 6)
     logits[0, 3] = 50.0
@@ -107,7 +107,7 @@ def test_rows_that_are_not_numbers_end_the_path(rule: ResidualRule | TypicalRule
     assert (result.accepted, result.next_token, result.logprobs) == ((), None, None)
 
 
-def test_typical_acceptance_takes_what_is_plausible(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_typical_acceptance_accepts_plausible_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     with_numbers(monkeypatch, {acceptance_rules.PLAIN: 0.0})
     peaked, flat = [0.9, 0.06, 0.04], [0.34, 0.33, 0.33]
     rule = TypicalRule(epsilon=0.2, alpha=0.3)
@@ -121,7 +121,7 @@ def test_typical_acceptance_takes_what_is_plausible(monkeypatch: pytest.MonkeyPa
     assert judged(TypicalRule(epsilon=0.4, alpha=1.1), Draft((2,)), [flat, peaked]) == Verdict((), 0)
 
 
-def test_typical_acceptance_takes_the_deepest_branch_and_the_first_of_equals() -> None:
+def test_typical_acceptance_prefers_the_deepest_and_then_the_first_branch() -> None:
     sure = [0.5, 0.5, 0.0]
     #   root ─ 0 (token 0) ─ 3 (token 2, impossible)
     #        └ 1 (token 1) ─ 2 (token 1) and 4 (token 0)
@@ -133,7 +133,7 @@ def test_typical_acceptance_takes_the_deepest_branch_and_the_first_of_equals() -
     assert judged(TypicalRule(), impossible, [sure, sure, sure]).nodes == ()
 
 
-def test_rules_say_whether_they_are_lossless(caplog: pytest.LogCaptureFixture) -> None:
+def test_rules_declare_whether_they_are_lossless(caplog: pytest.LogCaptureFixture) -> None:
     assert ResidualRule.is_lossless
     assert not TypicalRule.is_lossless
     with caplog.at_level(logging.WARNING):
@@ -143,7 +143,7 @@ def test_rules_say_whether_they_are_lossless(caplog: pytest.LogCaptureFixture) -
         assert "not distributed as the model's own" in caplog.text
 
 
-def test_verifiers_by_name() -> None:
+def test_verifiers_are_created_by_name() -> None:
     assert isinstance(create_verifier(), SampleAndMatch)
     typical = create_verifier("typical", epsilon=0.3, alpha=0.5)
     assert isinstance(typical, RuleVerifier)
@@ -157,7 +157,7 @@ def test_verifiers_by_name() -> None:
 
 
 @pytest.mark.parametrize("acceptance", ["residual", "typical"])
-def test_a_batch_gives_each_of_its_sequences_what_it_gets_alone(acceptance: str) -> None:
+def test_each_sequence_of_a_batch_gets_the_same_result_as_alone(acceptance: str) -> None:
     drafters = {
         "chain": ToyDrafter(_DRAFT_TABLE, (1, 1, 1)),
         "tree": ToyDrafter(_DRAFT_TABLE, (2, 2), bushy=True),
