@@ -56,7 +56,7 @@ def test_other_processes_that_use_too_much_memory_are_named() -> None:
         divide_memory(replace(H100, free=20 * GIB), 0.9, 1.0, BLOCK_BYTES)
     message = caught.value.message
     assert "The GPU has 80.00 GiB, of which 20.00 GiB are free" in message
-    assert "wants 55.50 GiB more" in message
+    assert "needs 55.50 GiB more" in message
     assert "Other processes hold about 43.50 GiB" in message
     assert "lower engine.gpu_memory_utilization" in message
 
