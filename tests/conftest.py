@@ -68,7 +68,7 @@ def thorough(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def _caplog_hears_our_loggers() -> None:
+def _caplog_captures_baton_loggers() -> None:
     """Resets baton's loggers, which an earlier test in this process may have configured as in a worker."""
     for package in PACKAGES:
         logger = logging.getLogger(package)

@@ -42,7 +42,7 @@ class Process(Protocol):
 
     def exit(self) -> None: ...
 
-    def start_for_ever(self) -> None: ...
+    def start_endlessly(self) -> None: ...
 
 
 class OwnProcess:
@@ -59,7 +59,7 @@ class OwnProcess:
     def exit(self) -> None:
         os._exit(1)
 
-    def start_for_ever(self) -> None:
+    def start_endlessly(self) -> None:
         threading.Event().wait()
 
 
@@ -170,7 +170,7 @@ def placement_of(device: str) -> tuple[str, list[str], str]:
     return node_id, granted.split(",") if granted else [], visible
 
 
-def like_baton_s_own() -> contextlib.AbstractContextManager[object]:
+def local_ray_variables() -> contextlib.AbstractContextManager[object]:
     """Sets baton's variables of a local Ray: nodes start no spare workers, and workers have normal priority."""
     return mock.patch.dict(os.environ, LOCAL_RAY_VARIABLES)
 
@@ -178,7 +178,7 @@ def like_baton_s_own() -> contextlib.AbstractContextManager[object]:
 @contextlib.contextmanager
 def small_ray(**options: Any) -> Iterator[None]:
     """A separate Ray cluster on the loopback interface."""
-    with like_baton_s_own():
+    with local_ray_variables():
         ray.init(
             address="local",
             include_dashboard=False,

@@ -164,7 +164,7 @@ class FakeActor:
     def exit(self) -> None:
         raise ProcessExit
 
-    def start_for_ever(self) -> None:
+    def start_endlessly(self) -> None:
         raise StartsForever
 
     async def _create(self) -> None:

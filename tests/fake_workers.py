@@ -91,7 +91,7 @@ async def hang(worker: FakeWorker, request: object) -> AsyncIterator[object]:
     yield
 
 
-def hang_telling(begun: asyncio.Event) -> Callable[..., AsyncIterator[object]]:
+def hang_and_signal(begun: asyncio.Event) -> Callable[..., AsyncIterator[object]]:
     async def script(worker: FakeWorker, request: object) -> AsyncIterator[object]:
         begun.set()
         await asyncio.Event().wait()
@@ -147,7 +147,7 @@ def decode_some(count: int, then: BatonError | Callable[[FakeWorker], object]) -
     return script
 
 
-async def for_ever(worker: FakeWorker) -> None:
+async def endless(worker: FakeWorker) -> None:
     await asyncio.Event().wait()
 
 

@@ -24,7 +24,7 @@ from cluster.controller.launch import Cluster
 from cluster.controller.placement import ACCELERATOR_LABEL
 from cluster.controller.worker_pool import WorkerPool
 from cluster.registry.workers import WorkerInfo
-from tests.fake_hosts import PlacedHost, like_baton_s_own, placement_of
+from tests.fake_hosts import PlacedHost, local_ray_variables, placement_of
 from tests.tiny_tokenizers import write_model_folder
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -56,7 +56,7 @@ class Nodes:
     names: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, **options: Any) -> Any:
-        with like_baton_s_own():
+        with local_ray_variables():
             node = self.ray_cluster.add_node(object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False, **options)
         self.names[node.node_id] = name
         return node
@@ -158,7 +158,7 @@ async def _everything_free(nodes: Nodes) -> None:
             await asyncio.sleep(0.1)
 
 
-def wishing(pool: str, workers: int = 1, **resources: Any) -> dict[str, Any]:
+def placement_config(pool: str, workers: int = 1, **resources: Any) -> dict[str, Any]:
     """One pool with wishes; the other one is easily served."""
     return {pool: {"workers": workers, "resources": resources}}
 
@@ -206,7 +206,7 @@ def nodes_of(placed: list[Placed]) -> set[str]:
     ids=lambda value: str(sorted(value)) if isinstance(value, set) else str(value),
 )
 async def test_every_placement_setting_is_applied(nodes, resources, expected):
-    async with placing(nodes, wishing("decode", 2, **resources)) as pools:
+    async with placing(nodes, placement_config("decode", 2, **resources)) as pools:
         await pools.wait()
         placed = pools.placed("decode")
         assert len(placed) == 2
@@ -216,7 +216,7 @@ async def test_every_placement_setting_is_applied(nodes, resources, expected):
 
 
 async def test_each_pool_lands_on_its_own_kind_of_node(nodes):
-    config = wishing("prefill", 2, gpus=1, accelerator_type="H100") | wishing(
+    config = placement_config("prefill", 2, gpus=1, accelerator_type="H100") | placement_config(
         "decode", 2, gpus=1, accelerator_type="H200"
     )
     async with placing(nodes, config) as pools:
@@ -226,7 +226,7 @@ async def test_each_pool_lands_on_its_own_kind_of_node(nodes):
 
 
 async def test_every_worker_sees_only_its_own_gpu(nodes):
-    async with placing(nodes, wishing("decode", 2, gpus=1, accelerator_type="H200")) as pools:
+    async with placing(nodes, placement_config("decode", 2, gpus=1, accelerator_type="H200")) as pools:
         await pools.wait()
         placed = pools.placed("decode")
         assert sorted(gpu for worker in placed for gpu in worker.gpus) == ["0", "1"]
@@ -234,20 +234,20 @@ async def test_every_worker_sees_only_its_own_gpu(nodes):
 
 
 async def test_a_worker_without_a_gpu_sees_none(nodes):
-    async with placing(nodes, wishing("decode", gpus=0, accelerator_type="H200")) as pools:
+    async with placing(nodes, placement_config("decode", gpus=0, accelerator_type="H200")) as pools:
         await pools.wait()
         assert pools.placed("decode") == [Placed("decode", [], "")]
 
 
 async def test_two_workers_can_share_a_gpu(nodes):
-    async with placing(nodes, wishing("decode", 4, gpus=0.5, accelerator_type="H200")) as pools:
+    async with placing(nodes, placement_config("decode", 4, gpus=0.5, accelerator_type="H200")) as pools:
         await pools.wait()
         granted = [gpu for worker in pools.placed("decode") for gpu in worker.gpus]
         assert sorted(granted) == ["0", "0", "1", "1"]
 
 
 async def test_memory_is_reserved_for_each_worker(nodes):
-    async with placing(nodes, wishing("decode", 3, memory_gib=100, accelerator_type="H200")) as pools:
+    async with placing(nodes, placement_config("decode", 3, memory_gib=100, accelerator_type="H200")) as pools:
         assert "2 of 3 decode workers are ready" in (await pools.error_of_waiting("decode", 2)).message
 
 
@@ -269,7 +269,7 @@ async def test_memory_is_reserved_for_each_worker(nodes):
     ids=["accelerator", "label", "cpus", "memory", "labels_of_two_nodes"],
 )
 async def test_the_error_explains_why_no_node_fits(nodes, resources, texts):
-    async with placing(nodes, wishing("decode", **resources)) as pools:
+    async with placing(nodes, placement_config("decode", **resources)) as pools:
         with pytest.raises(DeadlineError) as raised:
             await pools.pools["decode"].wait_until_ready(PENDING_S)
         assert f"After {PENDING_S:g} s, 0 of 1 decode workers are ready. A decode worker needs" in str(raised.value)
@@ -278,7 +278,7 @@ async def test_the_error_explains_why_no_node_fits(nodes, resources, texts):
 
 
 async def test_the_error_explains_that_all_fitting_nodes_are_full(nodes):
-    async with placing(nodes, wishing("decode", 3, gpus=1, accelerator_type="H200")) as pools:
+    async with placing(nodes, placement_config("decode", 3, gpus=1, accelerator_type="H200")) as pools:
         message = (await pools.error_of_waiting("decode", 2)).message
         assert "2 of 3 decode workers are ready" in message
         assert "2 GPUs (H200), 256.0 GiB: large enough, but in use" in message
@@ -286,7 +286,7 @@ async def test_the_error_explains_that_all_fitting_nodes_are_full(nodes):
 
 
 async def test_a_waiting_worker_is_placed_when_a_node_joins(nodes):
-    async with placing(nodes, wishing("decode", 1, gpus=1, accelerator_type="B200")) as pools:
+    async with placing(nodes, placement_config("decode", 1, gpus=1, accelerator_type="B200")) as pools:
         with pytest.raises(DeadlineError, match="No node is large enough"):
             await pools.pools["decode"].wait_until_ready(PENDING_S)
         joined = nodes.add("new", num_cpus=2, num_gpus=1, labels={ACCELERATOR_LABEL: "B200"})
@@ -303,7 +303,7 @@ async def test_a_waiting_worker_is_placed_when_a_node_joins(nodes):
 
 async def test_workers_of_a_lost_node_wait_for_another_node(nodes):
     doomed = nodes.add("doomed", num_cpus=2, labels={"spot": "yes"})
-    async with placing(nodes, wishing("decode", labels={"spot": "yes"})) as pools:
+    async with placing(nodes, placement_config("decode", labels={"spot": "yes"})) as pools:
         await pools.wait()
         assert nodes_of(pools.placed("decode")) == {"doomed"}
         nodes.ray_cluster.remove_node(doomed, allow_graceful=False)

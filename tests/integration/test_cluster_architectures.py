@@ -64,7 +64,7 @@ def info_of(worker: HostedWorker, pool: str) -> WorkerInfo:
     )
 
 
-def router_that_hands_over(model: ModelCard, registry: WorkerRegistry, metrics: RouterMetrics) -> Router:
+def router_without_local_prefill(model: ModelCard, registry: WorkerRegistry, metrics: RouterMetrics) -> Router:
     """Otherwise the decode worker would compute all such short prompts."""
     predictions = RequestPredictions(LatencyModel(), metrics.prediction_errors)
     chooser = build_profile(RoutingConfig(local_prefill="never"), predictions.forecaster)
@@ -81,7 +81,7 @@ async def test_greedy_tokens_match_transformers(architecture: str) -> None:
         registry.add(info_of(pair.decode, "decode"))
         loaded = pair.decode.engine.runner.loaded
         card = ModelCard("tiny", loaded.max_model_len, loaded.vocab_size, created_unix_s=0)
-        router = router_that_hands_over(card, registry, metrics)
+        router = router_without_local_prefill(card, registry, metrics)
 
         async def generate(index: int, name: str) -> list[int]:
             request_id = f"{name}-{index}"

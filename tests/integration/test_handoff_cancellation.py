@@ -175,14 +175,14 @@ async def test_random_messages_to_worker_ports_are_harmless(
     chance = random.Random(seed)
     async with worker_pair(runners, pair_config(kv_transfer={"claim_timeout_s": 2.0})) as pair:
         honest = asyncio.create_task(pair.generate_all(PROMPTS, greedy(NUM_TOKENS)))
-        await asyncio.gather(*(_intrude(pair, chance) for _ in range(60)))
+        await asyncio.gather(*(_send_random_messages(pair, chance) for _ in range(60)))
         assert await honest == expected
         await pair.settle()
         assert await pair.generate_all(PROMPTS, greedy(NUM_TOKENS)) == expected
         await pair.settle()
 
 
-async def _intrude(pair: WorkerPair, chance: random.Random) -> None:
+async def _send_random_messages(pair: WorkerPair, chance: random.Random) -> None:
     """One call with a message that is random bytes, a damaged request, or a request about another sender's transfer."""
     is_prefill = chance.random() < 0.5
     path = "/baton.v1.Prefill/Prefill" if is_prefill else "/baton.v1.Decode/Generate"

@@ -29,14 +29,14 @@ from tests.fake_workers import (
     decode_some,
     die,
     end_at_once,
+    endless,
     expected_tokens,
     failing,
-    for_ever,
     fresh,
     good_decode,
     handoff_failed,
     hang,
-    hang_telling,
+    hang_and_signal,
     prefill_then,
 )
 from tests.waiting import until
@@ -79,7 +79,7 @@ class TestPrefillFailures:
         prefill, decode = await cluster.add_all(["p1", "d1"])
         claimed = asyncio.Event()
         prefill.scripts = [prefill_then(lambda _: claimed.wait(), *after)]
-        decode.scripts = [hang_telling(claimed)]  # no KV ever comes
+        decode.scripts = [hang_and_signal(claimed)]  # no KV ever comes
         assert await cluster.run() == expected_tokens(6)
         first, second = decode.requests
         assert (first.transfer_id != "", second.transfer_id) == (True, "")
@@ -91,7 +91,7 @@ class TestPrefillFailures:
     async def test_a_handoff_that_fails_silently_avoids_the_unresponsive_worker(self, cluster, silent):
         """The decode worker receives nothing more, and the router does not know why."""
         prefill, decode, _ = await cluster.add_all(["p1", "d1", "d2"])
-        prefill.scripts = [prefill_then(for_ever)]
+        prefill.scripts = [prefill_then(endless)]
         decode.scripts = [failing(TransferError("the transfer brought nothing new for 10 s"))]
         cluster.registry.get(silent).client.is_alive = AsyncMock(return_value=False)
         assert await cluster.run() == expected_tokens(6)
@@ -115,7 +115,7 @@ class TestPrefillFailures:
         prefill, first, second = await cluster.add_all(["p1", "d1", "d2"])
         claimed = asyncio.Event()
         prefill.scripts = [prefill_then(lambda _: claimed.wait(), handoff_failed(error))]
-        first.scripts = [hang_telling(claimed)]
+        first.scripts = [hang_and_signal(claimed)]
         request = cluster.request()
         assert await cluster.run(request) == expected_tokens(6)
         [resumed] = second.requests
@@ -145,7 +145,7 @@ class TestPrefillFailures:
         again = worker_pb2.PrefillEvent(first_token=worker_pb2.TokenBatch(token_ids=[4]))
         claimed = asyncio.Event()
         prefill.scripts = [prefill_then(lambda _: claimed.wait(), again)]
-        decode.scripts = [hang_telling(claimed)]
+        decode.scripts = [hang_and_signal(claimed)]
         assert await cluster.run() == expected_tokens(6)
 
     async def test_a_handoff_event_before_the_first_token_is_not_a_token(self):
@@ -303,7 +303,7 @@ class TestDecodeFailures:
 
     async def test_removing_a_worker_moves_its_streams_to_another(self, cluster):
         _, leaving, _ = await cluster.add_all(["p1", "d1", "d2"])
-        leaving.scripts = [decode_some(2, for_ever)]
+        leaving.scripts = [decode_some(2, endless)]
         async with aclosing(cluster.stream()) as chunks:
             got = [(await anext(chunks)).token_ids[0] for _ in range(3)]
             removal = asyncio.create_task(cluster.registry.remove("d1"))
@@ -313,7 +313,7 @@ class TestDecodeFailures:
 
     async def test_waiting_for_another_worker_counts_as_routing(self, cluster):
         _, leaving = await cluster.add_all(["p1", "d1"])
-        leaving.scripts = [decode_some(2, for_ever)]
+        leaving.scripts = [decode_some(2, endless)]
         request = cluster.request()
         failed = request.timeline.failed_attempts
         async with asyncio.timeout(TIMEOUT_S), aclosing(cluster.stream(request)) as chunks:

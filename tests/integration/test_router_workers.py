@@ -24,9 +24,9 @@ from tests.fake_workers import (
     batch,
     decode_some,
     die,
+    endless,
     expected_tokens,
     failing,
-    for_ever,
     fresh,
     hang,
     prefill_then,
@@ -259,7 +259,7 @@ class TestLimits:
     async def test_the_deadline_ends_a_hanging_decode(self):
         async with fresh(request_timeout_s=0.3) as cluster:
             _, decode = await cluster.add_all(["p1", "d1"])
-            decode.scripts = [decode_some(2, for_ever)]
+            decode.scripts = [decode_some(2, endless)]
             with pytest.raises(DeadlineError):
                 await cluster.run()
             await until(lambda: cluster.is_idle)
@@ -314,7 +314,7 @@ class TestCancellation:
 
     async def test_cancelling_after_the_first_token_stops_the_handoff(self, cluster):
         prefill, decode = await cluster.add_all(["p1", "d1"])
-        prefill.scripts = [prefill_then(for_ever)]
+        prefill.scripts = [prefill_then(endless)]
         async with aclosing(cluster.stream()) as chunks:
             await anext(chunks)
         assert (cluster.in_flight("p1"), cluster.in_flight("d1")) == (0, 0)
@@ -325,7 +325,7 @@ class TestCancellation:
         """One case is a request whose stop string is its first token: its KV may be complete and unclaimed."""
         prefill, decode = await cluster.add_all(["p1", "d1"])
         await cluster.run()
-        decode.scripts = [decode_some(1, for_ever)]
+        decode.scripts = [decode_some(1, endless)]
         async with aclosing(cluster.stream()) as chunks:
             await anext(chunks)
             await anext(chunks)  # the decode worker has that KV, and notices that its client leaves
@@ -339,7 +339,7 @@ class TestCancellation:
 
     async def test_cancelling_stops_both_workers(self, cluster):
         prefill, decode = await cluster.add_all(["p1", "d1"])
-        prefill.scripts = [prefill_then(for_ever)]
+        prefill.scripts = [prefill_then(endless)]
         decode.scripts = [hang]
         stream = cluster.stream()
         await anext(stream)
@@ -356,7 +356,7 @@ class TestCancellation:
     @pytest.mark.parametrize("num_chunks", [2, 3, 5])
     async def test_cancelling_in_the_middle_of_the_stream_stops_the_decode_worker(self, cluster, num_chunks):
         _, decode = await cluster.add_all(["p1", "d1"])
-        decode.scripts = [decode_some(5, for_ever)]
+        decode.scripts = [decode_some(5, endless)]
         async with aclosing(cluster.stream(cluster.request(max_tokens=50))) as chunks:
             for _ in range(num_chunks):
                 await anext(chunks)
@@ -374,7 +374,7 @@ class TestCancellation:
 
     async def test_cancelling_a_resumed_request_stops_its_worker(self, cluster):
         _, decode = await cluster.add_all(["p1", "d1"])
-        decode.scripts = [failing(TransferError("no")), decode_some(1, for_ever)]
+        decode.scripts = [failing(TransferError("no")), decode_some(1, endless)]
         async with aclosing(cluster.stream()) as chunks:
             await anext(chunks)
             await anext(chunks)

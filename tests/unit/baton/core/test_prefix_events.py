@@ -107,19 +107,19 @@ class Feed(RuleBasedStateMachine):
         assert follower.copy.hashes == set(self.content.values())
 
     @invariant()
-    def the_fast_one_knows_everything(self) -> None:
+    def a_fast_reader_is_up_to_date(self) -> None:
         if not hasattr(self, "fast"):
             return
         self.fast.look()
         assert self.fast.copy.hashes == set(self.content.values())
 
     @invariant()
-    def nobody_keeps_much(self) -> None:
+    def slow_readers_hold_few_events(self) -> None:
         for follower in getattr(self, "slow", ()):
             assert follower.reader.num_waiting <= 6
 
     @invariant()
-    def who_has_something_waiting_was_woken_once(self) -> None:
+    def a_reader_with_events_was_woken_once(self) -> None:
         for follower in getattr(self, "slow", ()):
             assert follower.num_woken <= 1
             if follower.reader.num_waiting:

@@ -158,7 +158,7 @@ class SlotsAndReaders(RuleBasedStateMachine):
                 self.reader.read(reference)
 
     @invariant()
-    def nothing_is_lost(self) -> None:
+    def slots_and_contents_are_kept(self) -> None:
         assert self.segment.num_free_slots + len(self.held) == 4
         assert all(bytes(slot.view) == content for slot, content in self.held.items())
 

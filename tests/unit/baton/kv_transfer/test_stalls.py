@@ -67,7 +67,7 @@ async def sending(timeout_s: float = STALL_S) -> AsyncIterator[GrpcKVTransport]:
         await transport.close()
 
 
-async def send_for_ever(stream: KVSendStream) -> None:
+async def send_endlessly(stream: KVSendStream) -> None:
     while True:
         await stream.send(HEADER, bytes(PART_BYTES))
 
@@ -89,7 +89,7 @@ async def test_unacknowledged_parts_end_the_transfer() -> None:
     async with receiving(sink) as peer, sending() as transport:
         stream = await transport.open(offer(), peer)
         with pytest.raises(TransferError, match="transfer_timeout_s"):
-            await send_for_ever(stream)
+            await send_endlessly(stream)
 
 
 async def test_an_unanswered_commit_ends_the_transfer() -> None:
@@ -140,7 +140,7 @@ async def test_every_failure_to_read_replies_ends_the_transfer(caplog: pytest.Lo
         stream = await transport.open(offer(), peer)
         stream.on_acknowledged = fail
         with pytest.raises(InternalError, match="failed unexpectedly"):
-            await send_for_ever(stream)
+            await send_endlessly(stream)
         await stream.abort()
     assert "a bug" in caplog.text
 

@@ -118,14 +118,14 @@ async def test_damage_in_transit_is_detected(
 ) -> None:
     calls = 0
 
-    def third_one_damaged(payload: Payload) -> int:
+    def wrong_third_checksum(payload: Payload) -> int:
         nonlocal calls
         calls += 1
         return true_checksum(payload) ^ (1 if calls == 3 else 0)
 
     true_checksum = grpc_transport.checksum
     for module in (grpc_transport, in_process):
-        monkeypatch.setattr(module, "checksum", third_one_damaged)
+        monkeypatch.setattr(module, "checksum", wrong_third_checksum)
     stream = await way.transport.open(source.offer(), way.peer)
     with pytest.raises(ChecksumError, match="damaged"):
         await send_all(stream, source)

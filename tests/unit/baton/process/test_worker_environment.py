@@ -20,7 +20,7 @@ print(json.dumps([os.getpid(), sys.argv[1:], {name: os.environ.get(name) for nam
 
 
 @pytest.fixture(autouse=True)
-def _no_variables_of_the_shell(monkeypatch):
+def _clean_environment(monkeypatch):
     for name in (*worker_variables(), "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
 

@@ -111,10 +111,10 @@ def test_turns_written_by_the_target_are_answered(
     monkeypatch.setattr(Tokenizer, "decode", lambda self, token_ids, skip_special_tokens=True: next(turns))
     finished = Collector._finish
 
-    def as_if_it_stopped(self: Collector, job: Any, reason: FinishReason) -> None:
+    def ends_with_stop(self: Collector, job: Any, reason: FinishReason) -> None:
         finished(self, job, FinishReason.STOP)
 
-    monkeypatch.setattr(Collector, "_finish", as_if_it_stopped)
+    monkeypatch.setattr(Collector, "_finish", ends_with_stop)
     dataset = collect_answers(chat, (), self_prompt_share=1.0, max_turn_tokens=4)
     assert dataset.num_answer_tokens >= 400
     prompts = {sample.token_ids[: sample.num_prompt_tokens] for sample in dataset}

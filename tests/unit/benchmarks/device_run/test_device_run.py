@@ -300,7 +300,7 @@ IS_FORKED = False
 """Set by a test; a process that is started afresh imports this module anew, and finds it unset."""
 
 
-def starts_cuda_afresh_only(setting: Setting) -> Iterator[Row]:
+def fails_when_forked(setting: Setting) -> Iterator[Row]:
     if IS_FORKED:
         raise RuntimeError("CUDA does not survive a fork")
     yield {"name": "a card", "cpus": 1}
@@ -310,7 +310,7 @@ class CudaMachine(Part):
     """Can be sent to a process that is started afresh."""
 
     def load(self) -> Run:
-        return starts_cuda_afresh_only
+        return fails_when_forked
 
 
 @pytest.mark.thorough(covered_by="test_without_the_device_no_other_part_runs")

@@ -84,7 +84,7 @@ class Crowd(RuleBasedStateMachine):
         assert self.scene.admission.num_queued <= MAX_QUEUED
 
     @invariant()
-    def nobody_has_two_places(self) -> None:
+    def no_request_is_admitted_twice(self) -> None:
         names = [record.request.request_id for record in self.scene.cluster.booked]
         assert len(names) == len(set(names))
 

@@ -296,7 +296,7 @@ def test_gaps_track_bursts_and_forget_them() -> None:
     assert gaps.gap_ms > 500
 
 
-def nobody_computes(worker_id: str) -> bool:
+def never_computing(worker_id: str) -> bool:
     return False
 
 
@@ -307,13 +307,13 @@ def test_the_batching_view_comes_from_the_latency_model() -> None:
     for number in range(20):
         batching_delay.arrived(number * 0.001)
     idle = RouteDecision("p", "d", 0, 25.0, 10.0, idle_ttft_ms=25.0, idle_tpot_ms=10.0)
-    assert batching_delay.delay_ms(idle, 32, slack_ms=900, computes_prompts=nobody_computes) > 0
-    assert batching_delay.delay_ms(idle, 32, slack_ms=900, computes_prompts=nobody_computes, delayed_tokens=500) == 0
+    assert batching_delay.delay_ms(idle, 32, slack_ms=900, computes_prompts=never_computing) > 0
+    assert batching_delay.delay_ms(idle, 32, slack_ms=900, computes_prompts=never_computing, delayed_tokens=500) == 0
     busy = RouteDecision("p", "d", 0, 25.0, 10.0, idle_ttft_ms=25.0, idle_tpot_ms=10.0, wait_ms=5.0)
-    assert batching_delay.delay_ms(busy, 32, slack_ms=900, computes_prompts=nobody_computes) == 0
+    assert batching_delay.delay_ms(busy, 32, slack_ms=900, computes_prompts=never_computing) == 0
     two = BatchingDelay(model, lambda: {"p": 512, "q": 512})
     for number in range(20):
         two.arrived(number * 0.001)
-    assert two.delay_ms(idle, 32, slack_ms=900, computes_prompts=nobody_computes) == 0
+    assert two.delay_ms(idle, 32, slack_ms=900, computes_prompts=never_computing) == 0
     assert two.delay_ms(idle, 32, slack_ms=900, computes_prompts=lambda worker_id: worker_id == "p") == 0
     assert two.delay_ms(idle, 32, slack_ms=900, computes_prompts=lambda worker_id: worker_id == "q") > 0

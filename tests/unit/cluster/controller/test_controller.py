@@ -182,14 +182,14 @@ async def test_workers_that_start_while_the_router_fails_are_kept(controller):
 
         await until(all_ready)
 
-        async def router_knows_them() -> bool:
+        async def router_has_all_workers() -> bool:
             with contextlib.suppress(httpx.TransportError):
                 async with httpx.AsyncClient() as client:
                     pools = (await client.get(f"{running.endpoint}/admin/status")).json()["pools"]
                 return sum("kv_blocks_total" in worker for worker in pools["decode"]["workers"]) == 2
             return False
 
-        await until(router_knows_them)
+        await until(router_has_all_workers)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ RUNTIME_ENV = {"env_vars": VARIABLES}
 
 
 @pytest.fixture(autouse=True)
-def _no_variables_of_the_shell(monkeypatch):
+def _clean_environment(monkeypatch):
     for name in (*VARIABLES, "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
 

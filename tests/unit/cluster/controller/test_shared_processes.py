@@ -25,7 +25,7 @@ class FirstProcess:
 
     def __init__(self, config: dict[str, Any], name: str) -> None:
         if name != "workers-1":
-            PROCESS.get().start_for_ever()
+            PROCESS.get().start_endlessly()
         self._stopped: dict[str, asyncio.Event] = {}
 
     async def start(self, worker_id: str, pool: str, bind_host: str | None) -> dict[str, Any]:

@@ -60,7 +60,7 @@ async def answer_to(address, sent: bytes) -> tuple[bytes, dict[bytes, bytes], by
     return status, {name.lower(): value for name, _, value in (line.partition(b": ") for line in lines)}, body
 
 
-async def say_x(scope, receive, send):
+async def respond_x(scope, receive, send):
     while (message := await receive())["type"] == "http.request" and message["more_body"]:
         pass
     await PlainTextResponse("x")(scope, receive, send)
@@ -80,7 +80,7 @@ async def say_x(scope, receive, send):
 )
 async def test_invalid_http_is_refused_and_counted(sent: bytes) -> None:
     observed: list[int] = []
-    async with serving(say_x, observed.append) as address:
+    async with serving(respond_x, observed.append) as address:
         first, headers, body = await answer_to(address, sent)
         assert (await answer_to(address, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))[2] == b"x"
     assert first.startswith(b"HTTP/1.1 400")
@@ -129,7 +129,7 @@ async def test_a_started_response_is_not_followed_by_another() -> None:
 
 async def test_an_upgrade_request_is_answered_without_upgrading() -> None:
     upgrade = b"Connection: Upgrade, close\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
-    async with serving(say_x) as address:
+    async with serving(respond_x) as address:
         sent = b"GET / HTTP/1.1\r\nHost: x\r\n" + upgrade + b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
         status, _, body = await answer_to(address, sent)
     assert (status.split()[1], body) == (b"200", b"x")

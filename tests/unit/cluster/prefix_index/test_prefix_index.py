@@ -94,11 +94,11 @@ class Index(RuleBasedStateMachine):
 
     @rule(prompt=prompts)
     def ask(self, prompt: tuple[int, ...]) -> None:
-        hoped = {worker: held(self._hoped(worker), prompt) for worker in WORKERS}
+        hoped = {worker: held(self._expected_hashes(worker), prompt) for worker in WORKERS}
         assert self.index.cached_tokens(WORKERS, prompt) == hoped
 
     @invariant()
-    def nothing_is_kept_of_what_nobody_has(self) -> None:
+    def only_present_blocks_are_stored(self) -> None:
         if not hasattr(self, "index"):
             return
         assert set(self.index._holders) == set().union(
@@ -134,7 +134,7 @@ class Index(RuleBasedStateMachine):
             for block_hash in stored:
                 self.expected.get(worker, {}).pop(block_hash, None)
 
-    def _hoped(self, worker: str) -> set[bytes]:
+    def _expected_hashes(self, worker: str) -> set[bytes]:
         now_s = self.clock()
         coming = {block_hash for block_hash, until_s in self.expected.get(worker, {}).items() if until_s > now_s}
         return self.contents.get(worker, set()) | coming

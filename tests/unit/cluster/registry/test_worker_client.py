@@ -12,7 +12,7 @@ from baton.core.roles import DECODE, PREFILL
 from baton.core.timeline import Event, Timeline
 from baton.rpc.wire import worker_pb2
 from cluster.registry.worker_client import WorkerClient
-from tests.fake_workers import FakeWorker, decode_some, expected_tokens, failing, for_ever, hang
+from tests.fake_workers import FakeWorker, decode_some, endless, expected_tokens, failing, hang
 
 TIMEOUT_S = 10.0
 
@@ -67,7 +67,7 @@ async def test_an_exceeded_deadline_is_an_error(client, worker):
 
 
 async def test_closing_the_stream_cancels_the_call_at_once(client, worker):
-    worker.scripts = [decode_some(1, for_ever)]
+    worker.scripts = [decode_some(1, endless)]
     async with aclosing(client.generate(generation(), TIMEOUT_S)) as batches:
         await anext(batches)
     async with asyncio.timeout(TIMEOUT_S):
