@@ -112,8 +112,8 @@ async def test_tokens_match_a_single_engine(
 def test_a_burst_is_served_completely_with_the_default_configuration(
     prompts: list[list[int]], expected: list[list[int]], thorough: bool
 ) -> None:
-    """60 requests at once, or 200, of the class that nobody chose: all are served, handed over or not as the router
-    likes."""
+    """60 or 200 simultaneous requests of the default class are all served, with hand-offs or without, as the router
+    decides."""
     num_prompts, times = (50, 4) if thorough else (10, 6)  # the first ones are short
 
     async def one(http: httpx.AsyncClient, prompt: list[int]) -> list[int]:

@@ -99,7 +99,7 @@ def test_bad_input_is_refused_with_a_clear_error(cluster: RunningCluster, bad: B
 
 
 def test_bad_input_does_not_affect_other_requests(cluster: RunningCluster) -> None:
-    """A request generates while all bad inputs come in, and gets what it gets in peace."""
+    """A request that generates while all bad inputs arrive gets the same answer as alone."""
 
     async def run() -> None:
         async with httpx.AsyncClient(base_url=cluster.endpoint, timeout=120) as http:

@@ -32,7 +32,7 @@ async def cluster() -> AsyncIterator[InstantCluster]:
 
 
 def calls(seed: int) -> Iterator[Call]:
-    """Requests of all kinds in turn, for ever; what they hold is never the same twice."""
+    """An endless series of requests of all kinds in turn, no two with the same content."""
     rng = random.Random(seed)
     for number in itertools.count():
         word = f"{MARKER}{rng.getrandbits(40):x}"

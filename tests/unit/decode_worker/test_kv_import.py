@@ -102,7 +102,7 @@ async def test_a_claim_before_the_expiry_keeps_the_kv(hasty: Receiver, source: S
 async def test_a_claim_without_a_transfer_times_out(hasty: Receiver, source: SourceKV) -> None:
     with pytest.raises(TransferError, match=r"made no progress for 0\.1 s"):
         await hasty.importer.claim(ID)
-    await push(hasty, source)  # it was only late; nobody waits any more
+    await push(hasty, source)  # late: no claim waits for it any more
     await hasty.importer.commit(ID)
     await hasty.all_given_back()
 

@@ -241,7 +241,7 @@ async def test_a_prompt_preempted_half_way_arrives_completely(
                     sender.engine.scheduler._preempt(request)
 
             # Behind the exporter's own listener, and before the step's results are looked at: like a preemption by
-            # the next step. The blocks lost are written to at once by somebody else.
+            # the next step. Another request writes to the lost blocks at once.
             sender.engine.subscribe(CallOn(computed=preempt))
             other = prompt_request("other", random_prompts((30,), seed=6)[0])
             summary, _ = await asyncio.gather(sender.run(request), sender.run(other, "transfer-2"))

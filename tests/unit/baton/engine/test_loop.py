@@ -1,4 +1,4 @@
-"""The engine's thread: asleep when idle, alive after failures, and leaving nobody waiting when it stops."""
+"""The engine's thread sleeps when idle, survives failures, and fails all pending calls when it stops."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_stopping_twice_is_allowed(running: Running) -> None:
 
 
 def test_no_call_is_lost_between_submit_and_stop(runner: ModelRunner) -> None:
-    """Callers race with the stop: each gets a result or an error, none waits for ever."""
+    """Callers race with the stop: each gets a result or an error."""
 
     def send(loop: EngineLoop, futures: list[Any]) -> None:
         futures.extend(loop.submit(lambda: 1) for _ in range(50))

@@ -21,7 +21,7 @@ CANCELLED_S = 60.0
 
 
 class FirstProcess:
-    """Only the one that is started first ever runs; the others start for ever."""
+    """Only the first process finishes its start; the others never do."""
 
     def __init__(self, config: dict[str, Any], name: str) -> None:
         if name != "workers-1":

@@ -78,7 +78,7 @@ def test_a_retry_avoids_workers_that_failed_it_if_possible(prefill: Workers, dec
 
 
 def test_the_pair_is_scored_and_not_each_worker_separately() -> None:
-    """The better decode worker has a link on which the hand-off takes for ever from the only prefill worker."""
+    """The better decode worker has a very slow link from the only prefill worker."""
     model = model_with_dear_links()
     decode = [decode_worker(0), decode_worker(1, batch=2, context_tokens=800)]
     assert chosen_ids(choose([prefill_worker()], decode, model=model, local_prefill="never")) == (
