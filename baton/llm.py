@@ -13,6 +13,7 @@ from baton.core.chunk_budget import SchedulerLimits
 from baton.core.errors import ConfigError, InternalError, InvalidRequestError
 from baton.core.kv_spec import KVEncoding
 from baton.core.memory_budget import MIN_BLOCKS, divide_memory
+from baton.core.progress import progress_on_stderr
 from baton.core.request import FinishReason, Request, SamplingParams, TokenLogprobs
 from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
@@ -61,6 +62,8 @@ class RequestOutput:
 class LLM:
     """A model in this process. Use it from one thread.
 
+    The first model on a CPU compiles the decoder, once on a machine, and shows its progress on standard error.
+
     Args:
         model: the bundled model, an id on a hub, a folder, or a GGUF file.
         dtype: ``auto``, ``float32``, ``bfloat16`` or ``float16``.
@@ -105,7 +108,8 @@ class LLM:
         source, chosen_device = resolve_model(model), pick_device(device)
         if chosen_device.type == "cpu":
             torch.set_num_threads(num_threads or usable_cores())
-        loaded = load_served_model(source, dtype, chosen_device, weights)
+        with progress_on_stderr():
+            loaded = load_served_model(source, dtype, chosen_device, weights)
         if max_model_len is not None:
             check_context_length(max_model_len, loaded.max_model_len)
         max_num_seqs = min(max_num_seqs, chunk_tokens)
@@ -113,7 +117,8 @@ class LLM:
             longest = max_model_len or loaded.max_model_len
             limits = StepLimits(chunk_tokens, max_num_seqs, 0, longest, records_graphs=chosen_device.type == "cuda")
             kv_blocks = _num_blocks(loaded, options, limits, gpu_memory_utilization)
-        self._runner = ModelRunner(loaded, kv_blocks, _BLOCK_SIZE, options)
+        with progress_on_stderr():
+            self._runner = ModelRunner(loaded, kv_blocks, _BLOCK_SIZE, options)
         capacity = kv_blocks * _BLOCK_SIZE
         self.max_model_len = max_model_len or min(loaded.max_model_len, capacity)
         _require(

@@ -51,6 +51,9 @@ class WorkerActor:
     async def start(self) -> dict[str, Any]:
         return await self._host.start()
 
+    async def next_progress(self) -> str:
+        return await self._host.next_progress()
+
     async def change_role(self, worker_id: str, pool: str, role_path: str) -> dict[str, Any]:
         return await self._host.change_role(worker_id, pool, role_path)
 

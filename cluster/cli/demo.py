@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.control import Control
+from rich.segment import ControlType
 from rich.text import Text
 
 from baton.client.router_client import CHAT_PATH, RouterClient
@@ -77,14 +79,11 @@ def demo(
 def _run(config: Path | None, console: Console) -> int:
     """Runs the whole demo and returns the number of failed requests."""
 
-    def report(line: str) -> None:
-        _print_status(console, line)
-
     settings = _settings(config)
     started_s = time.monotonic()
-    cluster = start_cluster(settings, report)
+    cluster = start_cluster(settings, _Lines(console))
     try:
-        report(f"ready at {cluster.endpoint} after {time.monotonic() - started_s:.1f} s")
+        _print_status(console, f"ready at {cluster.endpoint} after {time.monotonic() - started_s:.1f} s")
         return asyncio.run(_show_requests(cluster, console))
     finally:
         _print_status(console, "shutting down")
@@ -206,6 +205,21 @@ async def _finished_timeline(client: RouterClient, request_id: str) -> dict[str,
             break
         await asyncio.sleep(_TIMELINE_RETRY_S)
     return timeline
+
+
+class _Lines:
+    """Prints lines; on a terminal, a progress bar replaces the one before it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._last = ""
+
+    def __call__(self, line: str) -> None:
+        name, bar, _ = line.partition(" [")
+        if bar and self._last.startswith(name + bar) and self._console.is_terminal:
+            self._console.control(Control((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)))
+        _print_status(self._console, line)
+        self._last = line
 
 
 def _print_status(console: Console, line: str) -> None:

@@ -31,8 +31,6 @@ _ROUTER_RESTARTS = 5
 """Attempts to replace a router that died; its port may take a moment to become free."""
 _ROUTER_RESTART_PAUSE_S = 1.0
 _LOOPBACK = "127.0.0.1"
-_LONG_START_S = 20.0
-"""Time after which a line of progress explains a long start."""
 
 
 class Controller:
@@ -73,19 +71,14 @@ class Controller:
         endpoint = await self._start_router()
         timeout_s = self._config.ray.start_timeout_s
         waits = [asyncio.create_task(pool.wait_until_ready(timeout_s)) for pool in self._pools.values()]
-        telling = asyncio.create_task(self._report_long_start())
         try:
             await asyncio.gather(*waits)
         finally:
-            for task in (*waits, telling):
+            for task in waits:
                 task.cancel()
-            await asyncio.gather(*waits, telling, return_exceptions=True)
+            await asyncio.gather(*waits, return_exceptions=True)
         self._router_task = asyncio.create_task(self._watch_router())
         return endpoint
-
-    async def _report_long_start(self) -> None:
-        await asyncio.sleep(_LONG_START_S)
-        self.report("still loading; the first start on a machine compiles the decoder, which takes a minute or two")
 
     async def next_report(self) -> str:
         """Waits for the next line of progress."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
 from typing import Any
@@ -120,9 +121,21 @@ class PoolMember:
         call = self._actor.change_role.remote(self.worker_id, pool, ROLES[pool])
         return WorkerInfo.from_dict(await _result(call))
 
-    async def start(self) -> WorkerInfo:
-        """Loads the model and serves. Raises ``BatonError`` or ``RayError`` if that fails."""
-        return WorkerInfo.from_dict(await _result(self._actor.start.remote()))
+    async def start(self, report: Callable[[str], None]) -> WorkerInfo:
+        """Loads the model and serves; passes lines of progress on. Raises ``BatonError`` or ``RayError`` on failure."""
+        telling = asyncio.create_task(self._tell_progress(report))
+        try:
+            return WorkerInfo.from_dict(await _result(self._actor.start.remote()))
+        finally:
+            telling.cancel()
+
+    async def _tell_progress(self, report: Callable[[str], None]) -> None:
+        next_progress = getattr(self._actor, "next_progress", None)  # workers that are not real report nothing
+        try:
+            while next_progress is not None:
+                report(await next_progress.remote())
+        except RayError as error:  # the call of start fails, too, and its error says more
+            logger.debug("the progress of a worker is unknown: %s", error)
 
     async def ended(self) -> None:
         """Waits while the process lives; raises ``RayError`` as soon as it dies."""

@@ -290,7 +290,7 @@ class WorkerPool:
             begun_s = time.monotonic()
             member.create(self._actor_class, self.name, self._config, self._bind_host, self._processes)
             await self._wait_for_place(member)
-            info = await member.start()
+            info = await member.start(self._listener.report)
             durations = self._starts_s
         await self._listener.worker_ready(info)
         member.info, member.since_s = info, time.monotonic()

@@ -17,6 +17,7 @@ from baton.core.errors import ConfigError, InternalError, UnsupportedModelError
 from baton.core.kv_spec import KVEncoding
 from baton.core.logs import configure_logging
 from baton.core.memory_budget import MemoryBudget
+from baton.core.progress import progress_to
 from baton.core.roles import DECODE
 from baton.engine.draft.loading import LoadedDraft, load_draft
 from baton.engine.models.model_config import check_context_length
@@ -63,6 +64,7 @@ class WorkerHost:
         self._role: WorkerRole | None = None
         self._stopping = False
         self._stopped = asyncio.Event()
+        self._progress: asyncio.Queue[str] = asyncio.Queue()
         configure_logging(self._config.log, worker_id)
         logger.info("the process is up")  # these lines are the phases of benchmarks/startup.py
         hide_ungranted_gpus()
@@ -73,11 +75,21 @@ class WorkerHost:
         Raises:
             BatonError: the model cannot be loaded or cannot run here.
         """
-        self._loaded = await asyncio.to_thread(self._load)
+        loop = asyncio.get_running_loop()
+
+        def report(line: str) -> None:
+            loop.call_soon_threadsafe(self._progress.put_nowait, line)
+
+        with progress_to(report):
+            self._loaded = await asyncio.to_thread(self._load)
         collect_rarely()
         # The engine's thread sets its own number; other threads must not compete with it for cores.
         torch.set_num_threads(1)
         return await self._serve()
+
+    async def next_progress(self) -> str:
+        """Waits for the next line of progress of :meth:`start`."""
+        return await self._progress.get()
 
     async def change_role(self, worker_id: str, pool: str, role_path: str) -> dict[str, Any]:
         """Ends the role and begins another one with the same weights and a new name. Returns what :meth:`start` does.

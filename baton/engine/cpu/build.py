@@ -17,6 +17,7 @@ from filelock import FileLock
 
 from baton.core import kv_spec
 from baton.core.errors import NotFusableError
+from baton.core.progress import report_progress
 from baton.engine.cpu.emitter import features
 from baton.engine.cpu.threads import Serve
 from baton.engine.cpu.tiles import has_tiles
@@ -32,7 +33,10 @@ _CONSTANTS = (kv_int8, kv_spec)
 
 @cache
 def load_program(dtype: torch.dtype) -> Serve:
-    """Returns the compiled program for weights of ``dtype``. Takes ten seconds or more the first time on a machine.
+    """Returns the compiled program for weights of ``dtype``.
+
+    The first time on a machine this takes up to a minute, and :func:`baton.core.progress.report_progress` says how far
+    it is.
 
     Raises:
         NotFusableError: numba is not installed or cannot compile here.
@@ -45,14 +49,24 @@ def load_program(dtype: torch.dtype) -> Serve:
     with _kept_in(folder, numba, f".{dtype}.lock") as is_kept:
         try:
             program: Any = import_module("baton.engine.cpu.program")
+            whole_program: Any = import_module("baton.engine.cpu.whole_program")
             source = program.serve_bfloat16 if dtype == torch.bfloat16 else program.serve_float32
-            compiled = numba.cfunc(_SIGNATURE, cache=is_kept)(source)
+            with whole_program.compiled_as_a_whole(_report):
+                compiled = numba.cfunc(_SIGNATURE, cache=is_kept)(source)
         except (numba.errors.NumbaError, RuntimeError, OSError) as error:
             raise NotFusableError(f"the program cannot be compiled here: {error}") from error
     if not compiled.cache_hits:
         logger.info("compiled the fused decoder for %s", dtype)
     serve: Serve = compiled.ctypes
     return serve
+
+
+def _report(num_compiled: int, num_functions: int) -> None:
+    """Reports each tenth of the functions; optimising the whole program takes the time of the last tenths."""
+    tenths = 10 * num_compiled // num_functions
+    if num_compiled == 1 or tenths > 10 * (num_compiled - 1) // num_functions:
+        bar = "#" * tenths + "." * (10 - tenths)
+        report_progress(f"compiling the CPU decoder, once on this machine [{bar}] {10 * tenths} %")
 
 
 @contextmanager

@@ -3,9 +3,6 @@
 A forward is a fixed sequence of stages, each divided into chunks. A thread takes chunks of its own share first and then
 remaining chunks of others, and continues when all chunks of the stage are done. So no thread waits for one that came
 late or lost its core, except for the one chunk that it may hold.
-
-The callers of the stages are inlined: numba optimises and translates everything below a function again for each of its
-callers, which took a tenth of the compile time.
 """
 
 from __future__ import annotations

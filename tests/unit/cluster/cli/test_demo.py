@@ -144,3 +144,11 @@ def test_ctrl_c_shuts_the_cluster_down_without_a_traceback(cluster, capsys, monk
     assert caught.value.exit_code == 130
     assert cluster.stopped
     assert capsys.readouterr().out.endswith("• stopped\n")
+
+
+def test_on_a_terminal_a_progress_bar_replaces_the_one_before():
+    written = io.StringIO()
+    lines = demo._Lines(Console(file=written, force_terminal=True, width=80))
+    for line in ("loading", "compiling [#.] 50 %", "compiling [##] 100 %", "ready"):
+        lines(line)
+    assert written.getvalue().count("\x1b[1A\x1b[2K") == 1

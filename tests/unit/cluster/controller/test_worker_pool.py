@@ -189,6 +189,32 @@ async def test_a_wrong_configuration_ends_the_wait_without_a_retry(make_pool, li
     await until(lambda: ids_in(pool, "dead") == ["decode-1", "decode-2"])
 
 
+class CompilingHost(FakeHost):
+    """Reports progress, and is ready when the last line was fetched."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self._lines = ["compiling: 1", "compiling: 2"]
+        self._told = asyncio.Event()
+
+    async def start(self):
+        await self._told.wait()
+        return await super().start()
+
+    async def next_progress(self):
+        if self._lines:
+            return self._lines.pop(0)
+        self._told.set()
+        return await asyncio.Event().wait()
+
+
+async def test_progress_of_a_starting_worker_reaches_the_user(make_pool, listener):
+    pool = make_pool(CompilingHost)
+    pool.scale(1)
+    await pool.wait_until_ready(READY_S)
+    assert listener.reports[:2] == ["compiling: 1", "compiling: 2"]
+
+
 class OnceMisconfiguredHost(FakeHost):
     """The second one finds something wrong on its node."""
 

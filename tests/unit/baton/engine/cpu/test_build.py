@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numba
+import numpy as np
 import pytest
 import torch
 
 import baton.engine.cpu.build
 from baton.core.errors import NotFusableError
+from baton.core.progress import progress_to
+from baton.engine.cpu.arithmetic import add_row, floats, scale_row
 from baton.engine.cpu.build import _kept_in, load_program
+from baton.engine.cpu.whole_program import compiled_as_a_whole
 from tests.engine_runs import build_engine, build_runner, run_tokens
 from tests.tiny_models import model_with_reference, random_prompts
 
@@ -76,3 +82,58 @@ def test_whoever_needs_one_program_does_not_wait_for_another_to_be_compiled(tmp_
 
 def test_a_program_is_loaded_once() -> None:
     assert load_program(torch.float32) is load_program(torch.float32)
+
+
+def _scale(address: int, count: int) -> None:
+    scale_row(floats(address, count), np.float32(2))
+
+
+def _double_in_place(address: int, count: int) -> None:
+    add_row(floats(address, count), floats(address, count))
+
+
+@numba.njit
+def _double(values: np.ndarray) -> None:
+    scale_row(values, np.float32(2))
+
+
+def test_a_function_of_a_whole_program_can_still_be_called_on_its_own() -> None:
+    with compiled_as_a_whole(lambda done, of: None):
+        program = numba.cfunc("void(int64, int64)")(_scale)
+    values = np.arange(40, dtype=np.float32)
+    program.ctypes(values.ctypes.data, values.size)
+    scale_row(values, np.float32(2))
+    _double(values)
+    assert (values == 8 * np.arange(40, dtype=np.float32)).all()
+
+
+def test_progress_is_reported_only_while_a_program_is_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def import_small_program(name: str) -> ModuleType | SimpleNamespace:
+        return SimpleNamespace(serve_float32=_double_in_place) if name.endswith("cpu.program") else import_module(name)
+
+    monkeypatch.setenv("BATON_CACHE", str(tmp_path))
+    monkeypatch.setattr(baton.engine.cpu.build, "import_module", import_small_program)
+    lines: list[str] = []
+    try:
+        for _ in range(2):
+            load_program.cache_clear()
+            with progress_to(lines.append):
+                load_program(torch.float32)
+    finally:
+        load_program.cache_clear()
+    (line,) = lines
+    assert line.startswith("compiling the CPU decoder, once on this machine [")
+
+
+def test_a_program_can_be_compiled_after_its_compiler_was_killed(tmp_path: Path) -> None:
+    hold = (
+        "import sys, time, numba, pathlib\nfrom baton.engine.cpu.build import _kept_in\n"
+        "with _kept_in(pathlib.Path(sys.argv[1]), numba, '.lock'):\n"
+        "    print('held', flush=True)\n    time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", hold, str(tmp_path)], stdout=subprocess.PIPE) as compiler:
+        assert compiler.stdout is not None
+        assert compiler.stdout.readline() == b"held\n"
+        compiler.kill()
+    with _kept_in(tmp_path, numba, ".lock") as is_kept:
+        assert is_kept
