@@ -94,8 +94,8 @@ class _Piece(JITCodeLibrary):  # type: ignore[misc]
         super().finalize()
 
     def get_pointer_to_function(self, name: str) -> int:
-        """The function's address; 0, without finishing the library, for a function that it does not contain."""
-        if not any(function.name == name for function in self._final_module.functions):
+        """The function's address; 0, without finishing the library, for the wrapper that it does not contain."""
+        if not self._finalized and all(function.name != name for function in self._final_module.functions):
             return 0
         return int(super().get_pointer_to_function(name))
 

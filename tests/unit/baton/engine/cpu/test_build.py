@@ -114,13 +114,15 @@ def test_progress_is_reported_only_while_a_program_is_compiled(monkeypatch: pyte
     monkeypatch.setenv("BATON_CACHE", str(tmp_path))
     monkeypatch.setattr(baton.engine.cpu.build, "import_module", import_small_program)
     lines: list[str] = []
+    values = np.arange(40, dtype=np.float32)
     try:
         for _ in range(2):
             load_program.cache_clear()
             with progress_to(lines.append):
-                load_program(torch.float32)
+                load_program(torch.float32)(values.ctypes.data, values.size)
     finally:
         load_program.cache_clear()
+    assert (values == 4 * np.arange(40, dtype=np.float32)).all()  # once compiled, once loaded
     (line,) = lines
     assert line.startswith("compiling the CPU decoder, once on this machine [")
 
