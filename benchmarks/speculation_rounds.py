@@ -106,6 +106,7 @@ class RoundMeter:
         self._num_drafted = num_drafted or (lambda: self._num_offered)
         self._num_drafted_before = 0
         self._draft_ms = 0.0
+        self._proposed_s = 0.0
         self.tally: RoundTally | None = None
 
     def start(self) -> None:
@@ -126,7 +127,8 @@ class RoundMeter:
             return {}
         started_s = time.perf_counter()
         drafts = self._proposer.propose(plan, room)
-        self._draft_ms = (time.perf_counter() - started_s) * 1e3
+        self._proposed_s = time.perf_counter()
+        self._draft_ms = (self._proposed_s - started_s) * 1e3
         self._num_offered += sum(map(len, drafts.values()))
         return drafts
 
@@ -136,6 +138,7 @@ class RoundMeter:
         self._proposer.computed(batch, logits, results)
         self._draft_ms += (time.perf_counter() - started_s) * 1e3
         if self.tally is not None:
+            self.tally.verify_ms.append((started_s - self._proposed_s) * 1e3)
             self.tally.draft_ms.append(self._draft_ms)
 
     def observe(self, result: VerifyResult) -> None:
@@ -143,11 +146,6 @@ class RoundMeter:
             method = self._drafted_by(result.sequence.request.request_id)
             self.tally.add(result.sequence.draft, len(result.accepted), method)
         self._proposer.observe(result)
-
-    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
-        if self.tally is not None:
-            self.tally.verify_ms.append(ms)
-        self._proposer.observe_step(num_sequences, num_tokens, ms)
 
     def release(self, request_id: str) -> None:
         self._proposer.release(request_id)

@@ -161,6 +161,7 @@ class EngineFactory:
             speculation.verifier,
             meter,
             max_draft_tokens=speculation.max_draft_tokens,
+            costs=controller.costs,
         )
         return SpeculativeEngine(engine, controller, meter)
 

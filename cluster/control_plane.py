@@ -22,7 +22,7 @@ from cluster.autoscaling.autoscaler_loop import AutoscalerLoop, Offload, PoolCon
 from cluster.autoscaling.traffic import TrafficMeter
 from cluster.config.config import BatonConfig
 from cluster.dispatch.router import Router
-from cluster.latency.feed import SampleFeed
+from cluster.latency.feed import StepCostFeed
 from cluster.latency.latency_model import LatencyModel
 from cluster.latency.store import FitStore
 from cluster.prefix_index.prefix_feed import PrefixFeed
@@ -68,7 +68,7 @@ class ControlPlane:
         self.metrics = RouterMetrics(self.slo_classes.all, clock)
         model = LatencyModel(clock)
         self.predictions = RequestPredictions(model, self.metrics.prediction_errors, clock)
-        self.samples = SampleFeed(registry, model, store)
+        self.step_costs = StepCostFeed(registry, model, store)
         index = PrefixIndex(config.engine.block_size, clock)
         self.prefixes = PrefixFeed(index, self.metrics.prefixes)
         chooser = build_profile(config.routing, self.predictions.forecaster, self.metrics.routing.observe_scorer)

@@ -103,7 +103,7 @@ class RouterHost:
         worker = self._registry.add(WorkerInfo.from_dict(info))
         self._plane.prefixes.add(worker)
         await worker.sync_clock()
-        await self._plane.samples.add(worker)
+        await self._plane.step_costs.add(worker)
         if self._serving is None:
             self._serve(worker.info)
 
@@ -122,7 +122,7 @@ class RouterHost:
     async def remove_worker(self, worker_id: str) -> None:
         self._plane.prefixes.remove(worker_id)
         await self._registry.remove(worker_id)
-        self._plane.samples.remove(worker_id)
+        self._plane.step_costs.remove(worker_id)
 
     async def wait(self) -> None:
         """Returns after :meth:`stop`. Raises the HTTP server's error if the server ends before."""
@@ -137,7 +137,7 @@ class RouterHost:
             self._scaling.cancel()
         if self._feeding is not None:
             self._feeding.cancel()
-            await self._plane.samples.save()
+            await self._plane.step_costs.save()
         await self._plane.prefixes.close()
         self._plane.admission.close()
         if self._server is not None and self._serving is not None:
@@ -180,7 +180,7 @@ class RouterHost:
         self._server = uvicorn.Server(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         self._serving.add_done_callback(lambda _: self._stopped.set())
-        self._feeding = self._background.spawn(self._plane.samples.run())
+        self._feeding = self._background.spawn(self._plane.step_costs.run())
         spare_pauses()
         self._scaling = self._background.spawn(self._plane.autoscaler.run())
 

@@ -16,7 +16,7 @@ from baton.engine.scheduling.ordering import EarliestDeadlineFirst
 from baton.kv_transfer.transports import create_kv_service
 from baton.rpc.cache_messages import DECODE_PAUSE_S, watch_messages
 from baton.rpc.wire import worker_pb2, worker_pb2_grpc
-from cluster.worker.role import WorkerContext, fill_engine_stats, pack_step_samples
+from cluster.worker.role import WorkerContext, fill_engine_stats
 from decode_worker.kv_import import KVImporter
 from decode_worker.server import DecodeService
 from decode_worker.speculation.registry import assemble_speculation
@@ -40,6 +40,7 @@ class DecodeRole:
             max_draft_tokens=speculation.max_draft_tokens,
             num_threads=context.num_threads,
             runs_ahead=lambda plan: context.overlaps_scheduling and self._speculation.leaves_alone(plan),
+            costs=self._speculation.costs,
         )
         kv = config.kv_transfer
         encodings = () if kv.encoding == "native" else (KVEncoding.INT8,)
@@ -59,9 +60,6 @@ class DecodeRole:
 
     async def profile(self) -> None:
         await profile_steps(self._engine, self._max_model_len)
-
-    async def step_samples(self, after: int) -> worker_pb2.StepSamples:
-        return pack_step_samples(*await self._engine.step_samples(after))
 
     def watch_cache(self) -> AsyncGenerator[worker_pb2.CacheEvents]:
         return watch_messages(self._engine.blocks.prefix_cache.events, DECODE_PAUSE_S)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from baton.core.drafts import ScheduledSequence
 from baton.core.errors import TransferError
 from baton.core.request import Request
-from baton.core.step_samples import StepSample
+from baton.core.step_costs import StepSample
 from baton.core.timeline import Event, TransferPart
 from baton.engine.async_engine import AsyncEngine
 from baton.engine.contracts import StepObserver

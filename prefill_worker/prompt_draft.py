@@ -50,9 +50,6 @@ class PromptDraft:
     def observe(self, result: VerifyResult) -> None:
         """Does nothing: there are no drafts to learn from."""
 
-    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
-        """Does nothing: there are no drafts whose cost matters."""
-
     def release(self, request_id: str) -> None:
         self._guarded(lambda state: state.release(request_id))
 

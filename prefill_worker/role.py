@@ -14,7 +14,7 @@ from baton.engine.step.overlap import always, never
 from baton.kv_transfer.transports import create_transport
 from baton.rpc.cache_messages import watch_messages
 from baton.rpc.wire import worker_pb2, worker_pb2_grpc
-from cluster.worker.role import WorkerContext, fill_engine_stats, pack_step_samples
+from cluster.worker.role import WorkerContext, fill_engine_stats
 from prefill_worker.encoding_choice import EncodingChoice
 from prefill_worker.kv_export import KVExporter, no_draft_state
 from prefill_worker.niceness import pick_niceness
@@ -60,9 +60,6 @@ class PrefillRole:
 
     async def profile(self) -> None:
         await profile_steps(self._engine, self._max_model_len)
-
-    async def step_samples(self, after: int) -> worker_pb2.StepSamples:
-        return pack_step_samples(*await self._engine.step_samples(after))
 
     def watch_cache(self) -> AsyncGenerator[worker_pb2.CacheEvents]:
         return watch_messages(self._engine.blocks.prefix_cache.events)

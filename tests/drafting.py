@@ -47,8 +47,6 @@ class Unweighed:
     def observe(self, result: VerifyResult) -> None:
         self.method.observe(result)
 
-    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None: ...
-
     def release(self, request_id: str) -> None:
         self.method.release(request_id)
 
@@ -85,9 +83,7 @@ class Recording(Unweighed):
 
 
 class Eager(SpeculationController):
-    """Drafts independently of costs."""
-
-    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None: ...
+    """Drafts independently of measured costs: an engine that is not given its cost model learns in another one."""
 
 
 def registered(

@@ -86,8 +86,5 @@ class DrawingProposer:
     def observe(self, result: VerifyResult) -> None:
         self.results.append(result)
 
-    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
-        """Does nothing: costs do not matter."""
-
     def release(self, request_id: str) -> None:
         """Does nothing: the proposer has no state."""

@@ -95,8 +95,5 @@ class Oracle:
     def observe(self, result: VerifyResult) -> None:
         self.results.append(result)
 
-    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
-        """Does nothing: costs do not matter."""
-
     def release(self, request_id: str) -> None:
         self.released.append(request_id)

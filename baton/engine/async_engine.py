@@ -17,7 +17,7 @@ from baton.core.errors import (
     WorkerLostError,
 )
 from baton.core.request import FinishReason, Request, TokenOutput
-from baton.core.step_samples import StepSample
+from baton.core.step_costs import StepCostReport, StepSample
 from baton.engine.contracts import Proposer, StepObserver, Verifier
 from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
@@ -26,9 +26,8 @@ from baton.engine.loop import EngineLoop
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.scheduling.ordering import OrderingPolicy
 from baton.engine.scheduling.scheduler import Scheduler
-from baton.engine.scheduling.step_cost_fit import StepCostFit
+from baton.engine.scheduling.step_cost_model import StepCostModel
 from baton.engine.step.overlap import AheadRule, never
-from baton.engine.step.step_meter import MeasuredStep
 
 T = TypeVar("T")
 _Stream = asyncio.Queue[TokenOutput | WorkerLostError]
@@ -47,6 +46,7 @@ class EngineStats:
     num_steps: int
     num_prefill_tokens: int
     num_generated_tokens: int
+    step_costs: StepCostReport
 
 
 class _StepCounters(StepObserver):
@@ -70,6 +70,7 @@ class AsyncEngine:
         verifier: turns logits into tokens; the decode role passes one that verifies drafts.
         proposer: a speculation method, or ``None``; drafts at most ``max_draft_tokens`` per request and step.
         runs_ahead: when a step may be launched before the tokens of the step before are known.
+        costs: as in :class:`Engine`.
 
     Attributes:
         closed: set when the engine has ended.
@@ -90,11 +91,12 @@ class AsyncEngine:
         num_threads: int | None = None,
         niceness: int = 0,
         runs_ahead: AheadRule = never,
+        costs: StepCostModel | None = None,
     ) -> None:
         self.runner = runner
         self.blocks = BlockManager(runner.cache.num_blocks, runner.spec.block_size, prefix_caching=prefix_caching)
-        costs = StepCostFit()
-        self.scheduler = Scheduler(limits, self.blocks, ordering, costs.pace)
+        self._costs = costs or StepCostModel()
+        self.scheduler = Scheduler(limits, self.blocks, ordering, self._costs.pace)
         self._counters = _StepCounters()
         self.block_holders: list[Callable[[], Iterable[Sequence[int]]]] = []
         self._engine = Engine(
@@ -102,9 +104,10 @@ class AsyncEngine:
             self.scheduler,
             verifier,
             proposer,
-            (self._counters, costs),
+            (self._counters,),
             max_draft_tokens,
             runs_ahead,
+            self._costs,
         )
         self._thread = EngineLoop(
             self._engine, self._deliver, self._check_blocks, num_threads, self._on_closed, niceness
@@ -197,22 +200,17 @@ class AsyncEngine:
     async def stats(self) -> EngineStats:
         return await self.call(self._stats)
 
-    async def step_samples(self, after: int) -> tuple[int, list[StepSample]]:
-        """Returns the number of the newest sample, and the retained samples with a number above ``after``."""
-        samples = self._engine.meter.samples
-        return await self.call(lambda: (samples.last_index, samples.after(after)))
-
     @asynccontextmanager
-    async def unrecorded(self) -> AsyncIterator[list[MeasuredStep]]:
+    async def unrecorded(self) -> AsyncIterator[list[StepSample]]:
         """Runs requests without traces: no cached prefix, nothing counted, nothing learned.
 
         Only for an engine that serves nothing else meanwhile. :meth:`take_steps` returns what the steps inside cost.
 
         Yields:
-            A list. The engine learns from the steps in it when the block ends without an error.
+            A list. The engine learns from the samples in it when the block ends without an error.
         """
         prefix_caching = await self.call(self._begin_unrecorded)
-        learned: list[MeasuredStep] = []
+        learned: list[StepSample] = []
         try:
             yield learned
         except BaseException:
@@ -221,8 +219,8 @@ class AsyncEngine:
         finally:
             await self.call(lambda: self._end_unrecorded(learned, prefix_caching=prefix_caching))
 
-    async def take_steps(self) -> list[MeasuredStep]:
-        """Inside :meth:`unrecorded`: returns the steps since it began, or since the last call."""
+    async def take_steps(self) -> list[StepSample]:
+        """Inside :meth:`unrecorded`: returns the samples since it began, or since the last call."""
         return await self.call(self._engine.meter.take)
 
     def _begin_unrecorded(self) -> bool:
@@ -231,7 +229,7 @@ class AsyncEngine:
         was_caching, self.blocks.prefix_caching = self.blocks.prefix_caching, False
         return was_caching
 
-    def _end_unrecorded(self, learned: Sequence[MeasuredStep], *, prefix_caching: bool) -> None:
+    def _end_unrecorded(self, learned: Sequence[StepSample], *, prefix_caching: bool) -> None:
         """Reverses :meth:`_begin_unrecorded`. Engine's thread."""
         self._engine.meter.resume(learned)
         self.blocks.prefix_caching = prefix_caching
@@ -269,6 +267,7 @@ class AsyncEngine:
             num_steps=self._counters.num_steps,
             num_prefill_tokens=self._counters.num_prefill_tokens,
             num_generated_tokens=self._num_generated_tokens,
+            step_costs=self._costs.report(),
         )
 
     def _on_closed(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.kv_spec import LayerSpec
 from baton.core.request import TokenLogprobs
-from baton.core.step_samples import StepSample
+from baton.core.step_costs import StepSample
 from baton.engine.batch.batch import ForwardBatch
 
 
@@ -84,10 +84,6 @@ class Proposer(Protocol):
 
     def observe(self, result: VerifyResult) -> None:
         """Learns from the result of a sequence that had a draft, whether or not the draft was verified."""
-        ...
-
-    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
-        """Learns how long the forward of ``num_tokens`` tokens, drafts included, and its verification took."""
         ...
 
     def release(self, request_id: str) -> None:

@@ -20,6 +20,7 @@ from baton.engine.device.device_errors import (
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.sampling.verification import ChosenTokens, PlainSampling, choose_tokens
 from baton.engine.scheduling.scheduler import Scheduler
+from baton.engine.scheduling.step_cost_model import StepCostModel
 from baton.engine.step.overlap import AheadRule, Overlap, never
 from baton.engine.step.step import Launched, Step
 from baton.engine.step.step_meter import StepMeter
@@ -36,6 +37,7 @@ class Engine:
         observers: see :meth:`subscribe`.
         max_draft_tokens: limit per request and step.
         runs_ahead: when a step may be launched before the tokens of the step before are known.
+        costs: learns from the steps; a speculation method that weighs its drafts must use the same object.
 
     Attributes:
         last_step_ran: ``False`` when the last step found nothing that it could compute.
@@ -50,13 +52,14 @@ class Engine:
         observers: Sequence[StepObserver] = (),
         max_draft_tokens: int = 8,
         runs_ahead: AheadRule = never,
+        costs: StepCostModel | None = None,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
         self.verifier = verifier or PlainSampling()
         self.proposer = proposer
         self._observers = list(observers)
-        self.meter = StepMeter(self._observers, proposer)
+        self.meter = StepMeter(self._observers, costs or StepCostModel())
         self._overlap = Overlap(scheduler, runs_ahead, self._launch)
         self._max_draft_tokens = max_draft_tokens
         self.last_step_ran = False
@@ -139,14 +142,11 @@ class Engine:
             chosen = choose_tokens(batch, logits)
             self._book(step, {})
             self._overlap.launch_behind(chosen)
-            results = _by_request(chosen.read())
-            self.meter.tokens_read(step, batch.num_tokens)
-            return results
+            return _by_request(chosen.read())
         results = _by_request(self.verifier.verify(batch, logits))
         if not results:  # no token was read: wait here, to measure the step and to bound the work queued on the device
             self.runner.wait_for_device()
         self.runner.keep_accepted(batch, {request_id: result.nodes for request_id, result in results.items()})
-        self.meter.tokens_read(step, batch.num_tokens)
         if self.proposer is not None:
             self.proposer.computed(batch, logits, results)
         self._book(step, results)

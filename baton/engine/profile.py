@@ -1,24 +1,19 @@
 """Profiles a worker at its start with synthetic requests, so that step costs are known before the first real one.
 
 Every kind of run executes once unmeasured, to compile kernels and load libraries. The same runs are then measured,
-round after round, while there is time. The engine learns from them at the end, without the outliers.
+round after round, while there is time. The engine learns from them at the end.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from baton.core.request import Request, SamplingParams
-from baton.core.step_outliers import is_outlier
 from baton.engine.async_engine import AsyncEngine, generate_all
-from baton.engine.step.step_meter import MeasuredStep
-
-logger = logging.getLogger(__name__)
 
 CPU_BUDGET_S = 0.7
 GPU_BUDGET_S = 2.0
@@ -71,7 +66,7 @@ async def profile_steps(engine: AsyncEngine, max_model_len: int, budget_s: float
         if budget_s is None:
             budget_s = CPU_BUDGET_S if on_cpu else GPU_BUDGET_S
         await _measure(engine, [*runs[:1], *runs * (_CPU_ROUNDS if on_cpu else _GPU_ROUNDS)], budget_s)
-        learned += _without_outliers(await engine.take_steps())
+        learned += await engine.take_steps()
 
 
 async def _measure(engine: AsyncEngine, runs: list[_Run], budget_s: float) -> None:
@@ -85,14 +80,6 @@ async def _measure(engine: AsyncEngine, runs: list[_Run], budget_s: float) -> No
             continue
         await _execute(engine, run, f"profile-{index}")
         s_per_row = (time.monotonic() - begun_s) / run.size
-
-
-def _without_outliers(steps: list[MeasuredStep]) -> list[MeasuredStep]:
-    samples = [step.sample for step in steps]
-    kept = [step for index, step in enumerate(steps) if not is_outlier(index, samples)]
-    if len(kept) < len(steps):
-        logger.info("%d of %d profiled steps are outliers and are left out", len(steps) - len(kept), len(steps))
-    return kept
 
 
 def _runs_for(engine: AsyncEngine, max_model_len: int) -> Iterator[_Run]:

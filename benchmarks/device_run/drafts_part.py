@@ -25,6 +25,7 @@ from baton.engine.runner.options import RunnerOptions
 from baton.engine.sampling.logits import SamplingRow
 from baton.engine.sampling.sampler import QueuedSample, queue_sample
 from baton.engine.scheduling.scheduler import Scheduler
+from baton.engine.scheduling.step_cost_model import StepCostModel
 from benchmarks.device_run.children import run_here
 from benchmarks.device_run.part import Row, Setting
 from benchmarks.device_run.random_model import DTYPES, make_model
@@ -32,7 +33,6 @@ from benchmarks.device_run.timing import device_ms, host_ms, median_ms, synchron
 from decode_worker.speculation.chains import likeliest
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.eagle.proposer import EagleProposer
-from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.verification import SampleAndMatch
 from tests.drafting import Unweighed
 
@@ -171,7 +171,7 @@ def _round_row(
 ) -> Row:
     """Measures engine steps of a decoding batch. With random weights nearly all drafts are rejected: the worst case."""
     rng = random.Random(setting.seed)
-    proposer = Unweighed(EagleProposer(FeatureState(head, runner), DraftPasses(StepCost()))) if speculate else None
+    proposer = Unweighed(EagleProposer(FeatureState(head, runner), DraftPasses(StepCostModel()))) if speculate else None
     blocks = BlockManager(runner.cache.num_blocks, _BLOCK_SIZE, prefix_caching=False)
     scheduler = Scheduler(SchedulerLimits(max(8192, batch * context), batch, max_model_len), blocks)
     engine = Engine(runner, scheduler, SampleAndMatch(), proposer, max_draft_tokens=_DRAFT_TOKENS)

@@ -25,6 +25,7 @@ from baton.engine.draft.model.token_state import TokenState
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import RunnerOptions
+from baton.engine.scheduling.step_cost_model import StepCostModel
 from benchmarks.device_run.architecture_checks import BLOCK_SIZE, NUM_BLOCKS, compared
 from benchmarks.device_run.attention_world import poison
 from benchmarks.device_run.part import Row
@@ -36,7 +37,6 @@ from decode_worker.speculation.lookahead import LookaheadProposer
 from decode_worker.speculation.medusa import MedusaProposer
 from decode_worker.speculation.method import DraftMethod
 from decode_worker.speculation.ngram import NgramProposer
-from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.suffix import SuffixProposer
 from tests.drafting import MAX_DRAFT_TOKENS, Recording, engine_over, prompts, requests_for
 from tests.drafting import run as run_requests
@@ -93,19 +93,19 @@ def _loaded(draft: TinyDraft, load: Callable[[Path], DraftNetwork]) -> DraftNetw
 
 
 def _chains(runner: ModelRunner, network: DraftNetwork | None, truth: Truth) -> DraftMethod:
-    return EagleProposer(FeatureState(cast(EagleHead, network), runner), DraftPasses(StepCost()))
+    return EagleProposer(FeatureState(cast(EagleHead, network), runner), DraftPasses(StepCostModel()))
 
 
 def _trees(runner: ModelRunner, network: DraftNetwork | None, truth: Truth) -> DraftMethod:
-    return EagleProposer(FeatureState(cast(EagleHead, network), runner), DraftPasses(StepCost()), trees=_TREE)
+    return EagleProposer(FeatureState(cast(EagleHead, network), runner), DraftPasses(StepCostModel()), trees=_TREE)
 
 
 def _heads(runner: ModelRunner, network: DraftNetwork | None, truth: Truth) -> DraftMethod:
-    return MedusaProposer(MedusaState(cast(MedusaHeads, network), runner), DraftPasses(StepCost()))
+    return MedusaProposer(MedusaState(cast(MedusaHeads, network), runner), DraftPasses(StepCostModel()))
 
 
 def _tokens(runner: ModelRunner, network: DraftNetwork | None, truth: Truth) -> DraftMethod:
-    return DraftModelProposer(TokenState(cast(DraftModel, network), runner), DraftPasses(StepCost()))
+    return DraftModelProposer(TokenState(cast(DraftModel, network), runner), DraftPasses(StepCostModel()))
 
 
 METHODS: Mapping[str, Method] = {

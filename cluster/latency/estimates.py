@@ -35,7 +35,7 @@ class PromptQueue:
 
     Attributes:
         tokens: uncached prompt tokens ahead, including those of the step in progress.
-        attention_pairs: attention pairs of these tokens, as in :class:`baton.core.step_samples.StepSample`.
+        attention_pairs: attention pairs of these tokens, as in :class:`baton.core.step_costs.StepSample`.
         prompts: number of prompts that they belong to.
         elapsed_ms: estimated time since the step in progress began.
         decoding: sequences that decode on the worker. Each takes one token of every step's budget.

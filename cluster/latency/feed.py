@@ -1,4 +1,4 @@
-"""Feeds the model with the workers' step samples, and saves its fits."""
+"""Feeds the model with the step costs that workers report, and saves those of each kind of worker."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import logging
 import time
 
 from baton.core.errors import BatonError
-from baton.core.step_samples import StepSample
-from baton.rpc.wire import worker_pb2
+from baton.rpc.step_cost_messages import unpack_step_costs
 from cluster.latency.estimates import WorkerTraits
 from cluster.latency.latency_model import LatencyModel
 from cluster.latency.store import FitStore
@@ -23,8 +22,8 @@ _SAVE_EVERY_S = 60.0
 _TIMEOUT_S = 2.0
 
 
-class SampleFeed:
-    """Polls every added worker for its new samples once a second.
+class StepCostFeed:
+    """Polls every added worker for its step costs once a second.
 
     Args:
         store: ``None`` disables loading and saving of fits.
@@ -34,8 +33,8 @@ class SampleFeed:
         self._registry = registry
         self._model = model
         self._store = store
-        self._seen: dict[str, int] = {}
-        """Index of the last sample by worker, for all workers that the model knows."""
+        self._known: set[str] = set()
+        """All workers that the model knows."""
         self._asking: set[Worker] = set()
         self._kinds: set[tuple[str, ...]] = set()
         self._save_due_s = time.monotonic() + _SAVE_EVERY_S
@@ -48,11 +47,11 @@ class SampleFeed:
             return  # it left while the file was read
         self._kinds.add(traits.kind)
         self._model.add_worker(worker.info.worker_id, traits, prior)
-        self._seen.setdefault(worker.info.worker_id, 0)
+        self._known.add(worker.info.worker_id)
         await self._poll_one(worker)
 
     def remove(self, worker_id: str) -> None:
-        self._seen.pop(worker_id, None)
+        self._known.discard(worker_id)
         self._model.remove_worker(worker_id)
 
     async def run(self) -> None:
@@ -64,16 +63,15 @@ class SampleFeed:
                 if time.monotonic() >= self._save_due_s:
                     await self.save()
             except Exception:  # predictions become stale, but requests go on
-                logger.exception("a round of samples failed; the next one starts from scratch")
+                logger.exception("a round of step costs failed; the next one starts from scratch")
 
     async def poll(self, over_s: float = 0.0) -> None:
         """Polls all workers once.
 
         Args:
-            over_s: seconds over which the polls are spread. Learning from an answer blocks the loop for a millisecond
-                or two.
+            over_s: seconds over which the polls are spread.
         """
-        workers = [worker for worker in self._registry.workers if worker.info.worker_id in self._seen]
+        workers = [worker for worker in self._registry.workers if worker.info.worker_id in self._known]
         async with asyncio.TaskGroup() as group:
             for worker in workers:
                 group.create_task(self._poll_one(worker))
@@ -91,28 +89,24 @@ class SampleFeed:
 
     async def _poll_one(self, worker: Worker) -> None:
         worker_id = worker.info.worker_id
-        if worker in self._asking or worker_id not in self._seen:
-            return  # concurrent polls could return the same samples
+        if worker in self._asking or worker_id not in self._known:
+            return  # a slow worker is not asked again before it has answered
         self._asking.add(worker)
         try:
-            stats = await worker.client.stats(_TIMEOUT_S, samples_after=self._seen[worker_id])
+            stats = await worker.client.stats(_TIMEOUT_S)
         except BatonError as error:
-            logger.debug("a worker gave no samples: %s", error.message, extra={"worker": worker_id})
+            logger.debug("a worker gave no step costs: %s", error.message, extra={"worker": worker_id})
             return
         finally:
             self._asking.discard(worker)
-        if self._registry.get(worker_id) is worker and worker_id in self._seen:
-            self._seen[worker_id] = stats.step_samples.last_index
-            self._model.observe_steps(worker_id, unpack_step_samples(stats.step_samples))
+        if self._registry.get(worker_id) is worker and worker_id in self._known and stats.HasField("step_costs"):
+            try:
+                self._model.update_worker(worker_id, unpack_step_costs(stats.step_costs))
+            except ValueError as error:
+                logger.warning("the step costs of a worker are ignored: %s", error, extra={"worker": worker_id})
 
 
 def traits_of(info: WorkerInfo) -> WorkerTraits:
     """The traits of a worker that the model depends on."""
     kind = (info.kv_fingerprint, info.pool, info.device, info.dtype, str(info.num_threads))
     return WorkerTraits(kind, info.chunk_tokens)
-
-
-def unpack_step_samples(message: worker_pb2.StepSamples) -> list[StepSample]:
-    """Converts columns to rows. Columns of unequal lengths are cut to the shortest."""
-    columns = [getattr(message, name) for name in StepSample._fields]
-    return [StepSample._make(row) for row in zip(*columns, strict=False)]

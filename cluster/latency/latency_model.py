@@ -1,13 +1,11 @@
 """One latency model for all decisions: it predicts prompts, steps and hand-offs on each worker.
 
-    step_ms    = c0 + c1·prompt tokens + c2·attention pairs + c3·sequences + c4·context tokens + c5·drafted tokens
-    prefill_ms = sum of these steps over the chunks of the prompt; chunking repeats only c0 and c3
+    step_ms     = c0 + c1·prompt tokens + c2·attention pairs + c3·sequences + c4·context tokens + c5·drafted tokens
+    prefill_ms  = sum of these steps over the chunks of the prompt; chunking repeats only c0 and c3
     transfer_ms = d0 + d1·bytes
 
-Workers keep a ring of the costs of their steps (``step_samples``), and the router polls the new samples every second
-together with the workers' statistics. Step records in token batches are not used: they repeat each step for every
-sequence in it, lack the other sequences' contexts, are missing for cancelled requests, and cost time between tokens.
-Transfers are fitted from the parts of hand-offs that the router receives, which name both ends.
+Every worker fits the costs of its own steps, and the router fetches them every second. Transfers are fitted here, from
+the parts of hand-offs, which name both ends.
 
 See ``docs/latency-model.md``.
 """
@@ -23,41 +21,27 @@ from typing import TypeVar
 
 import numpy as np
 
-from baton.core.step_costs import STEP_PRIOR
-from baton.core.step_samples import StepSample
+from baton.core.cost_fit import MEASURED_WEIGHT, CostFit
+from baton.core.robust_fit import Floats
+from baton.core.speculation_rates import size_class
+from baton.core.step_costs import StepCostReport
 from cluster.latency.calibration import RegimeCalibration
-from cluster.latency.cost_fit import CostGroup, MemberCost, new_group
-from cluster.latency.cost_table import CostTable, PromptCosts, SpeculationRates, attention_pairs
+from cluster.latency.cost_table import CostTable, PromptCosts, attention_pairs
 from cluster.latency.estimates import Estimate, PromptQueue, WorkerTraits
-from cluster.latency.robust_fit import Features, Floats
+from cluster.latency.worker_costs import WorkerCosts
 
 Link = tuple[str, str]
 """(prefill worker, decode worker)."""
 
 TRANSFER_PRIOR = (5.0, 2e-6)
-"""Fixed milliseconds, and milliseconds per byte (500 MB/s)."""
+"""Fixed milliseconds, and milliseconds per byte (500 MB/s), of a link between two nodes."""
 _MAX_WAITING_TRANSFERS = 64
 _TRANSFER_FIT_EVERY_S = 0.03
-_UNKNOWN = WorkerTraits(("unknown",), 512)
+"""Time between two fits of links, which take part of a millisecond each."""
 _MAX_TABLES = 16
 
 _Key = TypeVar("_Key")
 _Table = TypeVar("_Table")
-
-
-class _WorkerCost:
-    __slots__ = ("cost", "rates", "traits")
-
-    def __init__(self, traits: WorkerTraits, group: CostGroup, rates: SpeculationRates) -> None:
-        self.traits = traits
-        self.cost = MemberCost(group)
-        self.rates = SpeculationRates(rates)
-
-    def snapshot(self) -> _WorkerCost:
-        """An independent copy of the present state."""
-        taken = copy.copy(self)
-        taken.cost, taken.rates = copy.copy(self.cost), copy.deepcopy(self.rates)
-        return taken
 
 
 class LatencyModel:
@@ -71,16 +55,14 @@ class LatencyModel:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._groups: dict[tuple[str, ...], CostGroup] = {}
-        self._group_rates: dict[tuple[str, ...], SpeculationRates] = {}
-        self._workers: dict[str, _WorkerCost] = {}
-        self._link_group = new_group(TRANSFER_PRIOR)
-        self._links: dict[Link, MemberCost] = {}
-        self._transfers: dict[Link, deque[tuple[Features, float]]] = {}
+        self._workers = WorkerCosts()
+        self._all_links = CostFit(TRANSFER_PRIOR)
+        self._links: dict[Link, CostFit] = {}
+        self._transfers: dict[Link, deque[tuple[float, float]]] = {}
         self._transfer_fit_due_s = float("-inf")
-        self._unknown = _WorkerCost(_UNKNOWN, new_group(STEP_PRIOR), SpeculationRates())
         self._tables: dict[tuple[str, ...], CostTable] = {}
         self._link_tables: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[Floats, Floats]] = {}
+        self._rates: dict[tuple[str, int], tuple[float, float]] = {}
         self.ttft_calibration = RegimeCalibration()
         self.tpot_calibration = RegimeCalibration()
 
@@ -90,39 +72,23 @@ class LatencyModel:
         Args:
             prior: coefficients of an earlier run, above zero, for the first worker of its kind.
         """
-        if worker_id in self._workers:
-            return
-        kind = traits.kind
-        if kind not in self._groups:
-            self._groups[kind] = new_group(prior or STEP_PRIOR, is_measured=bool(prior))
-            self._group_rates[kind] = SpeculationRates()
-        self._workers[worker_id] = _WorkerCost(traits, self._groups[kind], self._group_rates[kind])
-        self._tables.clear()
+        self._workers.add(worker_id, traits, prior)
+        self._forget_tables()
 
     def remove_worker(self, worker_id: str) -> None:
-        """Removes a worker. The fit of its kind is kept."""
-        self._workers.pop(worker_id, None)
-        self._tables.clear()
+        """Removes a worker. The costs of its kind are kept."""
+        self._workers.remove(worker_id)
+        self._forget_tables()
         self._link_tables.clear()
         for link in [*self._links, *self._transfers]:
             if worker_id in link:
                 self._links.pop(link, None)
                 self._transfers.pop(link, None)
 
-    def observe_steps(self, worker_id: str, samples: Iterable[StepSample]) -> None:
-        """Learns from the steps of a worker. Implausible samples are dropped."""
-        worker = self._workers.get(worker_id)
-        if worker is None:
-            return
-        rows: list[tuple[Features, float]] = []
-        for sample in samples:
-            rows.append((_features(sample), sample.ms))
-            worker.rates.observe(sample)
-        worker.cost.observe(rows, self._clock())
-        for other in self._workers.values():
-            if other.traits.kind == worker.traits.kind:
-                other.cost.follow_group()
-        self._tables.clear()
+    def update_worker(self, worker_id: str, report: StepCostReport) -> None:
+        """Takes what a worker has learned of its steps. Ignores impossible reports, and unknown workers."""
+        self._workers.update(worker_id, report)
+        self._forget_tables()
 
     def observe_transfer(self, link: Link, num_bytes: int, ms: float) -> None:
         """Learns from a hand-off. ``ms`` counts the time in which at least one of its parts was in transit.
@@ -132,31 +98,30 @@ class LatencyModel:
         if not all(worker_id in self._workers for worker_id in link):
             return  # a worker may have left before the hand-off is reported, at the end of decoding
         waiting = self._transfers.setdefault(link, deque(maxlen=_MAX_WAITING_TRANSFERS))
-        waiting.append(((1.0, float(num_bytes)), ms))
+        waiting.append((float(num_bytes), ms))
         now_s = self._clock()
         if now_s >= self._transfer_fit_due_s:
             self._transfer_fit_due_s = now_s + _TRANSFER_FIT_EVERY_S
             turn = next(iter(self._transfers))
-            self._link(turn).observe(self._transfers.pop(turn), now_s)
+            self._learn_link(turn, self._transfers.pop(turn), now_s)
             self._link_tables.clear()
 
     def snapshot(self, worker_ids: Iterable[str], link: Link) -> LatencyModel:
         """A copy of the model for some workers and one link, for use in another thread."""
         taken = LatencyModel(self._clock)
-        taken._workers = {name: self._workers[name].snapshot() for name in worker_ids if name in self._workers}
-        taken._links = {link: copy.copy(self._links.get(link) or MemberCost(self._link_group))}
+        taken._workers = self._workers.snapshot(worker_ids)
+        taken._links = {link: copy.copy(self._links.get(link) or self._all_links)}
         taken.ttft_calibration = copy.deepcopy(self.ttft_calibration)
         taken.tpot_calibration = copy.deepcopy(self.tpot_calibration)
         return taken
 
     def coefficients(self, kind: tuple[str, ...]) -> tuple[float, ...] | None:
-        """Coefficients of a kind of workers, as :meth:`add_worker` takes them; ``None`` without samples."""
-        group = self._groups.get(kind)
-        return tuple(group.coefficients.tolist()) if group is not None and group.num_samples else None
+        """Coefficients of a kind of workers, as :meth:`add_worker` takes them; ``None`` if none has reported."""
+        return self._workers.coefficients(kind)
 
     def num_samples(self, worker_id: str) -> int:
-        """The number of step samples of a worker learned from so far."""
-        return self._worker(worker_id).cost.num_samples
+        """The number of steps that a worker has learned from so far."""
+        return self._workers[worker_id].num_samples
 
     def prefill_ms(self, worker_id: str, uncached_tokens: int, context_tokens: int = 0) -> Estimate:
         """Predicts a prompt on an idle worker.
@@ -164,12 +129,12 @@ class LatencyModel:
         Args:
             context_tokens: prompt tokens that the worker's cache holds.
         """
-        worker = self._worker(worker_id)
-        fixed, per_token, per_pair, per_sequence, _, _ = worker.cost.coefficients
+        worker = self._workers[worker_id]
+        fixed, per_token, per_pair, per_sequence, _, _ = worker.costs
         steps = ceil(uncached_tokens / worker.traits.chunk_tokens)
         pairs = attention_pairs(uncached_tokens, context_tokens)
         ms = steps * (fixed + per_sequence) + per_token * uncached_tokens + per_pair * pairs
-        return Estimate(ms, worker.cost.sd * ms)
+        return Estimate(ms, worker.sd * ms)
 
     def step_ms(self, worker_id: str, batch: int, context_tokens: int, drafted_tokens: float = 0.0) -> Estimate:
         """Predicts a decode step.
@@ -179,18 +144,17 @@ class LatencyModel:
             context_tokens: tokens in the contexts of all of them together.
             drafted_tokens: drafted tokens that it verifies, for all sequences together.
         """
-        cost = self._worker(worker_id).cost
-        fixed, _, _, sequence, context, drafted = cost.coefficients
-        ms = fixed + sequence * batch + context * context_tokens + drafted * drafted_tokens
-        return Estimate(ms, cost.sd * ms)
+        worker = self._workers[worker_id]
+        ms = worker.costs.decode_ms(batch, context_tokens, drafted_tokens)
+        return Estimate(ms, worker.sd * ms)
 
     def tokens_per_round(self, worker_id: str, batch: int) -> float:
         """Measured tokens per sequence from a step of ``batch`` sequences; 1 without speculation."""
-        return self._worker(worker_id).rates.rates(batch)[0]
+        return self._rates_of(worker_id, batch)[0]
 
     def transfer_ms(self, num_bytes: int, link: Link) -> Estimate:
         """Predicts a hand-off, from its first part to the last acknowledgement."""
-        cost = self._links.get(link) or MemberCost(self._link_group)
+        cost = self._links.get(link, self._all_links)
         fixed, per_byte = cost.coefficients
         ms = fixed + per_byte * num_bytes
         return Estimate(ms, cost.sd * ms)
@@ -214,12 +178,11 @@ class LatencyModel:
             handoff_ms: time between the first token and the first decode step, spread over the tokens.
             contended: another worker computes on the same processor.
         """
-        worker = self._worker(worker_id)
-        tokens, drafted = worker.rates.rates(batch)
+        tokens, drafted = self._rates_of(worker_id, batch)
         step_ms = self.step_ms(worker_id, batch, context_tokens, drafted * batch).ms
         calibration = self.tpot_calibration.of(contended=contended)
         ms = (step_ms / tokens + handoff_ms / max(1.0, output_tokens - 1)) * calibration.factor
-        return Estimate(ms, ms * sqrt(worker.cost.sd**2 + calibration.spread**2))
+        return Estimate(ms, ms * sqrt(self._workers[worker_id].sd ** 2 + calibration.spread**2))
 
     def prompt_costs(
         self,
@@ -230,7 +193,7 @@ class LatencyModel:
     ) -> PromptCosts:
         """Costs of a prompt on each of many workers, without calibration."""
         rates = [
-            self._worker(name).rates.rates(queue.decoding) if queue.decoding else (1.0, 0.0)
+            self._rates_of(name, queue.decoding) if queue.decoding else (1.0, 0.0)
             for name, queue in zip(worker_ids, queues, strict=True)
         ]
         return self._table(worker_ids).prompt_costs(uncached_tokens, context_tokens, queues, np.array(rates))
@@ -239,7 +202,7 @@ class LatencyModel:
         self, worker_ids: Sequence[str], batches: Sequence[int] | Floats, context_tokens: Sequence[int] | Floats
     ) -> Floats:
         """Milliseconds between two tokens of a decoding sequence, ``[num_workers]``, without calibration."""
-        rates = [self._worker(name).rates.rates(int(count)) for name, count in zip(worker_ids, batches, strict=True)]
+        rates = [self._rates_of(name, int(count)) for name, count in zip(worker_ids, batches, strict=True)]
         tokens, drafted = np.array(rates).T
         return np.asarray(self._table(worker_ids).step_ms(batches, context_tokens, drafted) / tokens)
 
@@ -252,7 +215,7 @@ class LatencyModel:
         key = (tuple(prefill_ids), tuple(decode_ids))
         cached = self._link_tables.get(key)
         if cached is None:
-            unknown = tuple(self._link_group.coefficients.tolist())
+            unknown = self._all_links.coefficients
             links = self._links
             rows = [
                 cost.coefficients if (cost := links.get((prefill, decode))) is not None else unknown
@@ -265,24 +228,37 @@ class LatencyModel:
             _remember(self._link_tables, key, cached)
         return cached
 
-    def _worker(self, worker_id: str) -> _WorkerCost:
-        return self._workers.get(worker_id, self._unknown)
+    def _rates_of(self, worker_id: str, batch: int) -> tuple[float, float]:
+        """Tokens and drafted tokens per sequence and step. A routing decision asks several times per worker."""
+        key = worker_id, size_class(batch)
+        found = self._rates.get(key)
+        if found is None:
+            found = self._rates[key] = self._workers[worker_id].rates(batch)
+        return found
 
-    def _link(self, link: Link) -> MemberCost:
-        cost = self._links.get(link)
-        if cost is None:
-            cost = self._links[link] = MemberCost(self._link_group)
-        return cost
+    def _learn_link(self, link: Link, samples: Iterable[tuple[float, float]], now_s: float) -> None:
+        """Learns from (bytes, milliseconds), for the link and for links without samples."""
+        every, fit = self._all_links, self._links.setdefault(link, CostFit(TRANSFER_PRIOR, MEASURED_WEIGHT))
+        for num_bytes, ms in samples:
+            every.add((1.0, num_bytes), ms, now_s)
+            fit.add((1.0, num_bytes), ms, now_s)
+        every.refit(now_s)
+        fit.set_prior(every.coefficients)
+        fit.refit(now_s)
+
+    def _forget_tables(self) -> None:
+        self._tables.clear()
+        self._rates.clear()
 
     def _table(self, worker_ids: Sequence[str]) -> CostTable:
         key = tuple(worker_ids)
         table = self._tables.get(key)
         if table is None:
-            workers = [self._worker(worker_id) for worker_id in key]
+            workers = [self._workers[worker_id] for worker_id in key]
             table = CostTable(
-                np.array([worker.cost.coefficients for worker in workers]).T,
+                np.array([worker.costs for worker in workers]).T,
                 np.array([worker.traits.chunk_tokens for worker in workers], float),
-                np.array([worker.cost.sd for worker in workers]),
+                np.array([worker.sd for worker in workers]),
             )
             _remember(self._tables, key, table)
         return table
@@ -293,14 +269,3 @@ def _remember(tables: dict[_Key, _Table], key: _Key, table: _Table) -> None:
     if len(tables) >= _MAX_TABLES:
         tables.clear()
     tables[key] = table
-
-
-def _features(sample: StepSample) -> Features:
-    return (
-        1.0,
-        float(sample.prompt_tokens),
-        float(sample.attention_pairs),
-        float(sample.sequences),
-        float(sample.context_tokens),
-        float(sample.drafted_tokens),
-    )

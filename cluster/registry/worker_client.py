@@ -83,13 +83,13 @@ class WorkerClient:
     def _gone(self) -> WorkerLostError:
         return WorkerLostError(f"the worker at {self.address} has left the cluster")
 
-    async def stats(self, timeout_s: float = 2.0, samples_after: int | None = None) -> worker_pb2.WorkerStats:
-        """The worker's statistics, and its step samples after number ``samples_after`` if one is given.
+    async def stats(self, timeout_s: float = 2.0) -> worker_pb2.WorkerStats:
+        """The worker's statistics.
 
         Raises:
             BatonError: the worker does not answer.
         """
-        request = worker_pb2.StatsRequest(samples_after=samples_after)
+        request = worker_pb2.StatsRequest()
         stats: worker_pb2.WorkerStats = await self._call(lambda: self._worker.GetStats(request, timeout=timeout_s))
         return stats
 

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from baton.core.request import FinishReason
+from baton.core.robust_fit import Floats
 from baton.core.timeline import Event, Timeline, TransferPart
 from cluster.latency.calibration import TPOT, TTFT, PredictionErrors, RegimeCalibration, RequestHabits
 from cluster.latency.cost_table import PromptCosts
 from cluster.latency.estimates import UNKNOWN_FORECAST
 from cluster.latency.latency_model import LatencyModel
 from cluster.latency.ledger import WorkLedger
-from cluster.latency.robust_fit import Floats
 from cluster.requests.request_observers import RequestObserver
 from cluster.requests.request_record import Booking, RequestRecord
 from cluster.routing.routing_contracts import Bools, Ints, RouteDecision, RouteForecasts, RoutingRequest, WorkerSnapshot

@@ -36,8 +36,8 @@ class InProcessClient(WorkerClient):
     def watch_cache(self) -> AsyncGenerator[worker_pb2.CacheEvents]:
         return self._present().watch_cache()
 
-    async def stats(self, timeout_s: float = 2.0, samples_after: int | None = None) -> worker_pb2.WorkerStats:
-        return self._present().stats(samples_after)
+    async def stats(self, timeout_s: float = 2.0) -> worker_pb2.WorkerStats:
+        return self._present().stats()
 
     @property
     def needs_sync(self) -> bool:

@@ -64,7 +64,7 @@ class VirtualControlPlane:
         """Adds a worker that takes requests at once. Returns its id."""
         worker = self.cluster.add(pool)
         self._plane.prefixes.add(worker)
-        await self._plane.samples.add(worker)
+        await self._plane.step_costs.add(worker)
         return worker.info.worker_id
 
     async def _remove_worker(self, worker_id: str) -> None:
@@ -74,7 +74,7 @@ class VirtualControlPlane:
             await worker.idle.wait()
             self._plane.prefixes.remove(worker_id)
             await self.cluster.remove(worker_id)
-            self._plane.samples.remove(worker_id)
+            self._plane.step_costs.remove(worker_id)
 
     def sizes(self) -> dict[str, int]:
         """Workers by pool."""
@@ -89,7 +89,7 @@ class VirtualControlPlane:
     async def _poll(self) -> None:
         while True:
             await asyncio.sleep(_SAMPLES_EVERY_S if self._clock() < _LEARNING_S else self._poll_s)
-            await self._plane.samples.poll()
+            await self._plane.step_costs.poll()
 
 
 async def _in_place(work: Callable[[], T], /) -> T:

@@ -19,9 +19,9 @@ from baton.core.chunk_budget import PromptAllowance, SchedulerLimits, prompt_all
 from baton.core.errors import BatonError
 from baton.core.request import FinishReason, Request, RequestStatus
 from baton.core.step_costs import Pace, StepCosts
-from baton.core.step_samples import StepSamples
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.scheduling.ordering import EarliestDeadlineFirst, OrderingPolicy
+from baton.engine.scheduling.step_cost_model import StepCostModel
 from cluster.simulation.profile import TimingProfile
 from cluster.simulation.prompt_plan import PromptPlan, plan_prompts
 from cluster.simulation.sequences import UNIT, SimulatedOutput, SimulatedSequence, StepsTaken
@@ -60,10 +60,11 @@ class SimulatedEngine:
     ) -> None:
         self.limits = limits
         self.blocks = blocks
-        self.samples = StepSamples()
         self.num_steps = self.num_prefill_tokens = self.num_generated_tokens = self.num_preemptions = 0
         self.busy_s = 0.0
         self._loop = asyncio.get_running_loop()
+        self.step_costs = StepCostModel(self._loop.time)
+        """Learns what a real engine would; the simulated steps take the given costs."""
         self._profile = profile
         self._costs = costs
         self._tokens = tokens
@@ -275,7 +276,7 @@ class SimulatedEngine:
             if end_s < self._sample_due_s:
                 return
             self._sample_due_s = end_s + _SAMPLE_EVERY_S
-        self.samples.add(sample_leap(leap, self._work, self._num_decoding, self._rate[0] / UNIT))
+        self.step_costs.measured(sample_leap(leap, self._work, self._num_decoding, self._rate[0] / UNIT))
 
     # Running sequences.
 

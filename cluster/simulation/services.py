@@ -57,8 +57,7 @@ class SimulatedServices(
     async def GetStats(  # noqa: N802 - named by the schema
         self, request: worker_pb2.StatsRequest, context: _Context
     ) -> worker_pb2.WorkerStats:
-        after = request.samples_after if request.HasField("samples_after") else None
-        return self._worker.stats(after)
+        return self._worker.stats()
 
     async def WatchCache(  # noqa: N802 - named by the schema
         self, request: worker_pb2.WatchCacheRequest, context: _Context

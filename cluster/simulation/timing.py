@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from math import ceil, exp, sqrt
 from random import Random
 
-from baton.core.step_costs import StepCosts
-from baton.core.step_samples import StepSample
+from baton.core.step_costs import StepCosts, StepSample
 
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """The work of a step, with the names of :class:`baton.core.step_samples.StepSample`."""
+    """The work of a step, with the names of :class:`baton.core.step_costs.StepSample`."""
 
     prompt_tokens: int = 0
     attention_pairs: int = 0

@@ -12,14 +12,14 @@ from baton.core.errors import BatonError, ContextLengthError, DeadlineError, Tra
 from baton.core.kv_spec import KVCacheSpec, LayerSpec
 from baton.core.request import FinishReason, Request
 from baton.core.roles import DECODE
-from baton.core.step_costs import StepCosts
-from baton.core.step_samples import StepSample
+from baton.core.step_costs import StepCosts, StepSample
 from baton.core.timeline import Event
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.scheduling.ordering import EarliestDeadlineFirst, OrderingPolicy
 from baton.kv_transfer.base import KVTransport
 from baton.rpc.cache_messages import watch_messages
 from baton.rpc.conversions import pack_events, pack_parts, unpack_sequence
+from baton.rpc.step_cost_messages import pack_step_costs
 from baton.rpc.wire import worker_pb2
 from cluster.registry.workers import WorkerInfo
 from cluster.simulation.engine import SimulatedEngine
@@ -135,7 +135,7 @@ class SimulatedWorker:
         self._num_calls = count(1)
         self._num_handoffs = 0
         for work in _PROFILE_WORK:
-            self.engine.samples.add(_profile_sample(work, costs))
+            self.engine.step_costs.measured(_profile_sample(work, costs))
 
     async def prefill(
         self, message: worker_pb2.PrefillRequest, timeout_s: float | None = None
@@ -222,10 +222,10 @@ class SimulatedWorker:
         """Implements ``WatchCache`` of ``proto/worker.proto``."""
         return watch_messages(self.blocks.prefix_cache.events)
 
-    def stats(self, samples_after: int | None = None) -> worker_pb2.WorkerStats:
+    def stats(self) -> worker_pb2.WorkerStats:
         """Implements ``GetStats`` of ``proto/worker.proto``."""
         engine, usage = self.engine, self.blocks.usage()
-        stats = worker_pb2.WorkerStats(
+        return worker_pb2.WorkerStats(
             worker_id=self.settings.worker_id,
             role=self.settings.pool,
             num_running=engine.num_running,
@@ -240,13 +240,8 @@ class SimulatedWorker:
             generated_tokens=engine.num_generated_tokens,
             kv_bytes_sent=self._uplink.num_bytes_sent,
             uptime_s=self._loop.time() - self._started_s,
+            step_costs=pack_step_costs(engine.step_costs.report()),
         )
-        if samples_after is not None:
-            stats.step_samples.last_index = engine.samples.last_index
-            rows = engine.samples.after(samples_after)
-            for name, column in zip(StepSample._fields, zip(*rows, strict=True), strict=False):
-                getattr(stats.step_samples, name).extend(column)
-        return stats
 
     def check(self) -> list[str]:
         """Sentences about leaked blocks; empty if there are none."""

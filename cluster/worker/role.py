@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
 import grpc.aio
 
-from baton.core.step_samples import StepSample
 from baton.engine.async_engine import EngineStats
 from baton.engine.draft.loading import LoadedDraft
 from baton.engine.runner.model_runner import ModelRunner
+from baton.rpc.step_cost_messages import pack_step_costs
 from baton.rpc.wire import worker_pb2
 from cluster.config.config import BatonConfig
 from cluster.config.worker_config import PoolConfig
@@ -71,10 +71,6 @@ class WorkerRole(Protocol):
         """
         ...
 
-    async def step_samples(self, after: int) -> worker_pb2.StepSamples:
-        """The step samples after number ``after``."""
-        ...
-
     def watch_cache(self) -> AsyncGenerator[worker_pb2.CacheEvents]:
         """Yields the content of the prefix cache, then every change until the iterator is closed."""
         ...
@@ -103,11 +99,4 @@ def fill_engine_stats(message: worker_pb2.WorkerStats, stats: EngineStats) -> No
     message.num_steps = stats.num_steps
     message.prefill_tokens = stats.num_prefill_tokens
     message.generated_tokens = stats.num_generated_tokens
-
-
-def pack_step_samples(last_index: int, samples: Sequence[StepSample]) -> worker_pb2.StepSamples:
-    """Packs samples as columns; ``last_index`` is the number of the worker's newest sample."""
-    if not samples:
-        return worker_pb2.StepSamples(last_index=last_index)
-    columns = zip(StepSample._fields, zip(*samples, strict=True), strict=True)
-    return worker_pb2.StepSamples(last_index=last_index, **dict(columns))
+    message.step_costs.CopyFrom(pack_step_costs(stats.step_costs))

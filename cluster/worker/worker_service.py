@@ -34,8 +34,6 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             worker_id=self._worker_id, role=self._pool, uptime_s=time.monotonic() - self._started_s
         )
         await self._role.fill_stats(stats)
-        if request.HasField("samples_after"):
-            stats.step_samples.CopyFrom(await self._role.step_samples(request.samples_after))
         return stats
 
     async def WatchCache(  # noqa: N802 - named by the schema

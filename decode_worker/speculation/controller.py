@@ -14,9 +14,9 @@ from baton.core.request import Request
 from baton.engine.batch.batch import ForwardBatch
 from baton.engine.contracts import VerifyResult
 from baton.engine.draft.network import DraftFaults, DraftState
+from baton.engine.scheduling.step_cost_model import StepCostModel
 from decode_worker.speculation.draft_length import DraftingPolicy, DraftPasses, VerificationPolicy
 from decode_worker.speculation.method import DraftMethod, Outlook, ReadsForwards
-from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.tree import reach_probabilities
 
 T = TypeVar("T")
@@ -65,12 +65,14 @@ class _Step:
         room: maximum number of tokens to draft, by request id.
         num_sequences: number of sequences that yield a token anyway.
         num_tokens: without any draft.
+        context_tokens: in the contexts of all its sequences together.
     """
 
     wanting: Sequence[ScheduledSequence]
     room: Mapping[str, int]
     num_sequences: int
     num_tokens: int
+    context_tokens: int
 
 
 class SpeculationController:
@@ -82,17 +84,20 @@ class SpeculationController:
     Args:
         methods: methods by name.
         default: for requests that do not choose: a method's name, ``auto`` or ``none``.
-        cost: cost of the target's steps; the methods' ``passes`` must use the same object.
+        costs: cost of the target's steps; the methods' ``passes`` must use the same object.
     """
 
-    def __init__(self, methods: Mapping[str, RegisteredMethod], default: str, cost: StepCost | None = None) -> None:
+    def __init__(
+        self, methods: Mapping[str, RegisteredMethod], default: str, costs: StepCostModel | None = None
+    ) -> None:
         self._methods = dict(methods)
         self._readers = {name: own.method for name, own in methods.items() if isinstance(own.method, ReadsForwards)}
         self._default = default
-        self._cost = cost or StepCost()
-        self._verification = VerificationPolicy(self._cost)
+        self.costs = costs or StepCostModel()
+        """Learns in the engine that this controller drafts for; pass it to that engine."""
+        self._verification = VerificationPolicy(self.costs)
         self._drafting = {
-            name: DraftingPolicy(self._cost, own.passes or DraftPasses(self._cost)) for name, own in methods.items()
+            name: DraftingPolicy(self.costs, own.passes or DraftPasses(self.costs)) for name, own in methods.items()
         }
         self._proposed_by: dict[str, str] = {}
         self._drafters: dict[str, list[str]] = {}
@@ -115,7 +120,9 @@ class SpeculationController:
             for name in list(self._methods):
                 self._keep_rows(name, names)
             return {}
-        step = _Step(wanting, room, num_sequences, sum(sequence.num_tokens for sequence in plan))
+        num_tokens = sum(sequence.num_tokens for sequence in plan)
+        context_tokens = sum(sequence.request.num_computed_tokens for sequence in plan)
+        step = _Step(wanting, room, num_sequences, num_tokens, context_tokens)
         best: dict[str, tuple[float, str, Draft]] = {}
         drafters: list[str] = []
         for name in list(self._methods):
@@ -169,9 +176,6 @@ class SpeculationController:
             if own.state is not None:
                 self._adopt(name, own.state, request, state, first_new)
 
-    def observe_step(self, num_sequences: int, num_tokens: int, ms: float) -> None:
-        self._cost.record(num_sequences, num_tokens, ms)
-
     def release(self, request_id: str) -> None:
         self._proposed_by.pop(request_id, None)
         for name, own in list(self._methods.items()):
@@ -224,7 +228,7 @@ class SpeculationController:
         if not gains:
             return [], {}
         outlook = replace(outlook, gains=gains)
-        chosen = self._drafting[name].choose(outlook, named, step.num_sequences, step.num_tokens)
+        chosen = self._drafting[name].choose(outlook, named, step.num_sequences, step.num_tokens, step.context_tokens)
         return [sequence for sequence in candidates if sequence.request.request_id in chosen], room
 
     def _keep_rows(self, name: str, names: Collection[str]) -> None:
@@ -263,7 +267,9 @@ class SpeculationController:
                 if self._chosen_method(sequence.request) != AUTO:
                     named.add(request_id)
         num_tokens = step.num_tokens + sum(len(draft) for draft in chosen.values())
-        lengths = self._verification.choose(weighed, named, step.num_sequences, num_tokens, is_drafting=bool(chosen))
+        lengths = self._verification.choose(
+            weighed, named, step.num_sequences, num_tokens, step.context_tokens, is_drafting=bool(chosen)
+        )
         chosen |= {request_id: weighed[request_id].first(count) for request_id, count in lengths.items()}
         return {request_id: draft.guessed_by(best[request_id][1]) for request_id, draft in chosen.items()}
 

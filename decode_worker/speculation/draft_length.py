@@ -12,13 +12,15 @@ All costs and chances are measured while serving.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 from math import log, log1p
 
+from baton.core.cost_fit import CostFit
 from baton.core.drafts import Draft
+from baton.engine.scheduling.step_cost_model import StepCostModel
 from decode_worker.speculation.method import Outlook
-from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.tree import reach_probabilities
 
 # The gain over plain decoding that speculation must promise to begin; half of it suffices to go on. Estimates of costs
@@ -45,6 +47,8 @@ _STEPS_TO_IDLE = 16
 _ROWS_WHILE_IDLE = 32
 # The first passes of a network are cold, and too slow to learn from.
 _COLD_PASSES = 3
+# Milliseconds of a pass, and for each sequence in it. Only their ratio counts: a pass reads the network's weights once.
+_PASS_PRIOR = (1.0, 0.025)
 # Decisions against drafts in a row after which drafts are looked for only now and then, and the longest pause: large
 # batches take longer to look through and gain less.
 _PATIENCE = 16
@@ -60,9 +64,9 @@ class DraftPasses:
         num_passes: since the worker started.
     """
 
-    def __init__(self, cost: StepCost) -> None:
-        self._cost = cost
-        self._pass_cost = StepCost()
+    def __init__(self, costs: StepCostModel) -> None:
+        self._costs = costs
+        self._fit = CostFit(_PASS_PRIOR)
         self.rate: float | None = None
         self.num_passes = 0
 
@@ -70,11 +74,11 @@ class DraftPasses:
         """Learns from a pass."""
         self.num_passes += 1
         if self.num_passes > _COLD_PASSES:
-            self._pass_cost.record(num_sequences, num_sequences, ms)
+            self._fit.observe((1.0, num_sequences), ms, time.monotonic())
 
     def ms(self, num_sequences: int) -> float:
         """Milliseconds of one pass; 0 before a warm one was measured."""
-        return self._pass_cost.ms(num_sequences, num_sequences) if self.num_passes > _COLD_PASSES else 0.0
+        return self._fit.ms((1.0, num_sequences)) if self._fit.num_samples else 0.0
 
     def another(self, chances: Sequence[float]) -> bool:
         """Whether a pass that adds a draft to each of some sequences pays.
@@ -85,20 +89,20 @@ class DraftPasses:
         if self.rate is None:
             return True
         count = len(chances)
-        verifying = self._cost.ms(count, 2 * count) - self._cost.ms(count, count)
-        return sum(chances) > self.rate * (self.ms(count) + max(0.0, verifying))
+        verifying = self._costs.ms(count, 2 * count) - self._costs.ms(count, count)
+        return sum(chances) > self.rate * (self.ms(count) + verifying)
 
 
 class DraftingPolicy:
     """Which sequences a method with a network should draft for.
 
     Args:
-        cost: cost of the target's steps.
+        costs: of the target's steps.
         passes: cost of the network's passes.
     """
 
-    def __init__(self, cost: StepCost, passes: DraftPasses) -> None:
-        self._cost = cost
+    def __init__(self, costs: StepCostModel, passes: DraftPasses) -> None:
+        self._costs = costs
         self._passes = passes
         self._is_drafting = False
         self._num_refusals = 0  # steps without drafts since the last step with drafts
@@ -142,7 +146,14 @@ class DraftingPolicy:
         self._pause = 0 if verified else min(_STEPS_PER_PROBE, max(1, 2 * self._pause))
         self._num_paused = self._pause
 
-    def choose(self, outlook: Outlook, named: Collection[str], num_sequences: int, num_tokens: int) -> set[str]:
+    def choose(
+        self,
+        outlook: Outlook,
+        named: Collection[str],
+        num_sequences: int,
+        num_tokens: int,
+        context_tokens: int = 0,
+    ) -> set[str]:
         """The requests to draft for. Sets the rate that further passes must beat (:class:`DraftPasses`).
 
         Args:
@@ -150,14 +161,16 @@ class DraftingPolicy:
             named: requests of the outlook that asked for the method; they are always chosen.
             num_sequences: sequences of the step that yield a token anyway.
             num_tokens: tokens of the step without any draft.
+            context_tokens: tokens in the contexts of all its sequences together.
         """
-        plain = num_sequences / self._cost.ms(num_sequences, num_tokens)
+        plain = num_sequences / self._costs.ms(num_sequences, num_tokens, context_tokens)
         named = [request_id for request_id in outlook.gains if request_id in named]
         others = [request_id for request_id in outlook.gains if request_id not in named]
         others.sort(key=lambda request_id: -sum(outlook.gains[request_id]))
         ranked = [*named, *others]
         gains = [outlook.gains[request_id] for request_id in ranked]
-        rate, count = self._best(gains, len(named), outlook.nodes_per_pass, num_sequences, num_tokens)
+        step = num_sequences, num_tokens, context_tokens
+        rate, count = self._best(gains, len(named), outlook.nodes_per_pass, *step)
         self._passes.rate = max(rate, plain)
         if named:
             return set(ranked[: max(count, len(named))])
@@ -168,7 +181,7 @@ class DraftingPolicy:
             self._probe_period = _STEPS_PER_PROBE
             return set(ranked[:count])
         good = [tuple(map(max, own, _GOOD_GAINS)) for own in gains]
-        has_hope = self._best(good, 0, outlook.nodes_per_pass, num_sequences, num_tokens)[0] > plain
+        has_hope = self._best(good, 0, outlook.nodes_per_pass, *step)[0] > plain
         self._num_hopeless = 0 if has_hope else self._num_hopeless + 1
         is_hopeless = self._num_hopeless >= _HOPELESS_DECISIONS
         self._hopeless_size = num_sequences if is_hopeless else 0
@@ -188,7 +201,13 @@ class DraftingPolicy:
         return set(ranked[:1])
 
     def _best(
-        self, gains: Sequence[Sequence[float]], least: int, nodes_per_pass: float, num_sequences: int, num_tokens: int
+        self,
+        gains: Sequence[Sequence[float]],
+        least: int,
+        nodes_per_pass: float,
+        num_sequences: int,
+        num_tokens: int,
+        context_tokens: int,
     ) -> tuple[float, int]:
         """The best rate in tokens per millisecond, and for how many of the requests it drafts.
 
@@ -201,7 +220,8 @@ class DraftingPolicy:
         for num_passes in range(1, max(map(len, sums), default=0) + 1):
             accepted = list(accumulate((own[min(num_passes, len(own)) - 1] if own else 0.0) for own in sums))
             for count in _counts(max(1, least), len(gains)):
-                ms = self._cost.ms(num_sequences, num_tokens + count * num_passes * nodes_per_pass)
+                num_rows = num_tokens + count * num_passes * nodes_per_pass
+                ms = self._costs.ms(num_sequences, num_rows, context_tokens)
                 rate = (num_sequences + accepted[count - 1]) / (ms + num_passes * self._passes.ms(count))
                 found = max(found, (rate, count))
         return found
@@ -214,11 +234,11 @@ class VerificationPolicy:
     of each other one: tokens per millisecond alone would let the drafts of a few slow down all others.
 
     Args:
-        cost: cost of the target's steps.
+        costs: of the target's steps.
     """
 
-    def __init__(self, cost: StepCost) -> None:
-        self._cost = cost
+    def __init__(self, costs: StepCostModel) -> None:
+        self._costs = costs
         self._is_drafting = False
         self._num_idle = 0  # decisions against drafts, or without any, since the last one for them
         self._num_unasked = 0  # steps since drafts were looked for
@@ -243,6 +263,7 @@ class VerificationPolicy:
         named: Collection[str],
         num_sequences: int,
         num_tokens: int,
+        context_tokens: int = 0,
         *,
         is_drafting: bool = False,
     ) -> dict[str, int]:
@@ -253,6 +274,7 @@ class VerificationPolicy:
             named: requests that asked for the method of their draft: they get one node at least.
             num_sequences: sequences of the step that yield a token anyway.
             num_tokens: tokens of the step without any of these drafts.
+            context_tokens: tokens in the contexts of all its sequences together.
             is_drafting: other drafts are verified in this step anyway.
         """
         if not drafts:
@@ -270,12 +292,13 @@ class VerificationPolicy:
                 expected += chance
         slots.sort(reverse=True)
         num_tokens += len(lengths)
-        base_ms = self._cost.ms(num_sequences, num_tokens)
+        base_ms = self._costs.ms(num_sequences, num_tokens, context_tokens)
         gained = best_gain = 0.0
         best_count = 0
         for count, (added, _, _) in enumerate(slots, start=1):
             gained += added
-            gain = gained / num_sequences - log(self._cost.ms(num_sequences, num_tokens + count) / base_ms)
+            ms = self._costs.ms(num_sequences, num_tokens + count, context_tokens)
+            gain = gained / num_sequences - log(ms / base_ms)
             if gain > best_gain:
                 best_gain, best_count = gain, count
         if not lengths:

@@ -17,6 +17,7 @@ from baton.engine.draft.medusa.medusa_state import MedusaState
 from baton.engine.draft.model.token_state import TokenState
 from baton.engine.draft.references import check_method
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.scheduling.step_cost_model import StepCostModel
 from cluster.config.worker_config import SpeculationConfig
 from decode_worker.speculation.controller import AUTO, NONE, RegisteredMethod, SpeculationController
 from decode_worker.speculation.draft_length import DraftPasses
@@ -27,7 +28,6 @@ from decode_worker.speculation.lookahead import LookaheadProposer
 from decode_worker.speculation.medusa import MedusaProposer
 from decode_worker.speculation.method import DraftMethod
 from decode_worker.speculation.ngram import NgramProposer
-from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.suffix import SuffixProposer
 from decode_worker.speculation.verification import RESIDUAL, create_verifier
 
@@ -43,10 +43,10 @@ METHODS: dict[str, Callable[[SpeculationConfig], RegisteredMethod]] = {
 
 
 def _network_method(
-    draft: LoadedDraft, runner: ModelRunner, cost: StepCost, config: SpeculationConfig
+    draft: LoadedDraft, runner: ModelRunner, costs: StepCostModel, config: SpeculationConfig
 ) -> RegisteredMethod:
     """The method of a network. ``auto`` uses it where it promises more than the methods without one."""
-    state, passes, draws = create_draft_state(draft.network, runner), DraftPasses(cost), config.acceptance == RESIDUAL
+    state, passes, draws = create_draft_state(draft.network, runner), DraftPasses(costs), config.acceptance == RESIDUAL
     max_tokens = config.max_draft_tokens
     method: DraftMethod
     if isinstance(state, FeatureState):
@@ -87,11 +87,11 @@ def create_controller(
     if default not in method_names():
         raise ConfigError(f"speculation.method is {default!r}; expected one of: {', '.join(method_names())}.")
     check_method(default, None if draft is None else draft.method, None if draft is None else draft.name)
-    cost = StepCost()
+    costs = StepCostModel()
     methods = {name: create(config) for name, create in METHODS.items()}
     if draft is not None:
-        methods[draft.method] = _network_method(draft, runner, cost, config)
-    return SpeculationController(methods, default, cost)
+        methods[draft.method] = _network_method(draft, runner, costs, config)
+    return SpeculationController(methods, default, costs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,11 +33,11 @@ from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import RunnerOptions
 from baton.engine.scheduling.scheduler import Scheduler
+from baton.engine.scheduling.step_cost_model import StepCostModel
 from baton.engine.step.overlap import always, never
 from decode_worker.kv_import import Import, KVImporter
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.eagle.proposer import EagleProposer
-from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.verification import SampleAndMatch
 from prefill_worker.kv_export import ComputedStep
 from tests.device_tensors import DeviceTensors
@@ -215,7 +215,7 @@ def test_draft_passes_change_no_token(make: Callable[[], TinyDraft], tmp_path: P
                     prepare_model(target, "float32"), 64, BLOCK_SIZE, RunnerOptions(decoder="transformers"), draft=head
                 )
             scheduler = Scheduler(SchedulerLimits(8, 8, 64), BlockManager(64, BLOCK_SIZE))
-            passes = DraftPasses(StepCost())
+            passes = DraftPasses(StepCostModel())
             proposer = Unweighed(EagleProposer(FeatureState(head, runner, weights="native"), passes))
             drafting = Engine(runner, scheduler, SampleAndMatch(), proposer, max_draft_tokens=3)
             found.append([outcome.token_ids for outcome in run(drafting, prompts, PARAMS[:2])])

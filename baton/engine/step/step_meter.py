@@ -1,35 +1,16 @@
-"""Measures steps, and reports their cost to requests, observers and the speculation method."""
+"""Measures steps, and reports their cost to requests, observers and the cost model."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from baton.core.drafts import ScheduledSequence
-from baton.core.step_samples import StepSample, StepSamples
+from baton.core.step_costs import StepSample
 from baton.core.steps import EngineStep, add_share
-from baton.engine.contracts import Proposer, StepObserver, VerifyResult
+from baton.engine.contracts import StepObserver, VerifyResult
+from baton.engine.scheduling.step_cost_model import StepCostModel
 from baton.engine.step.step import Step
-
-
-class ForwardCost(NamedTuple):
-    """The arguments of :meth:`baton.engine.contracts.Proposer.observe_step`."""
-
-    num_sequences: int
-    num_tokens: int
-    ms: float
-
-
-class MeasuredStep(NamedTuple):
-    """One step, for cost models that learn from it.
-
-    Attributes:
-        forward: cost of the forward and sampling only, without drafting.
-    """
-
-    sample: StepSample
-    forward: ForwardCost
 
 
 def count_work(plan: Sequence[ScheduledSequence]) -> StepSample:
@@ -48,25 +29,19 @@ def count_work(plan: Sequence[ScheduledSequence]) -> StepSample:
 
 
 class StepMeter:
-    """Measures the engine's steps: begin → tokens_read, booking → end; or failed. Use only in the engine's thread.
+    """Measures the engine's steps: begin → booking → end; or failed. Use only in the engine's thread.
 
     Args:
-        observers: their ``measured`` gets every sample.
-        proposer: its ``observe_step`` gets the cost of every forward.
-
-    Attributes:
-        samples: samples of the last steps.
+        observers: their ``measured`` gets every sample, and so does that of ``costs``.
     """
 
-    def __init__(self, observers: Sequence[StepObserver], proposer: Proposer | None) -> None:
-        self.samples = StepSamples()
+    def __init__(self, observers: Sequence[StepObserver], costs: StepCostModel) -> None:
         self._observers = observers
-        self._proposer = proposer
-        self._held: list[MeasuredStep] | None = None
+        self._costs = costs
+        self._held: list[StepSample] | None = None
         self._num_steps = 0
         self._due_s = self._ended_s = 0.0
         self._work = count_work(())
-        self._forward = ForwardCost(0, 0, 0.0)
 
     def begin(self, step: Step, *, follows_step: bool) -> None:
         """Starts the measurement of a step.
@@ -80,15 +55,6 @@ class StepMeter:
         """Counts the step's work. Call just before the scheduler advances the plan's requests."""
         self._work = count_work(plan)
 
-    def tokens_read(self, step: Step, num_tokens: int) -> None:
-        """Reports the forward's cost. Call when the step's tokens are on the host.
-
-        Args:
-            num_tokens: rows of the forward.
-        """
-        ms = (time.monotonic() - max(step.proposed_s, self._ended_s)) * 1e3
-        self._observe_forward(ForwardCost(len(step.plan), num_tokens, ms))
-
     def end(self, step: Step, num_tokens: int, results: Mapping[str, VerifyResult]) -> None:
         """Adds the step to its requests' timelines and to the samples.
 
@@ -100,28 +66,27 @@ class StepMeter:
         self._num_steps += 1
         self._add_to_timelines(step, num_tokens)
         num_accepted = sum(len(result.accepted) for result in results.values())
-        ms = (self._ended_s - self._due_s) * 1e3
-        self._observe(self._work._replace(ms=ms, accepted_tokens=num_accepted))
+        ms, draft_ms = (self._ended_s - self._due_s) * 1e3, (step.proposed_s - step.scheduled_s) * 1e3
+        self._observe(self._work._replace(ms=ms, accepted_tokens=num_accepted, draft_ms=draft_ms))
 
     def failed(self) -> None:
         """Ends a failed step, from which nothing learns. Call instead of :meth:`end`."""
         self._ended_s = time.monotonic()
 
     def hold(self) -> None:
-        """Keeps later steps for :meth:`take` instead of reporting them."""
+        """Keeps the samples of later steps for :meth:`take` instead of reporting them."""
         self._held = []
 
-    def take(self) -> list[MeasuredStep]:
-        """Returns the steps since :meth:`hold`, or since the last call; oldest first."""
+    def take(self) -> list[StepSample]:
+        """Returns the samples since :meth:`hold`, or since the last call; oldest first."""
         taken, self._held = self._held or [], []
         return taken
 
-    def resume(self, steps: Iterable[MeasuredStep] = ()) -> None:
-        """Ends :meth:`hold`, and reports ``steps``."""
+    def resume(self, samples: Iterable[StepSample] = ()) -> None:
+        """Ends :meth:`hold`, and reports ``samples``."""
         self._held = None
-        for step in steps:
-            self._observe_forward(step.forward)
-            self._observe(step.sample)
+        for sample in samples:
+            self._observe(sample)
 
     def _add_to_timelines(self, step: Step, num_tokens: int) -> None:
         # A step that was launched ahead begins where the step before it ended; until then its requests waited.
@@ -142,15 +107,10 @@ class StepMeter:
             if request.first_scheduled_s is not None and step.started_s <= request.first_scheduled_s < started_s:
                 request.first_scheduled_s = started_s
 
-    def _observe_forward(self, forward: ForwardCost) -> None:
-        self._forward = forward
-        if self._held is None and self._proposer is not None:
-            self._proposer.observe_step(*forward)
-
     def _observe(self, sample: StepSample) -> None:
         if self._held is not None:
-            self._held.append(MeasuredStep(sample, self._forward))
+            self._held.append(sample)
             return
-        self.samples.add(sample)
+        self._costs.measured(sample)
         for observer in self._observers:
             observer.measured(sample)

@@ -250,35 +250,35 @@ class CacheEvents(_message.Message):
     def __init__(self, is_snapshot: _Optional[bool] = ..., stored: _Optional[bytes] = ..., evicted: _Optional[bytes] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
-    __slots__ = ("samples_after",)
-    SAMPLES_AFTER_FIELD_NUMBER: _ClassVar[int]
-    samples_after: int
-    def __init__(self, samples_after: _Optional[int] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
-class StepSamples(_message.Message):
-    __slots__ = ("last_index", "ms", "prompt_tokens", "attention_pairs", "sequences", "decoding", "context_tokens", "drafted_tokens", "accepted_tokens")
-    LAST_INDEX_FIELD_NUMBER: _ClassVar[int]
-    MS_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    ATTENTION_PAIRS_FIELD_NUMBER: _ClassVar[int]
-    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+class StepCosts(_message.Message):
+    __slots__ = ("coefficients", "sd", "num_samples", "rates")
+    COEFFICIENTS_FIELD_NUMBER: _ClassVar[int]
+    SD_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    RATES_FIELD_NUMBER: _ClassVar[int]
+    coefficients: _containers.RepeatedScalarFieldContainer[float]
+    sd: float
+    num_samples: int
+    rates: _containers.RepeatedCompositeFieldContainer[SpeculationRate]
+    def __init__(self, coefficients: _Optional[_Iterable[float]] = ..., sd: _Optional[float] = ..., num_samples: _Optional[int] = ..., rates: _Optional[_Iterable[_Union[SpeculationRate, _Mapping]]] = ...) -> None: ...
+
+class SpeculationRate(_message.Message):
+    __slots__ = ("size_class", "decoding", "emitted", "drafted")
+    SIZE_CLASS_FIELD_NUMBER: _ClassVar[int]
     DECODING_FIELD_NUMBER: _ClassVar[int]
-    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    last_index: int
-    ms: _containers.RepeatedScalarFieldContainer[float]
-    prompt_tokens: _containers.RepeatedScalarFieldContainer[int]
-    attention_pairs: _containers.RepeatedScalarFieldContainer[int]
-    sequences: _containers.RepeatedScalarFieldContainer[int]
-    decoding: _containers.RepeatedScalarFieldContainer[int]
-    context_tokens: _containers.RepeatedScalarFieldContainer[int]
-    drafted_tokens: _containers.RepeatedScalarFieldContainer[int]
-    accepted_tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, last_index: _Optional[int] = ..., ms: _Optional[_Iterable[float]] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., attention_pairs: _Optional[_Iterable[int]] = ..., sequences: _Optional[_Iterable[int]] = ..., decoding: _Optional[_Iterable[int]] = ..., context_tokens: _Optional[_Iterable[int]] = ..., drafted_tokens: _Optional[_Iterable[int]] = ..., accepted_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    EMITTED_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    size_class: int
+    decoding: float
+    emitted: float
+    drafted: float
+    def __init__(self, size_class: _Optional[int] = ..., decoding: _Optional[float] = ..., emitted: _Optional[float] = ..., drafted: _Optional[float] = ...) -> None: ...
 
 class WorkerStats(_message.Message):
-    __slots__ = ("worker_id", "role", "num_running", "num_waiting", "num_transfers", "kv_blocks_total", "kv_blocks_used", "kv_blocks_cached", "num_leaked_blocks", "num_preemptions", "num_steps", "prefill_tokens", "generated_tokens", "kv_bytes_sent", "kv_bytes_received", "uptime_s", "num_draft_failures", "methods", "step_samples")
+    __slots__ = ("worker_id", "role", "num_running", "num_waiting", "num_transfers", "kv_blocks_total", "kv_blocks_used", "kv_blocks_cached", "num_leaked_blocks", "num_preemptions", "num_steps", "prefill_tokens", "generated_tokens", "kv_bytes_sent", "kv_bytes_received", "uptime_s", "num_draft_failures", "methods", "step_costs")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -297,7 +297,7 @@ class WorkerStats(_message.Message):
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_FAILURES_FIELD_NUMBER: _ClassVar[int]
     METHODS_FIELD_NUMBER: _ClassVar[int]
-    STEP_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    STEP_COSTS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: str
     num_running: int
@@ -316,8 +316,8 @@ class WorkerStats(_message.Message):
     uptime_s: float
     num_draft_failures: int
     methods: _containers.RepeatedCompositeFieldContainer[MethodStats]
-    step_samples: StepSamples
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_transfers: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks_cached: _Optional[int] = ..., num_leaked_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_steps: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., kv_bytes_sent: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ..., uptime_s: _Optional[float] = ..., num_draft_failures: _Optional[int] = ..., methods: _Optional[_Iterable[_Union[MethodStats, _Mapping]]] = ..., step_samples: _Optional[_Union[StepSamples, _Mapping]] = ...) -> None: ...
+    step_costs: StepCosts
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_transfers: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks_cached: _Optional[int] = ..., num_leaked_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_steps: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., kv_bytes_sent: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ..., uptime_s: _Optional[float] = ..., num_draft_failures: _Optional[int] = ..., methods: _Optional[_Iterable[_Union[MethodStats, _Mapping]]] = ..., step_costs: _Optional[_Union[StepCosts, _Mapping]] = ...) -> None: ...
 
 class MethodStats(_message.Message):
     __slots__ = ("method", "num_drafts", "num_drafted_tokens", "num_accepted_tokens")

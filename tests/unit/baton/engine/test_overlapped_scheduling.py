@@ -20,7 +20,7 @@ from baton.engine.engine import Engine
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.step.overlap import always
 from tests.engine_runs import Outcome, build_engine, build_runner, greedy, run, tokens_of
-from tests.observers import CallOn
+from tests.observers import CallOn, SeenSteps
 from tests.tiny_models import random_prompts, tiny_model
 
 PROMPTS = random_prompts((4, 9, 13, 22, 30, 1, 2, 41, 17, 8, 5, 33, 12, 3, 25, 6))
@@ -262,14 +262,15 @@ def test_a_request_waits_until_the_step_before_its_own_has_ended(runner: ModelRu
 
 
 def test_steps_do_not_overlap_in_a_timeline(runner: ModelRunner) -> None:
-    engine = build_engine(runner, chunk_tokens=16, runs_ahead=always)
+    engine, seen = build_engine(runner, chunk_tokens=16, runs_ahead=always), SeenSteps()
+    engine.subscribe(seen)
     for outcome in run(engine, PROMPTS[:6], greedy(6)):
         steps = [step for output in outcome.outputs for step, _ in output.steps]
         assert steps
         for before, after in itertools.pairwise(steps):
             assert before.ended_s <= after.started_s <= after.ended_s
-    assert engine.meter.samples.last_index == engine.meter._num_steps
-    assert all(sample.ms > 0 for sample in engine.meter.samples.after(0))
+    assert len(seen.samples) == engine.meter._num_steps
+    assert all(sample.ms > 0 for sample in seen.samples)
 
 
 class _Arrivals:

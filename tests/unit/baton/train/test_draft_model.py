@@ -16,6 +16,7 @@ from baton.engine.draft.model.token_state import TokenState
 from baton.engine.models.model_loader import LoadedModel, prepare_model
 from baton.engine.models.tokenizer import Tokenizer
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.scheduling.step_cost_model import StepCostModel
 from baton.train.dataset import Sample
 from baton.train.draft_init import draft_config, initial_draft
 from baton.train.draft_model import evaluate
@@ -26,7 +27,6 @@ from baton.train.target import FrozenTarget
 from benchmarks.device_run.attention_world import poison
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.draft_model import DraftModelProposer
-from decode_worker.speculation.step_cost import StepCost
 from tests.drafting import Recording, engine_over, requests_for, run
 from tests.tiny_drafts import tiny_draft_lm
 from tests.unit.baton.train.conftest import sharp_target
@@ -130,7 +130,7 @@ def test_the_checkpoint_drafts_and_changes_no_token(
     texts = [list(sample.token_ids[:9]) for sample in samples[:4]]
     plain = run(engine_over(runner), requests_for(texts, prefix="plain"))
     state = TokenState(draft, runner, ships_prompts=False)
-    recording = Recording(DraftModelProposer(state, DraftPasses(StepCost()), draws=False, catch_up_rows=256))
+    recording = Recording(DraftModelProposer(state, DraftPasses(StepCostModel()), draws=False, catch_up_rows=256))
     assert run(engine_over(runner, recording), requests_for(texts)) == plain
     assert sum(recording.accepted) > 10
     card = (folder / "README.md").read_text(encoding="utf-8")

@@ -17,6 +17,7 @@ from baton.engine.draft.medusa.heads import MedusaHeads, load_medusa
 from baton.engine.draft.medusa.medusa_state import MedusaState
 from baton.engine.models.model_loader import LoadedModel, prepare_model
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.scheduling.step_cost_model import StepCostModel
 from baton.train.batches import make_rows
 from baton.train.dataset import Sample
 from baton.train.medusa import evaluate, initial_heads
@@ -26,7 +27,6 @@ from baton.train.target import FrozenTarget
 from benchmarks.device_run.attention_world import poison
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.medusa import MedusaProposer
-from decode_worker.speculation.step_cost import StepCost
 from tests.drafting import Recording, engine_over, requests_for, run
 from tests.unit.baton.train.conftest import answers_of, sharp_target
 
@@ -158,7 +158,7 @@ def test_the_checkpoint_drafts_and_changes_no_token(
     poison(runner.cache)
     texts = [list(sample.token_ids[:9]) for sample in samples[:4]]
     plain = run(engine_over(runner), requests_for(texts, prefix="plain"))
-    recording = Recording(MedusaProposer(MedusaState(heads, runner), DraftPasses(StepCost())))
+    recording = Recording(MedusaProposer(MedusaState(heads, runner), DraftPasses(StepCostModel())))
     assert run(engine_over(runner, recording), requests_for(texts)) == plain
     assert sum(recording.accepted) > 10
 

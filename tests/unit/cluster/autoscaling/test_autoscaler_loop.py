@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from baton.core.queue_priority import QueuePriority
 from baton.core.roles import DECODE, POOLS, PREFILL
 from baton.core.slo import INTERACTIVE
-from baton.core.step_samples import StepSample
+from baton.core.step_costs import StepSample
 from cluster.autoscaling.advice import Advice
 from cluster.autoscaling.autoscaler import AutoscalerState, ScalingPlan, plan
 from cluster.autoscaling.autoscaler_config import AutoscalerConfig
@@ -27,6 +27,7 @@ from cluster.latency.latency_model import LatencyModel
 from cluster.latency.ledger import WorkLedger
 from cluster.registry.workers import WorkerRegistry
 from tests.request_records import make_record
+from tests.step_cost_reports import report_of
 from tests.worker_infos import make_info
 
 WORKERS = ("prefill-1", "decode-1")
@@ -72,7 +73,7 @@ class Looped:
             info = make_info(worker_id, worker_id.split("-")[0], chunk_tokens=2048, kv_blocks=10_000)
             self.registry.add(info)
             self.model.add_worker(worker_id, traits_of(info))
-            self.model.observe_steps(worker_id, [sample(index) for index in range(200)])
+            self.model.update_worker(worker_id, report_of(sample(index) for index in range(200)))
 
     def arrive(self, seconds: float, rate: float) -> None:
         for _ in range(round(seconds * rate)):
@@ -218,7 +219,7 @@ async def test_what_a_plan_is_made_from_does_not_change_under_it():
     first = plan(before, limits, AutoscalerState())
     looped.arrive(60, 90)
     for worker_id in WORKERS:
-        looped.model.observe_steps(worker_id, [sample(index)._replace(ms=500.0) for index in range(400)])
+        looped.model.update_worker(worker_id, report_of(sample(index)._replace(ms=500.0) for index in range(400)))
         looped.model.remove_worker(worker_id)
     assert plan(seen, limits, AutoscalerState()) == first
 

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.roles import DECODE, PREFILL
-from baton.core.step_samples import StepSample
+from baton.core.step_costs import StepSample
 from cluster.autoscaling import tuning
 from cluster.autoscaling.costs import ModelCosts, costs_of
 from cluster.latency.feed import traits_of
 from cluster.latency.latency_model import LatencyModel
 from cluster.registry.workers import WorkerInfo
+from tests.step_cost_reports import report_of
 from tests.worker_infos import make_info
 
 ratios = st.lists(st.floats(0.2, 5.0), max_size=30)
@@ -33,7 +34,7 @@ def model_of(*infos: WorkerInfo, slow: str = "") -> LatencyModel:
     for info in infos:
         model.add_worker(info.worker_id, traits_of(info))
         factor = 4.0 if info.worker_id == slow else 1.0
-        model.observe_steps(info.worker_id, [step(index, factor) for index in range(60)])
+        model.update_worker(info.worker_id, report_of(step(index, factor) for index in range(60)))
     return model
 
 
@@ -102,7 +103,7 @@ def test_a_snapshot_says_what_the_model_said() -> None:
     before = figures(now, 8, 300), now.handoff_ms(400), now.tokens_per_round(8), now.is_measured
     assert (figures(taken, 8, 300), taken.handoff_ms(400), taken.tokens_per_round(8), taken.is_measured) == before
     model.tpot_calibration.of(contended=True).observe(10.0, 30.0)
-    model.observe_steps("decode-1", [step(index, 9.0) for index in range(300)])
+    model.update_worker("decode-1", report_of(step(index, 9.0) for index in range(300)))
     model.remove_worker("decode-1")
     assert figures(taken, 8, 300) == before[0]
     assert figures(now, 8, 300) != before[0]
@@ -124,7 +125,7 @@ def test_who_has_just_started_is_not_the_usual_one() -> None:
     model = model_of(infos[0])
     for info in infos[1:]:
         model.add_worker(info.worker_id, traits_of(info))
-        model.observe_steps(info.worker_id, [step(index, 1.0) for index in range(tuning.MIN_STEP_SAMPLES - 1)])
+        model.update_worker(info.worker_id, report_of(step(index, 1.0) for index in range(tuning.MIN_STEP_SAMPLES - 1)))
     costs = costs_of(model, [], infos)[DECODE]
     assert (costs.info.worker_id, costs.is_measured) == ("decode-1", True)
     assert not costs_of(model, [], infos[1:])[DECODE].is_measured

@@ -1,11 +1,13 @@
-"""Workers with known costs, and noisy samples of their steps."""
+"""Workers with known costs, which learn from noisy samples of their steps as real ones do."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.core.step_samples import StepSample
+from baton.core.step_costs import StepCostReport, StepSample
+from baton.engine.scheduling.step_cost_model import StepCostModel
 
 COEFFICIENTS = (14.0, 1.1, 3e-4, 0.8, 5e-4, 1.0)
 
@@ -39,6 +41,15 @@ class SyntheticWorker:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
+        self._now_s = 0.0
+        self._costs = StepCostModel(lambda: self._now_s)
+
+    def run(self, steps: Sequence[StepSample], now_s: float) -> StepCostReport:
+        """What it reports after these steps."""
+        self._now_s = now_s
+        for step in steps:
+            self._costs.measured(step)
+        return self._costs.report()
 
     def prompt_step(self) -> StepSample:
         count, context = self.random.randint(2, 512), self.random.choice((0, 0, 512, 1024))

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.core.step_samples import StepSample
+from baton.core.speculation_rates import RateSums, SpeculationRates
+from baton.core.step_costs import STEP_PRIOR, StepCostReport, StepCosts, StepSample
 from cluster.latency.cost_table import attention_pairs
 from cluster.latency.estimates import PromptQueue, WorkerTraits
 from cluster.latency.latency_model import LatencyModel
 from tests.fake_clock import FakeClock
+from tests.step_cost_reports import report_of
 from tests.unit.cluster.latency.synthetic_workers import COEFFICIENTS, SyntheticWorker, exact_ms
 
 TRAITS = WorkerTraits(("decode", "cpu"), chunk_tokens=512)
@@ -26,7 +28,7 @@ def learn(model: LatencyModel, clock: FakeClock, workers: dict[str, SyntheticWor
     for _ in range(seconds):
         clock.now_s += 1
         for worker_id, worker in workers.items():
-            model.observe_steps(worker_id, worker.steps(10))
+            model.update_worker(worker_id, worker.run(worker.steps(10), clock.now_s))
 
 
 def median_error(model: LatencyModel, worker_id: str, scale: float = 1.0) -> float:
@@ -74,30 +76,27 @@ def test_a_new_worker_is_predicted_as_its_kind_at_once_and_a_slower_one_soon() -
     model.add_worker("new", TRAITS)
     assert median_error(model, "new") < 0.1
     slow = SyntheticWorker(scale=2.5, seed=3)
-    model.observe_steps("new", slow.steps(20))
+    model.update_worker("new", slow.run(slow.steps(20), clock.now_s))
     assert median_error(model, "new", scale=2.5) < 0.25
     assert median_error(model, "a") < 0.15  # the others hear little of it
 
 
 def test_a_change_of_speed_is_followed() -> None:
     clock = FakeClock()
-    model = LatencyModel(clock)
-    learn(model, clock, {"w": SyntheticWorker()})
-    slower = SyntheticWorker(scale=1.6, seed=5)
-    for _ in range(40):
-        clock.now_s += 1
-        model.observe_steps("w", slower.steps(10))
+    model, worker = LatencyModel(clock), SyntheticWorker()
+    learn(model, clock, {"w": worker})
+    worker.scale = 1.6
+    learn(model, clock, {"w": worker})
     assert median_error(model, "w", scale=1.6) < 0.12
 
 
 def test_what_is_rare_is_not_forgotten_for_what_is_common() -> None:
     clock = FakeClock()
-    model = LatencyModel(clock)
-    learn(model, clock, {"w": SyntheticWorker()})
-    worker = SyntheticWorker(seed=7)
+    model, worker = LatencyModel(clock), SyntheticWorker()
+    learn(model, clock, {"w": worker})
     for _ in range(300):
         clock.now_s += 1
-        model.observe_steps("w", [worker.decode_step() for _ in range(10)])
+        model.update_worker("w", worker.run([worker.decode_step() for _ in range(10)], clock.now_s))
     exact = StepSample(1, 500, attention_pairs(500, 0), 1, 0, 0, 0, 0)
     assert model.prefill_ms("w", 500).ms == pytest.approx(exact_ms(exact), rel=0.15)
 
@@ -152,20 +151,18 @@ def test_drafts_of_those_who_decode_lengthen_the_steps_of_a_prompt() -> None:
     beside = PromptQueue(decoding=2, context_tokens=400)
     model.add_worker("w", TRAITS)
     without = behind(model, 100, beside)
-    for _ in range(100):  # five drafted for each of the two; nothing of what steps take is learned
-        model._worker("w").rates.observe(StepSample(30.0, 0, 0, 2, 2, 400, 10, 3))
+    rates = SpeculationRates()
+    for _ in range(100):  # five drafted for each of the two
+        rates.observe(2, 5, 10)
+    model.update_worker("w", StepCostReport(STEP_PRIOR, 0.1, 100, rates))
     verifying = model.step_ms("w", 2, 400, 10).ms - model.step_ms("w", 2, 400).ms
     assert behind(model, 100, beside) - without == pytest.approx(verifying, rel=0.1)
 
 
 def test_speculation_divides_the_time_per_token() -> None:
-    clock = FakeClock()
-    model = LatencyModel(clock)
+    model = LatencyModel()
     model.add_worker("w", TRAITS)
-    step = StepSample(30.0, 0, 0, 2, 2, 400, 4, 3)
-    for _ in range(100):
-        clock.now_s += 1
-        model.observe_steps("w", [step])
+    model.update_worker("w", report_of([StepSample(30.0, 0, 0, 2, 2, 400, 4, 3)] * 100))
     assert model.tokens_per_round("w", 2) == pytest.approx(2.5, rel=0.1)
     assert model.predict_tpot("w", 2, 400).ms == pytest.approx(30 / 2.5, rel=0.1)
     with_handoff = model.predict_tpot("w", 2, 400, output_tokens=11, handoff_ms=100)
@@ -253,9 +250,10 @@ def test_no_sample_breaks_it(rounds: list[tuple[float, list[StepSample]]]) -> No
     model = LatencyModel(clock)
     model.add_worker("w", TRAITS)
     model.add_worker("v", TRAITS)
+    worker = SyntheticWorker()
     for pause_s, samples in rounds:
         clock.now_s += pause_s
-        model.observe_steps("w", samples)
+        model.update_worker("w", worker.run(samples, clock.now_s))
         model.observe_transfer(("w", "v"), samples[0].attention_pairs if samples else 0, pause_s)
     estimates = (
         model.prefill_ms("w", 100, 10),
@@ -274,33 +272,52 @@ def test_no_sample_breaks_it(rounds: list[tuple[float, list[StepSample]]]) -> No
 @given(st.lists(ANY_SAMPLE.filter(lambda sample: not 1e-3 < sample.ms < 3.6e6), min_size=1, max_size=30))
 def test_impossible_samples_change_nothing_that_was_learned(samples: list[StepSample]) -> None:
     clock = FakeClock()
-    model = LatencyModel(clock)
-    learn(model, clock, {"w": SyntheticWorker()}, seconds=3)
+    model, worker = LatencyModel(clock), SyntheticWorker()
+    learn(model, clock, {"w": worker}, seconds=3)
     before = model.step_ms("w", 4, 1000, 3)
-    model.observe_steps("w", [sample for sample in samples if not 1e-3 < sample.ms < 3.6e6])
+    model.update_worker("w", worker.run(samples, clock.now_s))
     assert model.step_ms("w", 4, 1000, 3) == before
+
+
+GOOD = StepCostReport(StepCosts(9.0, 0.4, 1e-4, 0.3, 5e-4, 0.2), 0.1, 500, SpeculationRates())
+BAD = GOOD._replace(num_samples=600)
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        BAD._replace(costs=GOOD.costs._replace(fixed=float("nan"))),
+        BAD._replace(costs=GOOD.costs._replace(per_sequence=-1.0)),
+        BAD._replace(costs=StepCosts(0, 0, 0, 0, 0)),
+        BAD._replace(sd=float("inf")),
+        BAD._replace(rates=SpeculationRates({0: RateSums(5.0, 3.0, 9.0)})),
+    ],
+)
+def test_an_impossible_report_is_ignored(report: StepCostReport) -> None:
+    model = LatencyModel()
+    model.add_worker("w", TRAITS)
+    model.update_worker("w", GOOD)
+    before = model.step_ms("w", 4, 1000, 3), model.tokens_per_round("w", 4)
+    model.update_worker("w", report)
+    assert (model.step_ms("w", 4, 1000, 3), model.tokens_per_round("w", 4)) == before
 
 
 @pytest.mark.parametrize("num_before", [10, 300])
 def test_a_step_that_waited_for_a_compiler_changes_no_prediction(num_before: int) -> None:
     samples = SyntheticWorker(scale=0.1).steps(num_before + 20)
-    clock = FakeClock()
-    models = LatencyModel(clock), LatencyModel(clock)
-    for model, compiled in zip(models, (samples[num_before]._replace(ms=2000.0), None), strict=True):
+    models = LatencyModel(), LatencyModel()
+    compiled = samples[num_before]._replace(ms=2000.0)
+    for model, steps in zip(models, ([*samples[:num_before], compiled, *samples[num_before:]], samples), strict=True):
         model.add_worker("w", TRAITS)
-        model.observe_steps("w", samples[:num_before])
-        model.observe_steps("w", [compiled] if compiled else [])
-        model.observe_steps("w", samples[num_before:])
+        model.update_worker("w", report_of(steps))
     for predict in (lambda model: model.prefill_ms("w", 300, 100), lambda model: model.step_ms("w", 4, 1000)):
         assert predict(models[0]) == predict(models[1])
 
 
 def test_a_worker_that_became_many_times_slower_is_followed() -> None:
     clock = FakeClock()
-    model = LatencyModel(clock)
-    learn(model, clock, {"w": SyntheticWorker()}, seconds=10)
-    slower = SyntheticWorker(scale=15.0, seed=5)
-    for _ in range(60):
-        clock.now_s += 1
-        model.observe_steps("w", slower.steps(10))
+    model, worker = LatencyModel(clock), SyntheticWorker()
+    learn(model, clock, {"w": worker}, seconds=10)
+    worker.scale = 15.0
+    learn(model, clock, {"w": worker}, seconds=60)
     assert median_error(model, "w", scale=15.0) < 0.15

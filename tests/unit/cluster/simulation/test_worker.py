@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from baton.core.chunk_budget import SchedulerLimits
 from baton.core.errors import ContextLengthError, DeadlineError, OutOfBlocksError
 from baton.core.queue_priority import QueuePriority
+from baton.core.step_costs import StepSample
+from baton.rpc.step_cost_messages import unpack_step_costs
 from baton.rpc.wire import worker_pb2
-from cluster.latency.feed import unpack_step_samples
 from cluster.simulation.profile import SpeculationRate
 from cluster.simulation.virtual_loop import run_virtually
+from cluster.simulation.worker import SimulatedWorker
 from tests.simulated import STEP, Pair, generate, lone_worker, make_profile, make_settings, prompt, sequence
 
 
@@ -24,6 +26,14 @@ def prompt_ms(num_tokens: int) -> float:
 
 def decode_ms(context_tokens: int) -> float:
     return STEP.fixed + STEP.per_sequence + STEP.per_context_token * context_tokens
+
+
+def samples_of(worker: SimulatedWorker, monkeypatch: pytest.MonkeyPatch) -> list[StepSample]:
+    """A list of the samples that the worker learns from, from now on."""
+    found: list[StepSample] = []
+    learn = worker.engine.step_costs.measured
+    monkeypatch.setattr(worker.engine.step_costs, "measured", lambda sample: (found.append(sample), learn(sample)))
+    return found
 
 
 def test_a_request_alone_takes_the_modelled_time():
@@ -66,15 +76,15 @@ def test_messages_grow_up_to_their_size():
     run_virtually(main)
 
 
-def test_speculation_gives_several_tokens_a_step():
+def test_speculation_gives_several_tokens_a_step(monkeypatch):
     rates = [SpeculationRate(batch=1, tokens_per_round=2.5, drafted=4)]
 
     async def main() -> None:
         worker = lone_worker(profile=make_profile(speculation=rates))
+        samples = samples_of(worker, monkeypatch)
         answer = await generate(worker, sequence("a", prompt(20), 51))
         assert len(answer.token_ids) == 51
         assert worker.stats().num_steps == 1 + 20
-        samples = unpack_step_samples(worker.stats(0).step_samples)
         assert any(sample.drafted_tokens == 4 and sample.decoding == 1 for sample in samples)
 
     run_virtually(main)
@@ -207,11 +217,11 @@ def test_what_never_fits_is_refused_and_what_lasts_too_long_ends():
     run_virtually(main)
 
 
-def test_samples_are_of_the_formula():
+def test_samples_are_of_the_formula(monkeypatch):
     async def main() -> None:
         worker = lone_worker()
-        await generate(worker, sequence("a", prompt(300), 200))
-        samples = unpack_step_samples(worker.stats(0).step_samples)
+        samples = samples_of(worker, monkeypatch)
+        await generate(worker, sequence("a", prompt(300), 2000))
         assert len(samples) > 20
         for sample in samples:
             expected = (
@@ -222,7 +232,11 @@ def test_samples_are_of_the_formula():
                 + STEP.per_context_token * sample.context_tokens
             )
             assert sample.ms == pytest.approx(expected, rel=1e-3)
-        assert not worker.stats(worker.engine.samples.last_index).step_samples.ms
+        reported = unpack_step_costs(worker.stats().step_costs)
+        assert reported.num_samples >= len(samples)
+        assert reported.costs.decode_ms(1, 1000) == pytest.approx(
+            STEP.fixed + STEP.per_sequence + 1000 * STEP.per_context_token, rel=1e-2
+        )
 
     run_virtually(main)
 
@@ -338,20 +352,17 @@ def test_a_short_urgent_prompt_starts_beside_a_long_one():
     run_virtually(main)
 
 
-def test_prompts_beside_decoding_are_cut_to_its_target():
+def test_prompts_beside_decoding_are_cut_to_its_target(monkeypatch):
     async def main() -> None:
         worker = lone_worker(limits=SchedulerLimits(1024, 16, 4096))
+        samples = samples_of(worker, monkeypatch)
         target_s = 0.030
         message = sequence("decodes", prompt(50), 200)
         message.tpot_target_s = target_s
         decoding = asyncio.create_task(generate(worker, message))
         await asyncio.sleep(0.5)
         await generate(worker, sequence("long", prompt(1500, 1), 1))
-        shared = [
-            sample
-            for sample in unpack_step_samples(worker.stats(0).step_samples)
-            if sample.prompt_tokens and sample.decoding == 1
-        ]
+        shared = [sample for sample in samples if sample.prompt_tokens and sample.decoding == 1]
         assert len(shared) > 5
         assert all(sample.ms <= 1e3 * target_s for sample in shared)
         await decoding

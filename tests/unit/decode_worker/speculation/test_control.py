@@ -12,13 +12,14 @@ from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.errors import ConfigError
 from baton.core.request import Request, SamplingParams
 from baton.core.roles import SpeculationMethod
+from baton.core.step_costs import StepSample
 from baton.engine.contracts import VerifyResult
+from baton.engine.scheduling.step_cost_model import StepCostModel
 from cluster.config.worker_config import SpeculationConfig
 from decode_worker.speculation.controller import RegisteredMethod, SpeculationController
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.method import DraftMethod, Outlook
 from decode_worker.speculation.registry import create_controller, method_names
-from decode_worker.speculation.step_cost import StepCost
 from tests.engine_runs import build_runner
 from tests.tiny_models import tiny_model
 
@@ -99,7 +100,7 @@ class TestController:
         assert {name: proposal.token_ids for name, proposal in proposals.items()} == {"a": (1,), "b": (2,)}
 
     def test_steps_may_run_ahead_of_their_tokens_where_nobody_drafts(self) -> None:
-        methods, cost = entries({"one": Drafter([0.9])}), StepCost()
+        methods, cost = entries({"one": Drafter([0.9])}), StepCostModel()
         controller = SpeculationController(methods, "none")
         assert controller.leaves_alone([scheduled("a"), scheduled("b", "none")])
         assert not controller.leaves_alone([scheduled("a"), scheduled("b", "one")])
@@ -111,7 +112,7 @@ class TestController:
     def test_who_asks_by_name_is_drafted_for_even_when_nothing_pays(self) -> None:
         drafter = Drafter([0.001])
         controller = SpeculationController(entries({"one": drafter}), "auto")
-        controller.observe_step(8, 8, 10.0)
+        controller.costs.measured(StepSample(10.0, 0, 0, 8, 8, 0, 0, 0))
         plan = [scheduled(str(name)) for name in range(8)]
         room = dict.fromkeys((sequence.request.request_id for sequence in plan), 8)
         num_asked = 0
@@ -125,10 +126,10 @@ class TestController:
         assert all("named" in controller.propose(plan, room) for _ in range(10))
 
     def test_a_network_at_rest_drafts_only_for_who_names_it(self) -> None:
-        network, cost = Network([0.01]), StepCost()
+        network, cost = Network([0.01]), StepCostModel()
         passes = DraftPasses(cost)
         for _ in range(8):
-            cost.record(8, 8, 10.0)
+            cost.measured(StepSample(10.0, 0, 0, 8, 8, 0, 0, 0))
             passes.record(8, 5.0)
         controller = SpeculationController({"net": network.entry(passes)}, "auto", cost)
         plan = [scheduled(str(name)) for name in range(8)]

@@ -23,6 +23,7 @@ from baton.engine.draft.model.token_state import TokenState
 from baton.engine.models.model_loader import LoadedModel
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import RunnerOptions
+from baton.engine.scheduling.step_cost_model import StepCostModel
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.draft_model import DraftModelProposer
 from decode_worker.speculation.eagle.proposer import EagleProposer
@@ -30,7 +31,6 @@ from decode_worker.speculation.eagle.tree_drafter import TreeSettings
 from decode_worker.speculation.lookahead import LookaheadProposer
 from decode_worker.speculation.medusa import MedusaProposer
 from decode_worker.speculation.method import DraftMethod
-from decode_worker.speculation.step_cost import StepCost
 from prefill_worker.prompt_draft import PromptDraft
 from tests.device_steps import on_device, prepared, without_kernels
 from tests.device_waits import DeviceWaits, Kind
@@ -76,7 +76,7 @@ def runner_for(loaded: LoadedModel, draft: DraftNetwork | None = None) -> ModelR
 
 def passes() -> DraftPasses:
     """Every pass pays."""
-    return DraftPasses(StepCost())
+    return DraftPasses(StepCostModel())
 
 
 def plain(loaded: LoadedModel, folder: Path) -> tuple[ModelRunner, None]:

@@ -18,10 +18,10 @@ from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.sampling.sampler import probabilities
 from baton.engine.sampling.verification import sampling_row
+from baton.engine.scheduling.step_cost_model import StepCostModel
 from decode_worker.speculation.acceptance_rules import draw_drafts
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.draft_model import DraftModelProposer
-from decode_worker.speculation.step_cost import StepCost
 from tests.drafting import BLOCK_SIZE, DraftSetup, bushy, prompts, requests_for, run
 from tests.tiny_drafts import VOCAB, tiny_draft_lm, tiny_target
 
@@ -48,7 +48,7 @@ class DraftModelSetup(DraftSetup):
 
     def make_method(self) -> DraftModelProposer:
         self.state = TokenState(self._draft, self.runner, ships_prompts=self._ships_prompts)
-        return DraftModelProposer(self.state, DraftPasses(StepCost()), **self._settings)
+        return DraftModelProposer(self.state, DraftPasses(StepCostModel()), **self._settings)
 
     @torch.inference_mode()
     def reference_logits(self, token_ids: Sequence[int]) -> torch.Tensor:

@@ -11,10 +11,10 @@ import torch
 from baton.core.request import Request, SamplingParams
 from baton.engine.draft.eagle.feature_state import FeatureState
 from baton.engine.sampling.verification import sampling_row
+from baton.engine.scheduling.step_cost_model import StepCostModel
 from decode_worker.speculation.acceptance_rules import draw_drafts
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.eagle.proposer import EagleProposer
-from decode_worker.speculation.step_cost import StepCost
 from tests.drafting import EagleSetup, requests_for, run
 from tests.tiny_drafts import VOCAB, TinyDraft, tiny_eagle, tiny_eagle3, tiny_speculators
 
@@ -35,7 +35,7 @@ class ChainSetup(EagleSetup):
 
     def make_method(self) -> EagleProposer:
         state = FeatureState(self.head, self.runner, weights="native")
-        return EagleProposer(state, DraftPasses(StepCost()), draws=self._draws)
+        return EagleProposer(state, DraftPasses(StepCostModel()), draws=self._draws)
 
     @torch.inference_mode()
     def reference_logits(self, token_ids: list[int], drafts: Sequence[int]) -> torch.Tensor:

@@ -20,12 +20,12 @@ from baton.engine.draft.eagle.feature_state import FeatureState, WaitingRows
 from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.scheduling.scheduler import Scheduler
+from baton.engine.scheduling.step_cost_model import StepCostModel
 from decode_worker.speculation.chains import ChainDrafter
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.eagle.proposer import EagleProposer
 from decode_worker.speculation.eagle.tree_drafter import TreeDrafter, TreeSettings
 from decode_worker.speculation.method import DraftMethod
-from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.tree import reach_probabilities
 from decode_worker.speculation.verification import SampleAndMatch
 from tests.drafting import BLOCK_SIZE, Eager, EagleSetup, Unweighed, registered
@@ -77,7 +77,7 @@ class TreeSetup(EagleSetup):
         super().__init__(make, folder)
 
     def make_method(self) -> Spy:
-        self.passes = DraftPasses(StepCost())
+        self.passes = DraftPasses(StepCostModel())
         self.proposer = Spy(FeatureState(self.head, self.runner, weights="native"), self.passes, trees=self.settings)
         return self.proposer
 

@@ -1,4 +1,4 @@
-"""What is learned of drafts while serving: how often they are accepted, and what steps cost."""
+"""What is learned of drafts while serving: how often they are accepted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 
 from baton.core.request import Request, SamplingParams
 from decode_worker.speculation.acceptance import AcceptanceTracker, DepthAcceptance
-from decode_worker.speculation.step_cost import StepCost
 
 
 def test_an_estimate_moves_from_its_prior_to_what_is_seen_and_forgets() -> None:
@@ -19,56 +18,6 @@ def test_an_estimate_moves_from_its_prior_to_what_is_seen_and_forgets() -> None:
         tracker.record("x", 0.3, 0.0)
     assert tracker.estimate("x", prior=0.3) < 0.05
     assert tracker.estimate("y", prior=0.3) == 0.3
-
-
-def test_costs_are_learned_and_interpolated() -> None:
-    cost = StepCost()
-    assert cost.ms(1, 9) > cost.ms(1, 1) > 0
-    cost.record(1, 1, 20.0)
-    cost.record(1, 8, 28.0)
-    assert cost.ms(1, 1) == 20.0
-    assert 20.0 < cost.ms(1, 4) < 28.0
-    assert cost.ms(1, 16) > 28.0
-    for _ in range(5):
-        cost.record(1, 1, 20_000.0)  # the machine was busy
-    assert cost.ms(1, 1) < 20_000.0
-
-
-def test_a_step_that_took_less_by_far_says_that_the_usual_was_none() -> None:
-    cost = StepCost()
-    for ms in (60.0, 60.0, 60.0, 8.0):
-        cost.record(1, 1, ms)
-    assert cost.ms(1, 1) < 17.0
-
-
-def test_costs_are_found_where_they_were_booked() -> None:
-    cost = StepCost()
-    cost.record(6, 6, 60.0)
-    for _ in range(20):
-        cost.record(7, 7, 20.0)
-    assert cost.ms(7, 7) < 25.0
-
-
-def test_more_tokens_never_count_as_cheaper() -> None:
-    cost = StepCost()
-    cost.record(1, 1, 20.0)
-    cost.record(1, 4, 23.0)
-    for _ in range(50):
-        cost.record(1, 1, 60.0)  # measured while the machine was busy
-    assert cost.ms(1, 1) <= cost.ms(1, 4) <= cost.ms(1, 8)
-
-
-def test_sizes_that_do_not_come_up_any_more_are_forgotten() -> None:
-    cost = StepCost()
-    cost.record(1, 1, 20.0)
-    cost.record(1, 8, 200.0)
-    assert cost.ms(1, 8) < 40.0, "a cold one is not taken at its word"
-    for _ in range(200):
-        cost.record(1, 8, 40.0)
-    assert cost.ms(1, 8) > 35.0
-    for _ in range(10_000):
-        cost.record(1, 1, 20.0)
-    assert cost.ms(1, 8) < 25.0
 
 
 class TestDepthAcceptance:
@@ -101,10 +50,3 @@ class TestDepthAcceptance:
         for _ in range(100):
             chances.learn(self.request(temperature=1.0), 1, 0)
         assert chances.chance(self.request("new"), 0) == 0.5
-
-
-def test_a_cold_first_step_of_a_size_does_not_rule_it_out() -> None:
-    cost = StepCost()
-    cost.record(1, 1, 10.0)
-    cost.record(1, 9, 150.0)
-    assert cost.ms(1, 9) < 40.0

@@ -17,9 +17,9 @@ from baton.engine.draft.medusa.heads import MedusaHeads, load_medusa
 from baton.engine.draft.medusa.medusa_state import MedusaState
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.scheduling.step_cost_model import StepCostModel
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.medusa import MedusaProposer, best_choices
-from decode_worker.speculation.step_cost import StepCost
 from decode_worker.speculation.tree import children_of
 from tests.drafting import BLOCK_SIZE, DraftSetup, bushy, engine_over, prompts, requests_for, run
 from tests.tiny_drafts import HIDDEN, VOCAB, TinyDraft, tiny_medusa_v1, tiny_medusa_vllm, tiny_target
@@ -75,7 +75,7 @@ class MedusaSetup(DraftSetup):
 
     def make_method(self) -> MedusaProposer:
         self.state = MedusaState(self.heads, self.runner)
-        return MedusaProposer(self.state, DraftPasses(StepCost()))
+        return MedusaProposer(self.state, DraftPasses(StepCostModel()))
 
     @torch.inference_mode()
     def candidates(self, known: Sequence[int]) -> list[list[int]]:

@@ -7,9 +7,8 @@ import random
 
 import pytest
 
-from baton.core.step_costs import STEP_PRIOR, StepCosts
-from baton.core.step_samples import StepSample
-from baton.engine.scheduling.step_cost_fit import StepCostFit
+from baton.core.step_costs import STEP_PRIOR, StepCosts, StepSample
+from baton.engine.scheduling.step_cost_model import StepCostModel
 
 CPU = StepCosts(18.0, 0.35, 2e-4, 0.5, 8e-4, 0.4)
 GPU = StepCosts(8.0, 0.02, 2e-6, 0.02, 1e-5, 0.01)
@@ -61,7 +60,7 @@ def error(costs: StepCosts, true: StepCosts) -> float:
 def test_the_costs_of_a_machine_are_learned(
     true: StepCosts, noise: float, outliers: float, num_samples: int, largest: float
 ) -> None:
-    steps, fit = Steps(true, noise, outliers), StepCostFit()
+    steps, fit = Steps(true, noise, outliers), StepCostModel()
     for _ in range(num_samples):
         fit.measured(steps.sample())
     assert error(fit.pace().costs, true) < largest
@@ -69,7 +68,7 @@ def test_the_costs_of_a_machine_are_learned(
 
 
 def test_hours_of_decoding_do_not_erase_prompt_costs() -> None:
-    steps, fit = Steps(GPU, 0.05), StepCostFit()
+    steps, fit = Steps(GPU, 0.05), StepCostModel()
     for _ in range(500):
         fit.measured(steps.sample())
     for _ in range(20_000):
@@ -78,7 +77,7 @@ def test_hours_of_decoding_do_not_erase_prompt_costs() -> None:
 
 
 def test_a_slower_machine_is_tracked() -> None:
-    fit = StepCostFit()
+    fit = StepCostModel()
     for costs in (CPU, StepCosts(*(2 * value for value in CPU))):
         steps = Steps(costs, 0.05)
         for _ in range(2000):
@@ -87,7 +86,7 @@ def test_a_slower_machine_is_tracked() -> None:
 
 
 def test_tokens_per_round_are_measured() -> None:
-    fit = StepCostFit()
+    fit = StepCostModel()
     assert fit.pace().tokens_per_round == 1.0
     for _ in range(500):
         fit.measured(StepSample(20.0, 0, 0, 4, 4, 4000, 12, 6))
@@ -97,27 +96,62 @@ def test_tokens_per_round_are_measured() -> None:
 
 @pytest.mark.parametrize("ms", [math.nan, math.inf, 0.0, -3.0])
 def test_impossible_samples_are_ignored(ms: float) -> None:
-    fit = StepCostFit()
+    fit = StepCostModel()
     fit.measured(StepSample(ms, 0, 0, 1, 1, 5, 0, 0))
     assert fit.pace().costs == STEP_PRIOR
 
 
 @pytest.mark.parametrize("num_before", [8, 20, 500])
 def test_a_step_delayed_by_compilation_is_ignored(num_before: int) -> None:
-    steps, fit, undisturbed = Steps(GPU, 0.05), StepCostFit(), StepCostFit()
+    steps, fit, undisturbed = Steps(GPU, 0.05), StepCostModel(lambda: 0.0), StepCostModel(lambda: 0.0)
     samples = [steps.sample() for _ in range(num_before + 60)]
     for index, sample in enumerate(samples):
         undisturbed.measured(sample)
         fit.measured(sample)
         if index == num_before:
             fit.measured(sample._replace(ms=2000.0))
-    assert fit.pace() == undisturbed.pace()
+    assert fit.pace().costs == undisturbed.pace().costs
 
 
 def test_a_much_slower_machine_is_tracked() -> None:
-    slow, fit = StepCosts(*(12 * value for value in GPU)), StepCostFit()
+    slow, fit = StepCosts(*(12 * value for value in GPU)), StepCostModel()
     for costs, num_steps in ((GPU, 500), (slow, 5000)):
         steps = Steps(costs, 0.05)
         for _ in range(num_steps):
             fit.measured(steps.sample())
     assert error(fit.pace().costs, slow) < 0.1
+
+
+def verifying(ms: float, num_drafted: int, draft_ms: float = 0.0) -> StepSample:
+    """A step of one sequence."""
+    return StepSample(ms, 0, 0, 1, 1, 100, num_drafted, 0, draft_ms)
+
+
+def test_guessing_is_no_cost_of_verifying_but_part_of_a_step() -> None:
+    costs = StepCostModel()
+    for num_drafted in (0, 2, 4, 8) * 30:
+        costs.measured(verifying(20 + 0.5 * num_drafted + 3 * num_drafted, num_drafted, 3 * num_drafted))
+    assert costs.ms(1, 9, 100) - costs.ms(1, 1, 100) == pytest.approx(4, rel=0.1)
+    assert costs.report().costs.decode_ms(1, 100, 8) == pytest.approx(20 + 8 * 3.5, rel=0.1)
+
+
+def test_a_cold_pass_of_a_network_is_no_cost_of_guessing() -> None:
+    costs = StepCostModel()
+    for num_drafted, draft_ms in [(4, 5000.0), *[(4, 2.0)] * 30]:
+        costs.measured(verifying(20.0 + draft_ms, num_drafted, draft_ms))
+    assert costs.report().costs.decode_ms(1, 100, 4) == pytest.approx(22, rel=0.1)
+
+
+def test_one_cold_step_with_drafts_does_not_rule_drafts_out() -> None:
+    costs = StepCostModel()
+    for _ in range(20):
+        costs.measured(verifying(10.0, 0))
+    costs.measured(verifying(90.0, 8))
+    assert costs.ms(1, 9, 100) < 40.0
+
+
+def test_what_is_reported_includes_the_last_step() -> None:
+    costs = StepCostModel(lambda: 0.0)  # time stands still, so that fits are seldom due
+    for count in range(1, 200):
+        costs.measured(verifying(20.0, 0))
+        assert costs.report().num_samples == count
