@@ -20,8 +20,8 @@ import numpy as np
 
 from baton.core.robust_fit import Features, Floats, SampleWindow, fit
 
-GUESS_WEIGHT = 0.01
-"""Weight of a prior that is a guess, in samples. Enough for what the samples leave open."""
+GUESS_WEIGHT = 0.001
+"""Weight of a prior that is a guess, in samples. It settles what the samples leave open, and biases costs by 1 %."""
 MEASURED_WEIGHT = 3.0
 """Weight of a prior that was measured elsewhere, in samples."""
 
@@ -45,7 +45,7 @@ _SMALLEST_WEIGHT = 1e-6
 """Of samples before a long pause, so that their mean stays defined."""
 _CUT_SDS = 4.0
 """Standard deviations beyond which the level counts a sample as less."""
-_SMALLEST_CUT, _LARGEST_CUT = 1.3, 4.0
+_SMALLEST_CUT, _LARGEST_CUT = 1.3, 2.0
 """Bounds of this cut, as ratios to the median."""
 
 UNKNOWN_SD = 0.5
@@ -85,7 +85,7 @@ class CostFit:
 
     def ms(self, features: Sequence[float]) -> float:
         """The expected cost."""
-        return sum(map(mul, self.coefficients, features))
+        return float(sum(map(mul, self.coefficients, features)))
 
     def set_prior(self, prior: Sequence[float]) -> None:
         """Replaces the prior, from the next fit on."""
@@ -105,20 +105,42 @@ class CostFit:
         if not _is_plausible(features, ms):
             return
         for own_features, own_ms in self._admit(features, ms):
-            self.num_samples += 1
-            self._window.add(own_features, own_ms, now_s)
-            self._recent.append((now_s, own_features, own_ms))
+            self._take(own_features, own_ms, now_s)
 
     def refit(self, now_s: float) -> bool:
         """Repeats the fit if there are new samples. Returns whether there were."""
         if self.num_samples == self._num_fitted:
             return False
+        had_trust = self._num_fitted >= _TRUSTED_SAMPLES
+        self._fit(now_s)
+        if not had_trust:
+            self._review(now_s)
+        return True
+
+    def _take(self, features: Features, ms: float, now_s: float) -> None:
+        self.num_samples += 1
+        self._window.add(features, ms, now_s)
+        self._recent.append((now_s, features, ms))
+
+    def _review(self, now_s: float) -> None:
+        """Drops outliers among the first samples, which were taken on trust."""
+        samples = list(self._recent)
+        kept = [sample for sample in samples if sample[2] <= _OUTLIER_FACTOR * self.ms(sample[1])]
+        if len(kept) < len(samples):
+            self._window, self.num_samples = SampleWindow(), 0
+            self._recent.clear()
+            for added_s, features, ms in kept:
+                self._take(features, ms, added_s)
+            self._fit(now_s)
+
+    def _fit(self, now_s: float) -> None:
         features, ms, weights = self._window.table(now_s)
         prior = self._scale_of(features, ms) * self._prior
-        fitted = np.maximum(fit(features, ms, weights, prior, self._prior_weight), _SMALLEST_SHARE * prior)
+        fitted = prior
+        for prior_weight in (self._prior_weight, MEASURED_WEIGHT):  # the second time, less of a wrong prior is left
+            fitted = np.maximum(fit(features, ms, weights, fitted, prior_weight), _SMALLEST_SHARE * prior)
         self.coefficients = tuple((self._measure_level(fitted, now_s) * fitted).tolist())
         self._num_fitted, self._fitted_s = self.num_samples, now_s
-        return True
 
     def _admit(self, features: Features, ms: float) -> list[tuple[Features, float]]:
         """The samples to learn from now, oldest first."""

@@ -26,7 +26,7 @@ _HUBER = 1.345
 """Standard deviations beyond which a residual counts less; 95 % efficient for normal noise."""
 _MAD_TO_SD = 1.4826
 _SMALLEST_SD, _LARGEST_SD = 0.02, 0.5
-_ROUNDS = 5
+_ROUNDS = 3
 _SMALLEST_MS = 1e-4
 
 

@@ -60,7 +60,7 @@ def error(costs: StepCosts, true: StepCosts) -> float:
 def test_the_costs_of_a_machine_are_learned(
     true: StepCosts, noise: float, outliers: float, num_samples: int, largest: float
 ) -> None:
-    steps, fit = Steps(true, noise, outliers), StepCostModel()
+    steps, fit = Steps(true, noise, outliers), StepCostModel(lambda: 0.0)
     for _ in range(num_samples):
         fit.measured(steps.sample())
     assert error(fit.pace().costs, true) < largest
@@ -68,7 +68,7 @@ def test_the_costs_of_a_machine_are_learned(
 
 
 def test_hours_of_decoding_do_not_erase_prompt_costs() -> None:
-    steps, fit = Steps(GPU, 0.05), StepCostModel()
+    steps, fit = Steps(GPU, 0.05), StepCostModel(lambda: 0.0)
     for _ in range(500):
         fit.measured(steps.sample())
     for _ in range(20_000):
@@ -77,7 +77,7 @@ def test_hours_of_decoding_do_not_erase_prompt_costs() -> None:
 
 
 def test_a_slower_machine_is_tracked() -> None:
-    fit = StepCostModel()
+    fit = StepCostModel(lambda: 0.0)
     for costs in (CPU, StepCosts(*(2 * value for value in CPU))):
         steps = Steps(costs, 0.05)
         for _ in range(2000):
@@ -86,7 +86,7 @@ def test_a_slower_machine_is_tracked() -> None:
 
 
 def test_tokens_per_round_are_measured() -> None:
-    fit = StepCostModel()
+    fit = StepCostModel(lambda: 0.0)
     assert fit.pace().tokens_per_round == 1.0
     for _ in range(500):
         fit.measured(StepSample(20.0, 0, 0, 4, 4, 4000, 12, 6))
@@ -96,7 +96,7 @@ def test_tokens_per_round_are_measured() -> None:
 
 @pytest.mark.parametrize("ms", [math.nan, math.inf, 0.0, -3.0])
 def test_impossible_samples_are_ignored(ms: float) -> None:
-    fit = StepCostModel()
+    fit = StepCostModel(lambda: 0.0)
     fit.measured(StepSample(ms, 0, 0, 1, 1, 5, 0, 0))
     assert fit.pace().costs == STEP_PRIOR
 
@@ -114,7 +114,7 @@ def test_a_step_delayed_by_compilation_is_ignored(num_before: int) -> None:
 
 
 def test_a_much_slower_machine_is_tracked() -> None:
-    slow, fit = StepCosts(*(12 * value for value in GPU)), StepCostModel()
+    slow, fit = StepCosts(*(12 * value for value in GPU)), StepCostModel(lambda: 0.0)
     for costs, num_steps in ((GPU, 500), (slow, 5000)):
         steps = Steps(costs, 0.05)
         for _ in range(num_steps):
@@ -128,7 +128,7 @@ def verifying(ms: float, num_drafted: int, draft_ms: float = 0.0) -> StepSample:
 
 
 def test_guessing_is_no_cost_of_verifying_but_part_of_a_step() -> None:
-    costs = StepCostModel()
+    costs = StepCostModel(lambda: 0.0)
     for num_drafted in (0, 2, 4, 8) * 30:
         costs.measured(verifying(20 + 0.5 * num_drafted + 3 * num_drafted, num_drafted, 3 * num_drafted))
     assert costs.ms(1, 9, 100) - costs.ms(1, 1, 100) == pytest.approx(4, rel=0.1)
@@ -136,14 +136,14 @@ def test_guessing_is_no_cost_of_verifying_but_part_of_a_step() -> None:
 
 
 def test_a_cold_pass_of_a_network_is_no_cost_of_guessing() -> None:
-    costs = StepCostModel()
+    costs = StepCostModel(lambda: 0.0)
     for num_drafted, draft_ms in [(4, 5000.0), *[(4, 2.0)] * 30]:
         costs.measured(verifying(20.0 + draft_ms, num_drafted, draft_ms))
     assert costs.report().costs.decode_ms(1, 100, 4) == pytest.approx(22, rel=0.1)
 
 
 def test_one_cold_step_with_drafts_does_not_rule_drafts_out() -> None:
-    costs = StepCostModel()
+    costs = StepCostModel(lambda: 0.0)
     for _ in range(20):
         costs.measured(verifying(10.0, 0))
     costs.measured(verifying(90.0, 8))
