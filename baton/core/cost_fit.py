@@ -87,10 +87,6 @@ class CostFit:
         """The expected cost."""
         return float(sum(map(mul, self.coefficients, features)))
 
-    def set_prior(self, prior: Sequence[float]) -> None:
-        """Replaces the prior, from the next fit on."""
-        self._prior = np.array(prior, dtype=np.float64)
-
     def observe(self, features: Features, ms: float, now_s: float) -> bool:
         """Adds a sample, and repeats the fit now and then. Returns whether it did."""
         self.add(features, ms, now_s)

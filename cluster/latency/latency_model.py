@@ -16,6 +16,7 @@ import copy
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from math import ceil, sqrt
 from typing import TypeVar
 
@@ -38,6 +39,7 @@ TRANSFER_PRIOR = (5.0, 2e-6)
 _MAX_WAITING_TRANSFERS = 64
 _TRANSFER_FIT_EVERY_S = 0.03
 """Time between two fits of links, which take part of a millisecond each."""
+_MAX_LINKS_IN_MEAN = 256
 _MAX_TABLES = 16
 
 _Key = TypeVar("_Key")
@@ -56,7 +58,7 @@ class LatencyModel:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._workers = WorkerCosts()
-        self._all_links = CostFit(TRANSFER_PRIOR)
+        self._usual_link = TRANSFER_PRIOR
         self._links: dict[Link, CostFit] = {}
         self._transfers: dict[Link, deque[tuple[float, float]]] = {}
         self._transfer_fit_due_s = float("-inf")
@@ -110,7 +112,7 @@ class LatencyModel:
         """A copy of the model for some workers and one link, for use in another thread."""
         taken = LatencyModel(self._clock)
         taken._workers = self._workers.snapshot(worker_ids)
-        taken._links = {link: copy.copy(self._links.get(link) or self._all_links)}
+        taken._links = {link: copy.copy(self._links.get(link) or self._new_link())}
         taken.ttft_calibration = copy.deepcopy(self.ttft_calibration)
         taken.tpot_calibration = copy.deepcopy(self.tpot_calibration)
         return taken
@@ -154,7 +156,7 @@ class LatencyModel:
 
     def transfer_ms(self, num_bytes: int, link: Link) -> Estimate:
         """Predicts a hand-off, from its first part to the last acknowledgement."""
-        cost = self._links.get(link, self._all_links)
+        cost = self._links.get(link) or self._new_link()
         fixed, per_byte = cost.coefficients
         ms = fixed + per_byte * num_bytes
         return Estimate(ms, cost.sd * ms)
@@ -215,7 +217,7 @@ class LatencyModel:
         key = (tuple(prefill_ids), tuple(decode_ids))
         cached = self._link_tables.get(key)
         if cached is None:
-            unknown = self._all_links.coefficients
+            unknown = self._usual_link
             links = self._links
             rows = [
                 cost.coefficients if (cost := links.get((prefill, decode))) is not None else unknown
@@ -236,15 +238,20 @@ class LatencyModel:
             found = self._rates[key] = self._workers[worker_id].rates(batch)
         return found
 
+    def _new_link(self) -> CostFit:
+        return CostFit(self._usual_link, MEASURED_WEIGHT)
+
     def _learn_link(self, link: Link, samples: Iterable[tuple[float, float]], now_s: float) -> None:
-        """Learns from (bytes, milliseconds), for the link and for links without samples."""
-        every, fit = self._all_links, self._links.setdefault(link, CostFit(TRANSFER_PRIOR, MEASURED_WEIGHT))
+        """Learns from (bytes, milliseconds) of a link. Links without samples are expected to be like the others."""
+        fit = self._links.get(link) or self._new_link()
+        self._links[link] = fit
         for num_bytes, ms in samples:
-            every.add((1.0, num_bytes), ms, now_s)
             fit.add((1.0, num_bytes), ms, now_s)
-        every.refit(now_s)
-        fit.set_prior(every.coefficients)
         fit.refit(now_s)
+        # Geometric, and the prior counts as one link, so that a single slow link does not put off trying another one.
+        known = [own.coefficients for own in islice(reversed(self._links.values()), _MAX_LINKS_IN_MEAN)]
+        fixed, per_byte = np.exp(np.log([TRANSFER_PRIOR, *known]).mean(axis=0)).tolist()
+        self._usual_link = fixed, per_byte
 
     def _forget_tables(self) -> None:
         self._tables.clear()
