@@ -87,6 +87,10 @@ class FakeHost:
     async def stop(self) -> None:
         self._stopped.set()
 
+    async def next_progress(self) -> str:
+        await asyncio.Event().wait()  # there is no progress to report
+        return ""
+
     async def change_role(self, worker_id: str, pool: str, role_path: str) -> dict[str, Any]:
         over, self._stopped = self._stopped, asyncio.Event()
         over.set()

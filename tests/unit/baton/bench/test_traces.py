@@ -180,9 +180,9 @@ class TestRoom:
     @pytest.mark.parametrize(
         ("lengths", "fragment"),
         [
-            ((4096.0, 10.0), "--input: a prompt of 4096 tokens does not fit the context of 2048"),
-            ((100.0, 2048.0), "--output: an answer of 2048 tokens does not fit the context of 2048"),
-            ((2000.0, 49.0), "2000 tokens and an answer of 49 do not fit the context of 2048"),
+            ((4096.0, 10.0), "--input: a prompt of 4096 tokens does not fit into the context of 2048"),
+            ((100.0, 2048.0), "--output: an answer of 2048 tokens does not fit into the context of 2048"),
+            ((2000.0, 49.0), "2000 tokens and an answer of 49 do not fit into the context of 2048"),
         ],
     )
     def test_requests_that_cannot_fit_are_refused(self, lengths, fragment):

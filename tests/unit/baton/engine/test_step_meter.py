@@ -52,7 +52,8 @@ async def test_a_profile_leaves_nothing_but_samples(engine: AsyncEngine, seen: S
     assert max(sample.prompt_tokens for sample in seen.samples) >= 64
     assert max(sample.decoding for sample in seen.samples) >= 4
     stats = await engine.stats()
-    assert stats.step_costs.num_samples == len(seen.samples)
+    # A step that took far too long counts only once others confirm it.
+    assert 0 < stats.step_costs.num_samples <= len(seen.samples)
     assert (stats.num_steps, stats.num_prefill_tokens, stats.num_generated_tokens, stats.num_running) == (0, 0, 0, 0)
     assert (stats.blocks.used, stats.blocks.cached, stats.num_leaked_blocks) == (0, 0, 0)
     # Prefixes of real requests are cached again.

@@ -231,7 +231,7 @@ async def test_content_that_changes_after_its_checksum_is_detected(
             return digest
 
         monkeypatch.setattr("baton.kv_transfer.sender.checksum", scribbling_checksum)
-        with pytest.raises(ChecksumError, match="damaged"):
+        with pytest.raises(ChecksumError, match="corrupted"):
             await send_alone(stream, header, buffer)
         await stream.abort()
         await transport.close()
@@ -252,7 +252,7 @@ async def test_the_checksum_is_computed_when_the_buffer_is_filled(
         assert bytes(buffer.view) == payload
         assert buffer.checksum == checksum(payload)
         buffer.view[-1] ^= 1
-        with pytest.raises(ChecksumError, match="damaged"):
+        with pytest.raises(ChecksumError, match="corrupted"):
             await send_alone(stream, header, buffer)
         await stream.abort()
         await transport.close()

@@ -127,9 +127,9 @@ async def test_damage_in_transit_is_detected(
     for module in (grpc_transport, in_process):
         monkeypatch.setattr(module, "checksum", wrong_third_checksum)
     stream = await way.transport.open(source.offer(), way.peer)
-    with pytest.raises(ChecksumError, match="damaged"):
+    with pytest.raises(ChecksumError, match="corrupted"):
         await send_all(stream, source)
-    with pytest.raises(TransferError, match="damaged"):
+    with pytest.raises(TransferError, match="corrupted"):
         await receiver.importer.claim("transfer-1")
     await receiver.all_given_back()
 

@@ -111,7 +111,7 @@ def test_the_error_names_both_rounded_weights_and_cache(monkeypatch: pytest.Monk
     for name in ("_QUANTIZED_TOLERANCE", "_ENCODED_TOLERANCE"):
         monkeypatch.setattr(f"baton.engine.runner.self_check.{name}", 1e-5)
     with pytest.raises(
-        UnsupportedModelError, match=r"int8 weights and a KV cache.*engine\.weights or engine\.kv_cache"
+        UnsupportedModelError, match=r"int8 weights and an int8 KV cache.*engine\.weights or engine\.kv_cache"
     ):
         check_model(runner)
 

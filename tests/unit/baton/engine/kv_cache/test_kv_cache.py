@@ -276,5 +276,5 @@ def test_an_int8_cache_is_transferred_and_moved_unchanged(dtype: str) -> None:
 
 def test_vectors_beyond_the_range_of_int8_are_refused() -> None:
     spec = KVCacheSpec("model", "float32", 4, (LayerSpec(2, 6, 6),), encoding=INT8)
-    with pytest.raises(UnsupportedModelError, match=r"multiple of 4 numbers.*of 6\..*engine\.kv_cache: native"):
+    with pytest.raises(UnsupportedModelError, match=r"multiples of 4.*size 6\..*engine\.kv_cache: native"):
         PagedKVCache(spec, NUM_BLOCKS, CPU)
