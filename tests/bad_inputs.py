@@ -139,7 +139,7 @@ def _common_parameters(model: str, context_length: int) -> list[BadInput]:
         ("bias of no token", {"logit_bias": {"99999999": 1}}, "invalid_request", "logit_bias", "99999999"),
         ("bias too strong", {"logit_bias": {"1": 101}}, "invalid_request", "logit_bias", "between -100 and 100"),
         ("bias array", {"logit_bias": [1]}, "invalid_request", "logit_bias", "must be an object"),
-        ("stop token unknown", {"stop_token_ids": [10**9]}, "invalid_request", "stop_token_ids", "token ids go from 0 to"),
+        ("stop token unknown", {"stop_token_ids": [10**9]}, "invalid_request", "stop_token_ids", "token ids go from 0"),
         ("stop token boolean", {"stop_token_ids": [True]}, "invalid_request", "stop_token_ids", "integer"),
         ("min above max", {"min_tokens": 9, "max_tokens": 4}, "invalid_request", "min_tokens", "max_tokens"),
         ("ignore_eos number", {"ignore_eos": 1}, "invalid_request", "ignore_eos", "must be a boolean"),
