@@ -48,7 +48,7 @@ def in_turns(seed: int) -> Callable[[Sequence[ScheduledSequence]], bool]:
 @pytest.mark.parametrize("name", ["llama", "gemma2", "mixtral"])
 @pytest.mark.parametrize("chunk_tokens", [5, 64])
 @pytest.mark.parametrize("rule", [always, in_turns(1)], ids=["always", "in-turns"])
-def test_tokens_and_logprobs_are_the_same(
+def test_tokens_and_logprobs_match_synchronous_steps(
     name: str, chunk_tokens: int, rule: Callable[[Sequence[ScheduledSequence]], bool]
 ) -> None:
     runner = build_runner(tiny_model(name))
@@ -63,7 +63,7 @@ def test_tokens_and_logprobs_are_the_same(
     assert engine.scheduler.blocks.check([]) == []
 
 
-def test_a_step_is_on_the_device_before_the_tokens_before_it_are_read(
+def test_a_step_is_launched_before_the_previous_tokens_are_read(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     happened: list[str] = []
@@ -87,7 +87,7 @@ def test_a_step_is_on_the_device_before_the_tokens_before_it_are_read(
     assert happened == ["forward", "read"] * 4
 
 
-def test_logits_need_not_outlive_the_choice(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_need_not_outlive_sampling(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """As those of CUDA graphs, which lie in memory that the next step overwrites."""
     params = [sampled(index) for index in range(8)]
     expected = run(build_engine(runner), PROMPTS[:8], params)
@@ -114,7 +114,7 @@ def test_preemption_changes_no_token(runner: ModelRunner, num_blocks: int) -> No
     assert tight.scheduler.blocks.check([]) == []
 
 
-def test_a_stop_token_ends_a_request_whose_next_step_has_begun(runner: ModelRunner) -> None:
+def test_a_stop_token_ends_a_request_whose_next_step_has_started(runner: ModelRunner) -> None:
     free = run(build_engine(runner), PROMPTS, greedy(10))
     stop = {outcome.token_ids[3] for outcome in free[::2]}
     params = SamplingParams(max_tokens=10, temperature=0, stop_token_ids=tuple(sorted(stop)))
@@ -128,7 +128,7 @@ def test_a_stop_token_ends_a_request_whose_next_step_has_begun(runner: ModelRunn
     assert not engine.last_step_ran
 
 
-def test_nothing_is_scheduled_behind_a_prompt_that_leaves(runner: ModelRunner) -> None:
+def test_nothing_is_scheduled_after_a_prompt_that_hands_off(runner: ModelRunner) -> None:
     expected = [outcome.token_ids[0] for outcome in run(build_engine(runner), PROMPTS, greedy(1))]
     engine = build_engine(runner, chunk_tokens=8, runs_ahead=always)
     scheduled: dict[str, int] = dict.fromkeys(map(str, range(len(PROMPTS))), 0)
@@ -155,7 +155,7 @@ def test_nothing_is_scheduled_behind_a_prompt_that_leaves(runner: ModelRunner) -
     assert engine.scheduler.blocks.check([]) == []
 
 
-def test_a_request_with_the_id_of_one_that_was_aborted_gets_its_own_tokens(runner: ModelRunner) -> None:
+def test_a_request_reusing_an_aborted_id_gets_its_own_tokens(runner: ModelRunner) -> None:
     """The aborted one is still in the step that is on the device."""
     expected = run(build_engine(runner), [PROMPTS[3]], greedy(6))[0].token_ids
     engine = build_engine(runner, runs_ahead=always)
@@ -173,7 +173,7 @@ def test_a_request_with_the_id_of_one_that_was_aborted_gets_its_own_tokens(runne
     assert engine.scheduler.blocks.check([]) == []
 
 
-def test_kv_of_what_is_not_a_number_is_found_by_nobody(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_kv_is_never_found_in_the_prefix_cache(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even by the step that is scheduled before the token is read."""
     forward = runner.forward
 
@@ -196,7 +196,7 @@ def test_kv_of_what_is_not_a_number_is_found_by_nobody(runner: ModelRunner, monk
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_step_that_cannot_be_launched_ahead_is_tried_again_when_the_tokens_are_there(
+def test_a_step_that_cannot_be_launched_ahead_is_retried_after_the_tokens_are_read(
     runner: ModelRunner, times: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     forward, num_forwards = runner.forward, [0]
@@ -220,9 +220,7 @@ def test_a_step_that_cannot_be_launched_ahead_is_tried_again_when_the_tokens_are
     assert engine.scheduler.blocks.check([]) == []
 
 
-def test_tokens_that_cannot_be_read_end_their_requests_and_no_other(
-    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_tokens_end_only_their_requests(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a step on the device that they are in, too, and a prompt that came meanwhile."""
     expected = run(build_engine(runner), PROMPTS[:2], greedy(5))
     read, num_reads = Download.read, [0]
@@ -249,7 +247,7 @@ def test_tokens_that_cannot_be_read_end_their_requests_and_no_other(
     assert engine.scheduler.blocks.check([]) == []
 
 
-def test_a_request_waits_until_the_step_before_its_own_has_ended(runner: ModelRunner) -> None:
+def test_a_request_waits_for_the_end_of_the_step_before_its_own(runner: ModelRunner) -> None:
     engine = build_engine(runner, chunk_tokens=8, runs_ahead=always)
     requests = [Request(str(index), list(PROMPTS[3]), greedy(3), arrival_s=index) for index in range(3)]
     for request in requests:
@@ -302,7 +300,7 @@ class _Arrivals:
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_whatever_comes_goes_and_lacks_room_the_tokens_are_the_same(runner: ModelRunner, data: st.DataObject) -> None:
+def test_tokens_are_the_same_under_arrivals_aborts_and_shortage(runner: ModelRunner, data: st.DataObject) -> None:
     seed = data.draw(st.integers(0, 2**16))
     indices = data.draw(st.lists(st.integers(0, len(PROMPTS) - 1), min_size=1, max_size=8))
     lengths = [data.draw(st.integers(1, 9)) for _ in indices]

@@ -111,17 +111,17 @@ def assert_no_cost_of_seconds(learned: Learned) -> None:
     assert prompt_budget(LIMITS.chunk_tokens, 4, 200, 0.025, costs) > 40
 
 
-async def test_nothing_learns_from_compilations_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_compilations_on_a_gpu_are_not_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_no_cost_of_seconds(await profile(monkeypatch, compiles=True))
 
 
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
-async def test_nothing_learns_from_the_first_run(monkeypatch: pytest.MonkeyPatch, device_type: str) -> None:
+async def test_the_first_run_is_not_learned_from(monkeypatch: pytest.MonkeyPatch, device_type: str) -> None:
     assert_no_cost_of_seconds(await profile(monkeypatch, device_type, held_up=frozenset({0})))
 
 
 @pytest.mark.parametrize("index", [20, 27])
-async def test_nothing_learns_from_a_step_that_is_held_up_later(monkeypatch: pytest.MonkeyPatch, index: int) -> None:
+async def test_a_delayed_step_is_not_learned_from(monkeypatch: pytest.MonkeyPatch, index: int) -> None:
     assert_no_cost_of_seconds(await profile(monkeypatch, held_up=frozenset({index})))
 
 

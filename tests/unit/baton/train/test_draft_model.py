@@ -36,7 +36,7 @@ MakeSettings = Callable[..., DraftModelSettings]
 NUM_DRAFTS = 4
 
 
-def test_layers_come_evenly_from_a_llama(target: LoadedModel) -> None:
+def test_draft_layers_are_spread_evenly_over_a_llama(target: LoadedModel) -> None:
     draft, layers = initial_draft(DraftModelSettings(num_layers=3), target)
     assert layers == (0, 4, 7)
     model: Any = target.model
@@ -48,7 +48,7 @@ def test_layers_come_evenly_from_a_llama(target: LoadedModel) -> None:
     assert not trained & {"embed_tokens", "lm_head"}
 
 
-def test_another_width_begins_at_random(target: LoadedModel) -> None:
+def test_a_different_width_starts_from_random_weights(target: LoadedModel) -> None:
     settings = DraftModelSettings(num_layers=9, hidden_size=16)
     draft, layers = initial_draft(settings, target)
     assert layers == ()
@@ -63,7 +63,7 @@ def test_another_width_begins_at_random(target: LoadedModel) -> None:
     assert not torch.equal(ours, others)
 
 
-def test_a_target_that_is_no_llama_lends_its_embedding() -> None:
+def test_a_target_that_is_not_a_llama_provides_its_embedding() -> None:
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=96, n_embd=32, n_layer=3, n_head=4, n_positions=64))
     draft, layers = initial_draft(DraftModelSettings(num_layers=2), prepare_model(model.eval(), "float32"))
@@ -79,7 +79,7 @@ def test_a_target_that_is_no_llama_lends_its_embedding() -> None:
         ({"num_heads": 4, "num_kv_heads": 3}, "num_kv_heads is 3, which does not divide 4"),
     ],
 )
-def test_sizes_that_make_no_draft(target: LoadedModel, changes: dict[str, Any], message: str) -> None:
+def test_impossible_draft_sizes_are_refused(target: LoadedModel, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         draft_config(DraftModelSettings(**changes), target)
 
@@ -92,13 +92,13 @@ def test_training_beats_the_initial_draft(train: Train, draft_settings: MakeSett
     assert trained.unconditional[0] > 0.4
 
 
-def test_a_killed_run_goes_on_to_the_same_draft(
+def test_a_killed_run_resumes_to_the_same_draft(
     resumed_as_whole: Callable[[DraftModelSettings, int], Sequence[int]], draft_settings: MakeSettings
 ) -> None:
     assert resumed_as_whole(draft_settings(num_epochs=2, save_every_s=1e-9, report_every_steps=1), 7)[0] == 7
 
 
-def test_acceptance_equals_drafting_one_position_at_a_time(target: LoadedModel, samples: list[Sample]) -> None:
+def test_acceptance_matches_drafting_one_position_at_a_time(target: LoadedModel, samples: list[Sample]) -> None:
     chosen = [*samples[:4], Sample(samples[4].token_ids[:9], 5)]
     model = tiny_draft_lm()
     draft = DraftModel(prepare_model(model, "float32"), 96)

@@ -71,7 +71,9 @@ def states_of(target: LoadedModel, samples: list[Sample]) -> list[Any]:
     return FrozenTarget(target.model, ()).states_of(samples)
 
 
-def test_new_heads_say_what_the_targets_lm_head_says(target: LoadedModel, medusa_settings: MakeSettings) -> None:
+def test_new_heads_predict_the_same_as_the_lm_head_of_the_target(
+    target: LoadedModel, medusa_settings: MakeSettings
+) -> None:
     vocabulary = torch.arange(3, 67)
     heads = initial_heads(medusa_settings(num_blocks=2), target, vocabulary)
     hidden = torch.randn(5, heads.hidden_size)
@@ -97,13 +99,13 @@ def test_training_beats_the_initial_heads(
     assert torch.equal(first, last) != train_lm_head
 
 
-def test_a_killed_run_goes_on_to_the_same_heads(
+def test_a_killed_run_resumes_to_the_same_heads(
     resumed_as_whole: Callable[[MedusaSettings, int], Sequence[int]], medusa_settings: MakeSettings
 ) -> None:
     assert resumed_as_whole(medusa_settings(num_epochs=2, save_every_s=1e-9, report_every_steps=1), 7)[0] == 7
 
 
-def test_acceptance_equals_guessing_at_one_position_at_a_time(
+def test_acceptance_matches_guessing_at_one_position_at_a_time(
     target: LoadedModel, samples: list[Sample], heads: MedusaHeads
 ) -> None:
     chosen = samples[:10]
@@ -124,7 +126,9 @@ def test_acceptance_equals_guessing_at_one_position_at_a_time(
     assert found.sampled_tree is None
 
 
-def test_what_is_written_is_vllms_format(train: Train, medusa_settings: MakeSettings, target: LoadedModel) -> None:
+def test_heads_are_saved_in_the_format_of_vllm(
+    train: Train, medusa_settings: MakeSettings, target: LoadedModel
+) -> None:
     result = train(medusa_settings(num_epochs=1, num_blocks=2))
     config = json.loads((result.folder / "config.json").read_text(encoding="utf-8"))
     assert config["model_type"] == "medusa"
@@ -141,7 +145,7 @@ def test_what_is_written_is_vllms_format(train: Train, medusa_settings: MakeSett
     assert "As a tree of " in card
 
 
-def test_a_whole_vocabulary_needs_no_map(train: Train, medusa_settings: MakeSettings, target: LoadedModel) -> None:
+def test_a_full_vocabulary_needs_no_map(train: Train, medusa_settings: MakeSettings, target: LoadedModel) -> None:
     result = train(medusa_settings(num_epochs=1, draft_vocab_size=1000))
     heads = load_medusa(result.folder, target.model, torch.float32, torch.device("cpu"))
     assert not heads.settings.maps_vocabulary
@@ -164,6 +168,6 @@ def test_the_checkpoint_drafts_and_changes_no_token(
 
 
 @pytest.mark.parametrize(("name", "value"), [("num_heads", 0), ("num_blocks", 0), ("step_decay", 0.0)])
-def test_settings_out_of_range(name: str, value: float) -> None:
+def test_settings_out_of_range_are_refused(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=rf"training: {name} is {value!r}, expected"):
         MedusaSettings(**{name: value})  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ from tests.tiny_models import model_with_reference, random_prompts
 PROMPTS = random_prompts([5, 19])
 
 
-def test_without_numba_transformers_computes_the_same(
+def test_transformers_computes_the_same_without_numba(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def import_all_but_numba(name: str) -> ModuleType:
@@ -50,7 +50,7 @@ def test_without_numba_transformers_computes_the_same(
         load_program.cache_clear()
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unwritable_cache_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     with _kept_in(tmp_path / "file" / "kernels", numba, ".lock") as is_kept:
         assert not is_kept
@@ -66,7 +66,7 @@ def test_numba_keeps_its_own_cache_for_others(tmp_path: Path) -> None:
     assert before == numba.config.CACHE_DIR
 
 
-def test_whoever_needs_one_program_does_not_wait_for_another_to_be_compiled(tmp_path: Path) -> None:
+def test_needing_one_program_does_not_wait_for_compiling_another(tmp_path: Path) -> None:
     acquired: list[bool] = []
 
     def other() -> None:
