@@ -164,24 +164,24 @@ def _copies_may_soon_be_behind(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(max_examples=4)
 @given(case=cases())
-def test_tokens_do_not_depend_on_when_a_device_runs(model: Model, case: Case) -> None:
+def test_tokens_do_not_depend_on_device_timing(model: Model, case: Case) -> None:
     model.check(case)
 
 
-@pytest.mark.thorough(covered_by="test_tokens_do_not_depend_on_when_a_device_runs")
+@pytest.mark.thorough(covered_by="test_tokens_do_not_depend_on_device_timing")
 @settings(max_examples=100)
 @given(case=cases())
-def test_tokens_do_not_depend_on_when_a_device_runs_in_many_cases(model: Model, case: Case) -> None:
+def test_tokens_do_not_depend_on_device_timing_in_many_cases(model: Model, case: Case) -> None:
     model.check(case)
 
 
 @pytest.mark.parametrize("graphs", [False, True])
-def test_tokens_are_the_same_where_everything_runs_as_late_as_it_may(model: Model, *, graphs: bool) -> None:
+def test_tokens_are_the_same_when_everything_runs_as_late_as_possible(model: Model, *, graphs: bool) -> None:
     device = model.check(replace(ALL, graphs=graphs))
     assert device.num_streams == 7  # the default one, and three of each engine
 
 
-def test_trees_of_drafts_change_no_token(model: Model) -> None:
+def test_draft_trees_change_no_token(model: Model) -> None:
     """Accepted nodes are moved in the cache while the next step is made."""
     device = Device(Schedule(random.Random(1)))
     with fake_cuda(device) as tensors:
@@ -314,7 +314,7 @@ FAULTS: dict[str, tuple[Case, Sequence[tuple[Any, str, Any]], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_found(model: Model, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+def test_a_missing_synchronization_is_found(model: Model, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     case, replaced, message = FAULTS[fault]
     for owner, name, replacement in replaced:
         monkeypatch.setattr(owner, name, replacement)

@@ -95,7 +95,7 @@ def sample(index: int) -> StepSample:
     return StepSample(**{**values, "ms": ms})
 
 
-async def test_a_load_too_high_is_answered_with_workers():
+async def test_overload_starts_workers():
     looped = Looped()
     looped.arrive(60, 20)
     decided = await looped.loop.step()
@@ -112,7 +112,7 @@ async def test_a_load_too_high_is_answered_with_workers():
     assert len(looped.control.calls) == 1  # nothing is said twice
 
 
-async def test_while_it_is_off_it_tells_and_does_nothing():
+async def test_a_disabled_autoscaler_plans_and_changes_nothing():
     looped = Looped(is_enabled=False)
     looped.arrive(60, 20)
     await looped.loop.step()
@@ -126,7 +126,7 @@ async def test_while_it_is_off_it_tells_and_does_nothing():
     assert looped.value("autoscaler_decisions_total", pool=PREFILL, direction="up", reason="load") == 0
 
 
-async def test_looking_does_not_count_as_time_that_passes():
+async def test_reading_the_plan_does_not_advance_time():
     looped = Looped()
     looped.control.sizes = {PREFILL: 3, DECODE: 3}
     for _ in range(50):
@@ -138,7 +138,7 @@ async def test_looking_does_not_count_as_time_that_passes():
     assert (await looped.loop.look())["pools"][PREFILL]["target"] == 2
 
 
-async def test_a_change_that_failed_is_not_remembered_as_one():
+async def test_a_failed_change_is_not_recorded():
     looped = Looped()
     looped.control.sizes = {PREFILL: 3, DECODE: 3}
     await looped.loop.step()
@@ -151,7 +151,7 @@ async def test_a_change_that_failed_is_not_remembered_as_one():
     assert looped.control.sizes == {PREFILL: 2, DECODE: 2}
 
 
-async def test_advice_comes_from_the_same_observation():
+async def test_advice_uses_the_same_observation():
     looped = Looped()
     assert "not enough traffic yet" in (await looped.loop.advise())["texts"][0]
     looped.arrive(60, 4)
@@ -161,7 +161,7 @@ async def test_advice_comes_from_the_same_observation():
     assert len(advice["texts"]) >= 3
 
 
-async def test_sequences_decode_only_once_their_prompts_are_computed():
+async def test_sequences_count_as_decoding_only_after_their_prompts():
     looped = Looped()
     for index in range(10):
         looped.ledger.begin_decoding("decode-1", f"r{index}", 100)
@@ -172,7 +172,7 @@ async def test_sequences_decode_only_once_their_prompts_are_computed():
     assert looped.traffic.load(DECODE)[0] == 6
 
 
-async def test_prompts_that_are_less_urgent_than_all_others_are_seen():
+async def test_the_least_urgent_prompts_are_counted():
     looped = Looped()
     nightly = QueuePriority(-1, looped.now_s + 600.0, 600.0)
     for index in range(6):
@@ -182,7 +182,7 @@ async def test_prompts_that_are_less_urgent_than_all_others_are_seen():
     assert (looped.traffic.load(PREFILL)[0], looped.traffic.load(DECODE)[0]) == (6, 0)
 
 
-async def test_requests_that_wait_in_the_router_are_seen():
+async def test_requests_waiting_in_the_router_are_counted():
     looped = Looped()
     looped.arrive(60, 4)
     before = (await looped.loop.look())["pools"][PREFILL]["wanted"]
@@ -191,7 +191,7 @@ async def test_requests_that_wait_in_the_router_are_seen():
     assert after > before
 
 
-async def test_plans_and_advice_are_made_where_nobody_waits_for_them():
+async def test_plans_and_advice_are_computed_off_the_event_loop():
     looped = Looped()
     looped.arrive(60, 20)
     ways = []
@@ -210,7 +210,7 @@ async def test_plans_and_advice_are_made_where_nobody_waits_for_them():
         assert threading.main_thread() not in {thread for thread, _ in ways}
 
 
-async def test_what_a_plan_is_made_from_does_not_change_under_it():
+async def test_the_inputs_of_a_plan_do_not_change_while_it_is_made():
     """While a plan is made, requests come and workers tell what their steps cost."""
     looped = Looped()
     looped.arrive(60, 20)
@@ -224,7 +224,7 @@ async def test_what_a_plan_is_made_from_does_not_change_under_it():
     assert plan(seen, limits, AutoscalerState()) == first
 
 
-async def test_whoever_was_held_up_makes_one_plan_and_not_all_that_were_missed():
+async def test_a_delayed_loop_makes_one_plan_and_not_all_missed_ones():
     looped, steps, first = Looped(interval=0.01), [], asyncio.Event()
 
     async def step():
@@ -245,7 +245,7 @@ async def test_whoever_was_held_up_makes_one_plan_and_not_all_that_were_missed()
     running.cancel()
 
 
-async def test_a_controller_that_fails_ends_nothing(caplog):
+async def test_a_failing_controller_does_not_end_the_loop(caplog):
     looped = Looped(interval=0.01)
     looped.control.error = RuntimeError("no answer")
     running = asyncio.create_task(looped.loop.run())

@@ -58,7 +58,7 @@ def figures(costs: ModelCosts, batch: int, num_tokens: int) -> list[float]:
 
 
 @given(ratios, ratios, batches, tokens)
-def test_how_requests_have_fared_makes_no_worker_look_slower(
+def test_past_requests_do_not_make_workers_look_slower(
     alone: list[float], local: list[float], batch: int, num_tokens: int
 ) -> None:
     costs = pair(contended=False)
@@ -71,7 +71,7 @@ def test_how_requests_have_fared_makes_no_worker_look_slower(
 
 
 @given(ratios, ratios, batches, tokens)
-def test_what_workers_lose_to_others_on_their_processors_counts_once(
+def test_contention_on_shared_processors_counts_once(
     ttft: list[float], tpot: list[float], batch: int, num_tokens: int
 ) -> None:
     model = pair(contended=False).model
@@ -95,7 +95,7 @@ def test_more_work_never_costs_less(batch: int, other: int, num_tokens: int, oth
     assert all(value > 0 and isfinite(value) for value in figures(costs, batch, num_tokens))
 
 
-def test_a_snapshot_says_what_the_model_said() -> None:
+def test_a_snapshot_matches_the_model() -> None:
     info = worker("decode-1")
     model = model_of(info)
     link = ("prefill-1", "decode-1")
@@ -109,7 +109,7 @@ def test_a_snapshot_says_what_the_model_said() -> None:
     assert figures(now, 8, 300) != before[0]
 
 
-def test_one_odd_worker_moves_nothing() -> None:
+def test_one_outlier_worker_changes_nothing() -> None:
     infos = [worker(f"prefill-{number}") for number in range(3)]
     usual, odd = model_of(*infos), model_of(*infos, slow="prefill-0")
     found = costs_of(odd, infos, [])
@@ -120,7 +120,7 @@ def test_one_odd_worker_moves_nothing() -> None:
     )
 
 
-def test_who_has_just_started_is_not_the_usual_one() -> None:
+def test_a_new_worker_is_not_typical() -> None:
     infos = [worker("decode-1"), worker("decode-2"), worker("decode-3")]
     model = model_of(infos[0])
     for info in infos[1:]:
@@ -135,7 +135,7 @@ def test_who_has_just_started_is_not_the_usual_one() -> None:
     ("device", "nodes", "contended"),
     [("cpu", "aa", True), ("cpu", "ab", False), ("cuda:0", "aa", False)],
 )
-def test_processors_are_shared_by_cpu_workers_of_one_node(device: str, nodes: str, contended: bool) -> None:
+def test_cpu_workers_on_one_node_share_processors(device: str, nodes: str, contended: bool) -> None:
     infos = [worker(f"{pool}-1", device=device, node=node) for pool, node in zip((PREFILL, DECODE), nodes, strict=True)]
     found = costs_of(model_of(*infos), infos[:1], infos[1:])
     assert {costs.contended for costs in found.values()} == {contended}

@@ -36,7 +36,7 @@ def cluster(monkeypatch):
         yield fake
 
 
-def test_a_table_with_a_row_for_each_request_and_totals(cluster, capsys):
+def test_the_table_has_a_row_for_each_request_and_totals(cluster, capsys):
     demo.demo()
     out = capsys.readouterr().out
     assert "echo Explain in three sentences" in out
@@ -60,7 +60,7 @@ def test_a_failed_request_fails_the_demo(cluster, capsys, monkeypatch):
     assert cluster.stopped
 
 
-def test_a_router_that_answers_nothing_fails_the_demo_and_stops_the_cluster(cluster, capsys):
+def test_a_router_that_does_not_answer_fails_the_demo_and_stops_the_cluster(cluster, capsys):
     cluster.endpoint = "http://127.0.0.1:9"
     with pytest.raises(typer.Exit):
         demo.demo()
@@ -87,7 +87,7 @@ def test_a_cluster_that_does_not_start_is_explained(cluster, capsys, monkeypatch
         ("routing: {local_prefill: always}", "always"),
     ],
 )
-def test_prompts_are_handed_over_unless_the_file_says_otherwise(cluster, monkeypatch, tmp_path, text, local_prefill):
+def test_prompts_are_handed_off_unless_the_configuration_differs(cluster, monkeypatch, tmp_path, text, local_prefill):
     started: list[BatonConfig] = []
     monkeypatch.setattr(demo, "start_cluster", lambda config, report: started.append(config) or cluster)
     file = tmp_path / "demo.yaml"
@@ -99,7 +99,7 @@ def test_prompts_are_handed_over_unless_the_file_says_otherwise(cluster, monkeyp
     assert config.routing.picker == ("random" if text and "random" in text else "best_score")
 
 
-def test_make_demo_shows_the_hand_off(cluster, monkeypatch):
+def test_make_demo_shows_the_handoff(cluster, monkeypatch):
     """As the Makefile calls it: a file that spells every key out would leave local prefill on."""
     recipe = next(line for line in (ROOT / "Makefile").read_text().splitlines() if "cluster.cli.demo" in line)
     words = recipe.replace("$(ARGS)", "").split()
@@ -126,7 +126,7 @@ def test_the_table_shows_large_figures_whole(width):
     assert next(line.split() for line in lines if line.startswith("mean")) == ["mean", *figures]
 
 
-def test_what_is_not_known_is_a_dash():
+def test_unknown_values_are_shown_as_a_dash():
     one = Measurement("one", 3, 0, 1, 0, 5.04, None, 10.0, None, None, None)
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(cost_table([one], 80))

@@ -48,7 +48,7 @@ async def make_pool(listener, a_ray):
 
 
 @ON_BOTH_RAYS
-async def test_a_pool_starts_replaces_and_ends_its_workers(make_pool, listener, a_ray):
+async def test_a_pool_starts_replaces_and_stops_its_workers(make_pool, listener, a_ray):
     pool = make_pool()
     pool.scale(2)
     assert ids_in(pool, "starting") == ["decode-1", "decode-2"]
@@ -125,7 +125,7 @@ class OnceBrokenHost(FakeHost):
         await super().wait()
 
 
-async def test_a_worker_whose_engine_broke_is_replaced_by_another_process(make_pool, listener, a_ray):
+async def test_a_worker_with_a_failed_engine_is_replaced_by_another_process(make_pool, listener, a_ray):
     pool = make_pool(OnceBrokenHost)
     pool.scale(1)
     await until(lambda: "decode-2" in listener.ready)
@@ -167,7 +167,7 @@ async def test_scaling_down_drops_workers_without_a_place(make_pool, listener):
     assert len(ids_in(pool, "ready")) == 1
 
 
-async def test_scaling_up_while_starting(make_pool, listener):
+async def test_scaling_up_while_starting_waits_for_all_workers(make_pool, listener):
     pool = make_pool()
     pool.scale(1)
     waiting = asyncio.create_task(pool.wait_until_ready(READY_S))
@@ -243,7 +243,7 @@ async def test_labels_that_ray_refuses_are_a_configuration_error(make_pool):
 
 
 @pytest.mark.parametrize(("actor_class", "reason"), [(CrashingHost, "no luck today"), (DyingHost, r"\w")])
-async def test_repeated_deaths_at_start_end_the_wait_with_the_reason(make_pool, listener, actor_class, reason):
+async def test_repeated_failures_at_start_end_the_wait_with_the_reason(make_pool, listener, actor_class, reason):
     pool = make_pool(actor_class)
     pool.scale(1)
     with pytest.raises(WorkerLostError, match=f"decode workers keep dying at start: .*{reason}"):
@@ -254,7 +254,7 @@ async def test_repeated_deaths_at_start_end_the_wait_with_the_reason(make_pool, 
 
 
 @ON_BOTH_RAYS
-async def test_a_worker_that_fails_once_is_started_again(make_pool, listener):
+async def test_a_worker_that_fails_once_is_restarted(make_pool, listener):
     pool = make_pool(FlakyHost)
     pool.scale(1)
     await pool.wait_until_ready(READY_S)
@@ -279,7 +279,7 @@ async def test_failed_starts_are_counted_per_worker(make_pool, listener):
     assert sorted(listener.ready) == ["decode-4", "decode-5"]
 
 
-async def test_the_pause_after_failed_starts_has_no_overflow(make_pool, monkeypatch):
+async def test_the_pause_after_failed_starts_does_not_overflow(make_pool, monkeypatch):
     monkeypatch.setattr(worker_pool, "_MAX_BACKOFF_S", 30.0)
     pool = make_pool()
     pool._num_start_failures = 5000
@@ -288,7 +288,7 @@ async def test_the_pause_after_failed_starts_has_no_overflow(make_pool, monkeypa
     assert (ids_in(pool, "starting"), ids_in(pool, "dead")) == (["decode-1"], [])
 
 
-async def test_a_refused_worker_is_started_again(make_pool, listener):
+async def test_a_refused_worker_is_restarted(make_pool, listener):
     listener.refuse = LayoutMismatchError("a different KV layout")
     pool = make_pool()
     pool.scale(1)
@@ -298,7 +298,7 @@ async def test_a_refused_worker_is_started_again(make_pool, listener):
     assert pool.status()["workers"][-1]["reason"] == "a different KV layout"
 
 
-async def test_the_error_when_a_worker_loads_too_long(make_pool, tmp_path):
+async def test_a_worker_that_loads_too_long_is_reported(make_pool, tmp_path):
     pool = make_pool(HangingHost, tmp_path)
     pool.scale(1)
     await until(lambda: len(list(tmp_path.iterdir())) == 1)
@@ -308,7 +308,7 @@ async def test_the_error_when_a_worker_loads_too_long(make_pool, tmp_path):
         await pool.wait_until_ready(0.5)
 
 
-async def test_the_error_when_a_worker_finds_no_place(make_pool):
+async def test_a_worker_without_a_place_is_reported(make_pool):
     pool = make_pool(cpus=99)
     pool.scale(1)
     with pytest.raises(DeadlineError) as raised:

@@ -76,7 +76,7 @@ async def test_costs_of_another_shape_are_ignored_with_a_warning(caplog: pytest.
     assert "9 step cost coefficients" in caplog.text
 
 
-async def test_the_profile_of_a_worker_that_is_known_but_not_added_yet_is_kept() -> None:
+async def test_the_profile_of_a_worker_not_yet_added_is_kept() -> None:
     """Its clock is measured and its kind's fit is read in between, and a round may come then."""
     registry, model, client = WorkerRegistry(), LatencyModel(), LearningClient()
     feed = StepCostFeed(registry, model)
@@ -87,7 +87,7 @@ async def test_the_profile_of_a_worker_that_is_known_but_not_added_yet_is_kept()
     assert model.num_samples("d1") == 10
 
 
-async def test_a_worker_is_not_asked_again_before_it_has_answered() -> None:
+async def test_a_worker_is_not_polled_before_it_has_answered() -> None:
     answers = asyncio.Event()
 
     class SlowClient(LearningClient):
@@ -110,7 +110,7 @@ async def test_a_worker_is_not_asked_again_before_it_has_answered() -> None:
     assert model.num_samples("d1") == 10
 
 
-async def test_a_worker_that_does_not_answer_is_asked_again() -> None:
+async def test_a_worker_that_does_not_answer_is_polled_again() -> None:
     registry, model, client = WorkerRegistry(), LatencyModel(), LearningClient()
     feed = StepCostFeed(registry, model)
     await feed.add(add_worker(registry, client))
@@ -122,7 +122,7 @@ async def test_a_worker_that_does_not_answer_is_asked_again() -> None:
     assert model.num_samples("d1") == 5
 
 
-async def test_a_worker_that_left_is_forgotten() -> None:
+async def test_a_removed_worker_is_forgotten() -> None:
     registry, model, client = WorkerRegistry(), LatencyModel(), LearningClient()
     feed = StepCostFeed(registry, model)
     client.run(5)
@@ -133,7 +133,7 @@ async def test_a_worker_that_left_is_forgotten() -> None:
     assert model.num_samples("d1") == 0
 
 
-async def test_the_next_start_begins_with_the_last_fit(tmp_path: Path) -> None:
+async def test_the_next_start_uses_the_last_fit(tmp_path: Path) -> None:
     registry, model, client = WorkerRegistry(), LatencyModel(), LearningClient()
     feed = StepCostFeed(registry, model, FitStore(tmp_path))
     worker = add_worker(registry, client)
@@ -156,7 +156,7 @@ def test_workers_of_one_kind_share_a_fit() -> None:
         assert traits_of(make_info("d3", "decode", **change)).kind != traits_of(one).kind
 
 
-async def test_a_worker_of_another_kind_may_come_while_fits_are_written(tmp_path: Path) -> None:
+async def test_a_worker_of_another_kind_can_join_while_fits_are_saved(tmp_path: Path) -> None:
     registry, model, client = WorkerRegistry(), LatencyModel(), LearningClient()
     client.run(60)
     feed = StepCostFeed(registry, model, FitStore(tmp_path))
@@ -168,7 +168,7 @@ async def test_a_worker_of_another_kind_may_come_while_fits_are_written(tmp_path
     assert FitStore(tmp_path).load(traits_of(make_info("d1", "decode")).kind)
 
 
-def test_a_round_asks_one_worker_after_the_other() -> None:
+def test_a_round_polls_one_worker_after_the_other() -> None:
     async def run() -> list[float]:
         loop, queued_s = asyncio.get_running_loop(), []
 
@@ -188,7 +188,7 @@ def test_a_round_asks_one_worker_after_the_other() -> None:
     assert run_virtually(run) == pytest.approx([0.0, 0.2, 0.4, 0.6])
 
 
-async def test_a_round_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_polling_continues_after_a_failed_round(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds: list[int] = []
 
     async def poll(self: StepCostFeed, over_s: float) -> None:
@@ -202,7 +202,7 @@ async def test_a_round_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatc
     running.cancel()
 
 
-async def test_a_worker_that_left_while_its_fit_was_read_is_not_added(tmp_path: Path) -> None:
+async def test_a_worker_removed_while_its_fit_is_read_is_not_added(tmp_path: Path) -> None:
     registry, model, client = WorkerRegistry(), LatencyModel(), LearningClient()
     feed = StepCostFeed(registry, model, FitStore(tmp_path))
     worker = add_worker(registry, client)

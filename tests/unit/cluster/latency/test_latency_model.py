@@ -47,7 +47,7 @@ def median_error(model: LatencyModel, worker_id: str, scale: float = 1.0) -> flo
 
 
 @pytest.mark.parametrize("outliers", [0.0, 0.02])
-def test_known_costs_are_found_through_noise_and_outliers(outliers: float) -> None:
+def test_known_costs_are_found_despite_noise_and_outliers(outliers: float) -> None:
     clock = FakeClock()
     model = LatencyModel(clock)
     learn(model, clock, {"w": SyntheticWorker(outliers=outliers)})
@@ -62,14 +62,14 @@ def test_the_quadratic_term_is_found() -> None:
     assert (with_context - without) / (512 * 16_384) == pytest.approx(COEFFICIENTS[2], rel=0.25)
 
 
-def test_few_samples_are_enough_for_a_rough_idea() -> None:
+def test_few_samples_give_a_rough_estimate() -> None:
     clock = FakeClock()
     model = LatencyModel(clock)
     learn(model, clock, {"w": SyntheticWorker()}, seconds=2)
     assert median_error(model, "w") < 0.25
 
 
-def test_a_new_worker_is_predicted_as_its_kind_at_once_and_a_slower_one_soon() -> None:
+def test_a_new_worker_is_predicted_like_its_kind_and_a_slower_one_soon() -> None:
     clock = FakeClock()
     model = LatencyModel(clock)
     learn(model, clock, {"a": SyntheticWorker(), "b": SyntheticWorker(seed=2)})
@@ -81,7 +81,7 @@ def test_a_new_worker_is_predicted_as_its_kind_at_once_and_a_slower_one_soon() -
     assert median_error(model, "a") < 0.15  # the others hear little of it
 
 
-def test_a_change_of_speed_is_followed() -> None:
+def test_a_change_of_speed_is_tracked() -> None:
     clock = FakeClock()
     model, worker = LatencyModel(clock), SyntheticWorker()
     learn(model, clock, {"w": worker})
@@ -90,7 +90,7 @@ def test_a_change_of_speed_is_followed() -> None:
     assert median_error(model, "w", scale=1.6) < 0.12
 
 
-def test_what_is_rare_is_not_forgotten_for_what_is_common() -> None:
+def test_common_samples_do_not_displace_rare_ones() -> None:
     clock = FakeClock()
     model, worker = LatencyModel(clock), SyntheticWorker()
     learn(model, clock, {"w": worker})
@@ -101,7 +101,7 @@ def test_what_is_rare_is_not_forgotten_for_what_is_common() -> None:
     assert model.prefill_ms("w", 500).ms == pytest.approx(exact_ms(exact), rel=0.15)
 
 
-def test_chunks_repeat_the_fixed_cost_and_nothing_else() -> None:
+def test_chunks_repeat_only_the_fixed_cost() -> None:
     model = LatencyModel()
     model.add_worker("small", WorkerTraits(("x",), chunk_tokens=100))
     model.add_worker("large", WorkerTraits(("x",), chunk_tokens=1000))
@@ -117,7 +117,7 @@ def behind(model: LatencyModel, uncached_tokens: int, queue: PromptQueue) -> flo
     return float(model.prompt_costs(["w"], [uncached_tokens], [0], [queue]).ms[0])
 
 
-def test_a_queue_is_waited_for_and_what_is_done_of_it_is_not() -> None:
+def test_a_prompt_waits_for_the_remaining_queue_only() -> None:
     model = LatencyModel()
     model.add_worker("w", TRAITS)
     alone, full = model.prefill_ms("w", 100).ms, PromptQueue(400, attention_pairs(400, 0), 1)
@@ -136,7 +136,7 @@ def test_decoding_sequences_take_their_share_of_the_budget() -> None:
     assert shared > model.prefill_ms("w", 64).ms + model.step_ms("w", 32, 3200).ms
 
 
-def test_a_target_of_those_who_decode_spreads_a_prompt_over_more_steps() -> None:
+def test_a_target_of_decoding_sequences_spreads_a_prompt_over_more_steps() -> None:
     model = LatencyModel()
     model.add_worker("w", WorkerTraits(("x",), chunk_tokens=512))
     free, loose, strict = (
@@ -146,7 +146,7 @@ def test_a_target_of_those_who_decode_spreads_a_prompt_over_more_steps() -> None
     assert free < loose < strict
 
 
-def test_drafts_of_those_who_decode_lengthen_the_steps_of_a_prompt() -> None:
+def test_drafts_of_decoding_sequences_lengthen_the_steps_of_a_prompt() -> None:
     model = LatencyModel()
     beside = PromptQueue(decoding=2, context_tokens=400)
     model.add_worker("w", TRAITS)
@@ -169,7 +169,7 @@ def test_speculation_divides_the_time_per_token() -> None:
     assert with_handoff.ms == pytest.approx(model.predict_tpot("w", 2, 400).ms + 10)
 
 
-def test_links_differ() -> None:
+def test_links_are_learned_separately() -> None:
     clock = FakeClock()
     model = LatencyModel(clock)
     for worker_id in ("p", "near", "far"):
@@ -184,7 +184,7 @@ def test_links_differ() -> None:
     assert model.transfer_ms(5_000_000, ("q", "new")).ms > 0
 
 
-def test_links_of_workers_that_left_are_not_kept() -> None:
+def test_links_of_removed_workers_are_not_kept() -> None:
     """Hand-offs are told of when decoding ends, which may be after their prefill worker has gone."""
     clock = FakeClock()
     model = LatencyModel(clock)
@@ -198,7 +198,7 @@ def test_links_of_workers_that_left_are_not_kept() -> None:
     assert not model._transfers
 
 
-def test_an_unknown_worker_is_predicted_too() -> None:
+def test_an_unknown_worker_has_a_prediction() -> None:
     assert LatencyModel().prefill_ms("who", 100).ms > 0
 
 
@@ -212,7 +212,7 @@ def test_uncertainty_shrinks_with_samples() -> None:
     assert after.sd_ms / after.ms < 0.6 * before.sd_ms / before.ms
 
 
-def test_many_candidates_are_predicted_as_one_by_one() -> None:
+def test_predictions_of_many_candidates_match_single_ones() -> None:
     clock = FakeClock()
     model = LatencyModel(clock)
     learn(model, clock, {"a": SyntheticWorker(), "b": SyntheticWorker(scale=2, seed=2)}, seconds=5)
@@ -245,7 +245,7 @@ ANY_SAMPLE = st.builds(StepSample, TIMES, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1e4), st.lists(ANY_SAMPLE, max_size=20)), max_size=6))
-def test_no_sample_breaks_it(rounds: list[tuple[float, list[StepSample]]]) -> None:
+def test_no_sample_breaks_the_model(rounds: list[tuple[float, list[StepSample]]]) -> None:
     clock = FakeClock()
     model = LatencyModel(clock)
     model.add_worker("w", TRAITS)
@@ -270,7 +270,7 @@ def test_no_sample_breaks_it(rounds: list[tuple[float, list[StepSample]]]) -> No
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(ANY_SAMPLE.filter(lambda sample: not 1e-3 < sample.ms < 3.6e6), min_size=1, max_size=30))
-def test_impossible_samples_change_nothing_that_was_learned(samples: list[StepSample]) -> None:
+def test_impossible_samples_change_nothing(samples: list[StepSample]) -> None:
     clock = FakeClock()
     model, worker = LatencyModel(clock), SyntheticWorker()
     learn(model, clock, {"w": worker}, seconds=3)
@@ -303,7 +303,7 @@ def test_an_impossible_report_is_ignored(report: StepCostReport) -> None:
 
 
 @pytest.mark.parametrize("num_before", [10, 300])
-def test_a_step_that_waited_for_a_compiler_changes_no_prediction(num_before: int) -> None:
+def test_a_step_delayed_by_compilation_changes_no_prediction(num_before: int) -> None:
     samples = SyntheticWorker(scale=0.1).steps(num_before + 20)
     models = LatencyModel(), LatencyModel()
     compiled = samples[num_before]._replace(ms=2000.0)
@@ -314,7 +314,7 @@ def test_a_step_that_waited_for_a_compiler_changes_no_prediction(num_before: int
         assert predict(models[0]) == predict(models[1])
 
 
-def test_a_worker_that_became_many_times_slower_is_followed() -> None:
+def test_a_much_slower_worker_is_tracked() -> None:
     clock = FakeClock()
     model, worker = LatencyModel(clock), SyntheticWorker()
     learn(model, clock, {"w": worker}, seconds=10)

@@ -36,7 +36,7 @@ def samples_of(worker: SimulatedWorker, monkeypatch: pytest.MonkeyPatch) -> list
     return found
 
 
-def test_a_request_alone_takes_the_modelled_time():
+def test_a_single_request_takes_the_modelled_time():
     async def main() -> None:
         answer = await generate(lone_worker(), sequence("a", prompt(100), 40))
         assert len(answer.token_ids) == 40
@@ -59,7 +59,7 @@ def test_a_long_prompt_is_computed_in_chunks():
     run_virtually(main)
 
 
-def test_a_prompt_that_was_computed_alone_shows_no_company():
+def test_a_prompt_computed_alone_shows_no_other_requests():
     async def main() -> None:
         answer = await generate(lone_worker(), sequence("a", prompt(100), 2))
         [step] = answer.batches[0].steps
@@ -68,7 +68,7 @@ def test_a_prompt_that_was_computed_alone_shows_no_company():
     run_virtually(main)
 
 
-def test_messages_grow_up_to_their_size():
+def test_messages_grow_to_their_size_limit():
     async def main() -> None:
         answer = await generate(lone_worker(tokens_per_message=8), sequence("a", prompt(20), 40))
         assert [len(batch.token_ids) for batch in answer.batches] == [1, 1, 2, 4, 8, 8, 8, 8]
@@ -76,7 +76,7 @@ def test_messages_grow_up_to_their_size():
     run_virtually(main)
 
 
-def test_speculation_gives_several_tokens_a_step(monkeypatch):
+def test_speculation_gives_several_tokens_per_step(monkeypatch):
     rates = [SpeculationRate(batch=1, tokens_per_round=2.5, drafted=4)]
 
     async def main() -> None:
@@ -90,7 +90,7 @@ def test_speculation_gives_several_tokens_a_step(monkeypatch):
     run_virtually(main)
 
 
-def test_a_handoff_takes_what_its_bytes_take():
+def test_a_handoff_takes_the_time_of_its_bytes():
     async def main() -> None:
         pair = Pair()
         answer = await pair.run("a", prompt(100), 10)
@@ -107,7 +107,7 @@ def test_a_handoff_takes_what_its_bytes_take():
     run_virtually(main)
 
 
-def test_what_the_decode_worker_holds_does_not_travel():
+def test_tokens_held_by_the_decode_worker_are_not_transferred():
     async def main() -> None:
         pair = Pair()
         await pair.run("a", prompt(96), 4)
@@ -119,7 +119,7 @@ def test_what_the_decode_worker_holds_does_not_travel():
     run_virtually(main)
 
 
-def test_answers_are_the_same_wherever_they_go_on():
+def test_answers_are_the_same_wherever_they_resume():
     async def main() -> None:
         whole = await generate(lone_worker(), sequence("a", prompt(30), 30, seed=5))
         resumed = await generate(lone_worker(), sequence("a", prompt(30), 30, whole.token_ids[:11], seed=5))
@@ -130,7 +130,7 @@ def test_answers_are_the_same_wherever_they_go_on():
     run_virtually(main)
 
 
-def test_answers_may_end_by_themselves():
+def test_answers_can_end_early():
     async def main() -> None:
         worker = lone_worker(profile=make_profile(output_tokens=20))
         answers = [
@@ -144,7 +144,7 @@ def test_answers_may_end_by_themselves():
     run_virtually(main)
 
 
-def test_the_urgent_go_first():
+def test_urgent_requests_go_first():
     async def main() -> None:
         worker = lone_worker(limits=SchedulerLimits(256, 1, 4096))
         loop, order = asyncio.get_running_loop(), []
@@ -178,7 +178,7 @@ def test_preemption_loses_no_token():
     run_virtually(main)
 
 
-def test_a_reservation_waits_for_room_and_gives_up_in_time():
+def test_a_reservation_waits_for_room_until_its_deadline():
     async def main() -> None:
         pair = Pair(num_blocks=10, reserve_timeout_s=0.5)
         long = asyncio.create_task(generate(pair.decode, sequence("long", prompt(60, 1), 90)))
@@ -201,7 +201,7 @@ def test_a_reservation_waits_for_room_and_gives_up_in_time():
     run_virtually(main)
 
 
-def test_what_never_fits_is_refused_and_what_lasts_too_long_ends():
+def test_impossible_requests_are_refused_and_late_ones_end():
     async def main() -> None:
         worker = lone_worker()
         with pytest.raises(ContextLengthError, match="4096"):
@@ -217,7 +217,7 @@ def test_what_never_fits_is_refused_and_what_lasts_too_long_ends():
     run_virtually(main)
 
 
-def test_samples_are_of_the_formula(monkeypatch):
+def test_samples_follow_the_formula(monkeypatch):
     async def main() -> None:
         worker = lone_worker()
         samples = samples_of(worker, monkeypatch)
@@ -241,7 +241,7 @@ def test_samples_are_of_the_formula(monkeypatch):
     run_virtually(main)
 
 
-def test_the_cache_is_watched():
+def test_cache_events_are_sent():
     async def main() -> None:
         worker = lone_worker()
         watching = worker.watch_cache()
@@ -297,7 +297,7 @@ def play(workload, longest_leap=1024, **changes):
 @settings(max_examples=40, deadline=None)
 @example([(0.0, 1, 1, False, None), (1.0, 257, 15, False, None), (1.0, 161, 2, True, 0.25)], 28)
 @given(workloads, st.integers(28, 200))
-def test_every_request_ends_and_every_block_returns(workload, num_blocks):
+def test_every_request_ends_and_every_block_is_freed(workload, num_blocks):
     results, leaks, used = play(workload, num_blocks=num_blocks)
     assert leaks == []
     assert used == [0, 0]
@@ -309,7 +309,7 @@ def test_every_request_ends_and_every_block_returns(workload, num_blocks):
 
 @settings(max_examples=25, deadline=None)
 @given(workloads)
-def test_a_leap_is_the_same_as_its_steps(workload):
+def test_a_leap_equals_its_steps(workload):
     # Timers of one moment have no order, so no two requests come at the same one.
     quiet = [
         (at_s + 1.2345678e-5 * index, num_prompt, max_tokens, both, None)
@@ -321,7 +321,7 @@ def test_a_leap_is_the_same_as_its_steps(workload):
         assert end_s == pytest.approx(same_end_s, abs=1e-6)
 
 
-def test_the_same_seed_gives_the_same_run():
+def test_equal_seeds_give_equal_runs():
     workload = [(0.1 * index, 50 + 9 * index, 40, index % 2 == 0, None) for index in range(10)]
     profile = make_profile(noise=0.2)
     first = play(workload, profile=profile)
@@ -329,7 +329,7 @@ def test_the_same_seed_gives_the_same_run():
     assert first != play(workload, profile=profile, seed=1)
 
 
-def test_settings_tell_the_registry_all_it_needs():
+def test_settings_contain_all_that_the_registry_needs():
     info = make_settings().info("here", "node", 1)
     assert info.kv_bytes_per_token == 100
     assert (info.kv_blocks, info.block_size, info.max_num_seqs, info.chunk_tokens) == (256, 16, 16, 256)

@@ -92,14 +92,14 @@ def entries(
 
 
 class TestController:
-    def test_a_request_chooses_or_forbids(self) -> None:
+    def test_a_request_can_choose_or_forbid_a_method(self) -> None:
         one, two = Drafter([0.9], token=1), Drafter([0.8], token=2)
         controller = SpeculationController(entries({"one": one, "two": two}, ["one"]), "auto")
         plan = [scheduled("a"), scheduled("b", "two"), scheduled("c", "none")]
         proposals = controller.propose(plan, dict.fromkeys("abc", 8))
         assert {name: proposal.token_ids for name, proposal in proposals.items()} == {"a": (1,), "b": (2,)}
 
-    def test_steps_may_run_ahead_of_their_tokens_where_nobody_drafts(self) -> None:
+    def test_steps_run_ahead_of_their_tokens_without_drafts(self) -> None:
         methods, cost = entries({"one": Drafter([0.9])}), StepCostModel()
         controller = SpeculationController(methods, "none")
         assert controller.leaves_alone([scheduled("a"), scheduled("b", "none")])
@@ -109,7 +109,7 @@ class TestController:
         follows = {"network": Network([0.9]).entry(DraftPasses(cost))}
         assert not SpeculationController(follows, "none", cost).leaves_alone([scheduled("a")])
 
-    def test_who_asks_by_name_is_drafted_for_even_when_nothing_pays(self) -> None:
+    def test_a_method_requested_by_name_drafts_even_if_nothing_pays(self) -> None:
         drafter = Drafter([0.001])
         controller = SpeculationController(entries({"one": drafter}), "auto")
         controller.costs.measured(StepSample(10.0, 0, 0, 8, 8, 0, 0, 0))
@@ -125,7 +125,7 @@ class TestController:
         room["named"] = 8
         assert all("named" in controller.propose(plan, room) for _ in range(10))
 
-    def test_a_network_at_rest_drafts_only_for_who_names_it(self) -> None:
+    def test_an_idle_network_drafts_only_for_requests_that_name_it(self) -> None:
         network, cost = Network([0.01]), StepCostModel()
         passes = DraftPasses(cost)
         for _ in range(8):
@@ -143,7 +143,7 @@ class TestController:
         assert network.kept[-10:] == [None] * 10
         assert len(network.kept) == 50
 
-    def test_auto_takes_the_more_promising_draft(self) -> None:
+    def test_auto_selects_the_more_promising_draft(self) -> None:
         methods = {"short": Drafter([0.9], token=1), "long": Drafter([0.8, 0.8], token=2)}
         controller = SpeculationController(entries(methods), "auto")
         draft = controller.propose([scheduled("a")], {"a": 8})["a"]
@@ -157,12 +157,12 @@ class TestController:
         controller = SpeculationController(entries({"drawn": drafter}), "auto")
         assert len(controller.propose([scheduled("a")], {"a": 8})["a"]) == 3
 
-    def test_a_step_in_which_nothing_is_sampled_gets_no_drafts(self) -> None:
+    def test_a_step_that_samples_nothing_gets_no_drafts(self) -> None:
         controller = SpeculationController(entries({"one": Drafter([0.9])}), "auto")
         request = Request("a", [1, 2, 3], SamplingParams(max_tokens=50))
         assert controller.propose([ScheduledSequence(request, 2)], {}) == {}
 
-    def test_whoever_proposed_learns_whether_its_draft_was_verified_or_not(self) -> None:
+    def test_a_proposer_learns_whether_its_draft_was_verified(self) -> None:
         one, two, unasked = Drafter([0.9]), Drafter([0.2]), Drafter([0.9])
         controller = SpeculationController(entries({"one": one, "two": two, "no": unasked}, ["one", "two"]), "auto")
         sequence = scheduled("a")
@@ -171,19 +171,19 @@ class TestController:
         assert (len(one.observed), len(two.observed), len(unasked.observed)) == (1, 1, 0)
         assert {name: count.num_drafted for name, count in controller.counts.items()} == {"one": 1}
 
-    def test_a_method_asked_for_by_name_drafts_as_much_as_pays_and_something_at_least(self) -> None:
+    def test_a_method_requested_by_name_drafts_at_least_one_token(self) -> None:
         drafter = Drafter([0.9, 0.0, 0.9])
         controller = SpeculationController(entries({"one": drafter}), "one")
         assert len(controller.propose([scheduled("a")], {"a": 8})["a"]) == 1
         drafter.confidences = (0.01,)
         assert len(controller.propose([scheduled("a")], {"a": 8})["a"]) == 1
 
-    def test_a_method_that_learns_from_every_node_gets_them_all(self) -> None:
+    def test_a_method_that_learns_from_every_node_gets_all_of_them(self) -> None:
         whole = RegisteredMethod(Drafter([0.9, 0.0, 0.9]), 4, is_verified_whole=True)
         controller = SpeculationController({"one": whole}, "one")
         assert len(controller.propose([scheduled("a")], {"a": 8})["a"]) == 3
 
-    def test_a_method_that_breaks_is_left_out(self) -> None:
+    def test_a_failing_method_is_disabled(self) -> None:
         good, bad = Drafter([0.9]), Drafter([0.9], error=RuntimeError("this draft model is broken"))
         controller = SpeculationController(entries({"bad": bad, "good": good}), "auto")
         assert controller.propose([scheduled("a")], {"a": 8})["a"].token_ids == (9,)
@@ -191,7 +191,7 @@ class TestController:
         controller.propose([scheduled("a")], {"a": 8})
         assert controller.num_failures == 1
 
-    def test_memory_that_a_method_lacks_is_freed_by_the_engine_once(self) -> None:
+    def test_the_engine_frees_memory_once_for_a_method_that_lacks_it(self) -> None:
         drafter = Drafter([0.9])
         controller = SpeculationController(entries({"one": drafter}), "auto")
         for _ in range(2):
@@ -202,7 +202,7 @@ class TestController:
             assert controller.propose([scheduled("a")], {"a": 8})["a"].token_ids == (9,)
         assert controller.num_failures == 0
 
-    def test_a_method_that_lacks_memory_twice_in_a_row_is_left_out(self) -> None:
+    def test_a_method_that_lacks_memory_twice_in_a_row_is_disabled(self) -> None:
         drafter = Drafter([0.9], error=torch.OutOfMemoryError("no memory"))
         controller = SpeculationController(entries({"one": drafter}), "auto")
         with pytest.raises(torch.OutOfMemoryError):
@@ -210,7 +210,7 @@ class TestController:
         assert controller.propose([scheduled("a")], {"a": 8}) == {}
         assert controller.num_failures == 1
 
-    def test_a_lost_device_is_not_the_methods_fault(self) -> None:
+    def test_a_lost_device_is_not_attributed_to_the_method(self) -> None:
         error = RuntimeError("CUDA error: an illegal memory access was encountered")
         controller = SpeculationController(entries({"one": Drafter([0.9], error=error)}), "auto")
         for _ in range(2):
@@ -227,5 +227,5 @@ class TestController:
             create_controller(SpeculationConfig(method="eagle3"), build_runner(tiny_model("llama")), None)
 
 
-def test_configuration_and_workers_know_the_same_names() -> None:
+def test_configuration_and_workers_have_the_same_method_names() -> None:
     assert set(method_names()) == set(get_args(SpeculationMethod))

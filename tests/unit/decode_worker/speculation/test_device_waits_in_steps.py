@@ -182,7 +182,7 @@ DRAWN = each(MAX_DRAFT_TOKENS, DRAWN_PASS)
         pytest.param(lookahead, None, {LOOKAHEAD: 1}, id="lookahead"),
     ],
 )
-def test_a_step_waits_for_its_tokens_and_once_a_pass(
+def test_a_step_waits_for_its_tokens_and_once_per_pass(
     build: Build, params: SamplingParams | None, expected: Counter[str], tmp_path: Path
 ) -> None:
     places, num_tokens = waits_of_a_step(build, tmp_path, params=params)
@@ -206,7 +206,7 @@ def test_typical_acceptance_waits_for_each_draft_and_each_bonus_token(tmp_path: 
 @pytest.mark.parametrize(
     "acceptance", ["residual", pytest.param("typical", marks=pytest.mark.thorough(covered_by="[residual]"))]
 )
-def test_no_rule_decides_on_greedy_requests(acceptance: str, tmp_path: Path) -> None:
+def test_no_rule_decides_for_greedy_requests(acceptance: str, tmp_path: Path) -> None:
     places, _ = waits_of_a_step(eagle(tiny_eagle3), tmp_path, acceptance)
     assert places == CHAINS + Counter({TOKENS: 1})
 
@@ -220,7 +220,7 @@ def test_no_rule_decides_on_greedy_requests(acceptance: str, tmp_path: Path) -> 
     ],
     ids=["EAGLE-3", "EAGLE-3 of two layers", "Medusa"],
 )
-def test_prompts_and_their_hand_off_wait_for_nothing_but_what_is_sent(build: Build, tmp_path: Path) -> None:
+def test_prompts_and_their_handoff_wait_only_for_sent_data(build: Build, tmp_path: Path) -> None:
     waits = DeviceWaits()
     with waits:
         runner, method = build(on_device(prepared(tiny_target(num_layers=6))), tmp_path)

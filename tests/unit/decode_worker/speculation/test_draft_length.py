@@ -39,14 +39,14 @@ class TestDraftLength:
         policy = VerificationPolicy(self.cost(1.0))
         assert policy.choose({"a": guess([0.5] * 8)}, (), num_sequences=1, num_tokens=1) == {}
 
-    def test_the_surest_slots_of_the_batch_come_first(self) -> None:
+    def test_the_most_likely_slots_of_the_batch_come_first(self) -> None:
         policy = VerificationPolicy(self.cost(0.12))
         lengths = policy.choose(
             {"sure": guess([0.95] * 4), "vague": guess([0.1] * 4)}, (), num_sequences=2, num_tokens=2
         )
         assert lengths == {"sure": 4}
 
-    def test_a_few_sequences_drafts_do_not_slow_down_the_others(self) -> None:
+    def test_drafts_of_a_few_sequences_do_not_slow_down_the_others(self) -> None:
         """Tokens per millisecond would grow by 12 %, for one of sixteen; fifteen would wait 19 % longer for theirs."""
         cost = StepCostModel()
         for num_tokens in (16, 24):
@@ -56,7 +56,7 @@ class TestDraftLength:
         lengths = policy.choose({str(name): guess([0.85]) for name in range(8)}, (), num_sequences=16, num_tokens=16)
         assert lengths == {str(name): 1 for name in range(8)}
 
-    def test_where_drafts_never_pay_large_batches_look_for_them_only_now_and_then(self) -> None:
+    def test_large_batches_rarely_try_drafts_that_never_pay(self) -> None:
         policy = VerificationPolicy(self.cost(1.0))
         assert not any(policy.is_settled(32) for _ in range(100))
         for _ in range(16):
@@ -65,7 +65,7 @@ class TestDraftLength:
         assert [policy.is_settled(9) for _ in range(6)] == [True, True, False] * 2
         assert not any(policy.is_settled(3) for _ in range(20))
 
-    def test_drafts_that_pay_are_looked_for_in_every_step_again(self) -> None:
+    def test_drafts_that_pay_are_tried_in_every_step_again(self) -> None:
         policy = VerificationPolicy(self.cost(0.01))
         for _ in range(20):
             policy.choose({}, (), num_sequences=32, num_tokens=32)
@@ -73,18 +73,18 @@ class TestDraftLength:
         assert policy.choose({str(name): guess([0.9] * 4) for name in range(32)}, (), num_sequences=32, num_tokens=32)
         assert not any(policy.is_settled(32) for _ in range(20))
 
-    def test_steps_that_verify_others_drafts_are_not_idle(self) -> None:
+    def test_steps_that_verify_other_drafts_are_not_idle(self) -> None:
         policy = VerificationPolicy(self.cost(0.01))
         for _ in range(40):
             policy.choose({}, (), num_sequences=32, num_tokens=32, is_drafting=True)
         assert not policy.is_settled(32)
 
-    def test_a_length_is_a_prefix_of_the_draft(self) -> None:
+    def test_a_draft_is_shortened_to_a_prefix(self) -> None:
         policy = VerificationPolicy(self.cost(0.02))
         lengths = policy.choose({"a": guess([1.0, 1.0, 0.0, 1.0])}, (), num_sequences=1, num_tokens=1)
         assert lengths == {"a": 2}
 
-    def test_a_gain_too_small_begins_nothing_but_may_go_on(self) -> None:
+    def test_a_small_gain_starts_no_speculation_but_can_continue_it(self) -> None:
         policy = VerificationPolicy(self.cost(0.1))
         barely = {"a": guess([0.133])}
         assert policy.choose(barely, (), num_sequences=1, num_tokens=1) == {}
@@ -104,7 +104,7 @@ class TestDraftingForANetwork:
             passes.record(1, pass_ms)
         return DraftingPolicy(cost, passes), passes
 
-    def test_drafting_that_pays_is_done_and_raises_the_bar_for_more_passes(self) -> None:
+    def test_profitable_drafting_runs_and_raises_the_bar_for_more_passes(self) -> None:
         policy, passes = self.policy(2.0)
         assert policy.choose(Outlook({"a": (0.6, 0.4, 0.2)}), (), num_sequences=1, num_tokens=1) == {"a"}
         assert passes.rate is not None
@@ -112,7 +112,7 @@ class TestDraftingForANetwork:
         assert passes.another([0.9])
         assert not passes.another([0.05])
 
-    def test_passes_that_cost_more_than_they_bring_are_left_alone(self) -> None:
+    def test_unprofitable_passes_are_not_run(self) -> None:
         policy, _ = self.policy(30.0)
         assert policy.choose(Outlook({"a": (0.6, 0.4, 0.2)}), (), num_sequences=1, num_tokens=1) == set()
 
@@ -126,19 +126,19 @@ class TestDraftingForANetwork:
         outlook = Outlook({"bad": (0.01, 0.0), "good": (0.9, 0.8)})
         assert policy.choose(outlook, (), num_sequences=2, num_tokens=2) == {"good"}
 
-    def test_who_asked_for_the_method_gets_it_whatever_it_costs(self) -> None:
+    def test_a_request_that_names_the_method_gets_it_at_any_cost(self) -> None:
         policy, passes = self.policy(30.0)
         outlook = Outlook({"a": (0.1, 0.0), "b": (0.9, 0.8)})
         assert policy.choose(outlook, {"a"}, num_sequences=2, num_tokens=2) >= {"a"}
         assert passes.rate is not None
 
-    def test_many_drafts_for_little_count_against_it(self) -> None:
+    def test_many_drafts_with_little_gain_are_rejected(self) -> None:
         policy, _ = self.policy(2.0)
         gains = {"a": (0.4, 0.2)}
         assert policy.choose(Outlook(gains, nodes_per_pass=1.0), (), num_sequences=1, num_tokens=1) == {"a"}
         assert policy.choose(Outlook(gains, nodes_per_pass=30.0), (), num_sequences=1, num_tokens=1) == set()
 
-    def test_drafts_that_are_never_worth_verifying_are_made_less_and_less(self) -> None:
+    def test_drafts_that_are_never_worth_verifying_become_rare(self) -> None:
         policy, _ = self.policy(2.0)
         outlook = Outlook({"a": (0.9, 0.8)})
         num_made = 0
@@ -153,7 +153,7 @@ class TestDraftingForANetwork:
         policy.book(verified=True)
         assert not policy.is_settled(1)
 
-    def test_a_refusal_stands_for_a_few_steps(self) -> None:
+    def test_a_refusal_lasts_for_a_few_steps(self) -> None:
         policy, _ = self.policy(2.0)
         assert not policy.is_settled(1)
         policy.choose(Outlook({"a": (0.01,)}), (), num_sequences=1, num_tokens=1)
@@ -161,7 +161,7 @@ class TestDraftingForANetwork:
         assert policy.choose(Outlook({"a": (0.9, 0.8)}), (), num_sequences=1, num_tokens=1) == {"a"}
         assert not policy.is_settled(1)
 
-    def test_a_refusal_is_probed_now_and_then(self) -> None:
+    def test_a_refusal_is_probed_periodically(self) -> None:
         policy, _ = self.policy(2.0)
         outlook = Outlook({"a": (0.05, 0.0)})
         chosen = [not policy.is_settled(1) and policy.choose(outlook, (), 1, 1) for _ in range(640)]
@@ -170,14 +170,14 @@ class TestDraftingForANetwork:
         assert any(first and second for first, second in pairwise(chosen)), "the first pass after a pause is a cold one"
         assert policy.num_kept_rows != 1
 
-    def test_what_would_not_pay_with_good_drafts_either_is_hardly_ever_probed(self) -> None:
+    def test_drafting_that_would_not_pay_even_with_good_drafts_is_rarely_probed(self) -> None:
         policy, _ = self.policy(30.0)
         outlook = Outlook({"a": (0.05, 0.0)})
         chosen = [not policy.is_settled(1) and policy.choose(outlook, (), 1, 1) for _ in range(2100)]
         assert sum(map(bool, chosen)) == 4
         assert policy.num_kept_rows == 1
 
-    def test_a_smaller_batch_is_thought_over_at_once(self) -> None:
+    def test_a_smaller_batch_is_reconsidered_at_once(self) -> None:
         policy, _ = self.policy(30.0)
         outlook = Outlook({"a": (0.05, 0.0)})
         for _ in range(5):
@@ -186,7 +186,7 @@ class TestDraftingForANetwork:
             policy.choose(outlook, (), 32, 32)
         assert [policy.is_settled(count) for count in (32, 30, 24, 23)] == [True, True, True, False]
 
-    def test_cold_passes_do_not_speak_against_a_network(self) -> None:
+    def test_cold_passes_do_not_count_against_a_network(self) -> None:
         passes = DraftPasses(StepCostModel())
         for ms in (5000.0, 80.0, 40.0):
             passes.record(1, ms)
@@ -195,7 +195,7 @@ class TestDraftingForANetwork:
             passes.record(1, 2.0)
         assert passes.ms(1) == pytest.approx(2.0, rel=1e-3)
 
-    def test_after_some_steps_without_drafts_little_is_kept_for_them(self) -> None:
+    def test_after_some_steps_without_drafts_little_is_reserved_for_them(self) -> None:
         policy, _ = self.policy(2.0)
 
         def step(gain: float) -> int | None:

@@ -73,7 +73,7 @@ class DraftModelSetup(DraftSetup):
 
 @pytest.mark.parametrize("chunk_tokens", [5, 32])
 @pytest.mark.parametrize("draft_vocab", [VOCAB, VOCAB - 8, VOCAB + 8])
-def test_drafts_are_the_drafts_own_and_tokens_the_targets(chunk_tokens: int, draft_vocab: int) -> None:
+def test_drafts_match_the_draft_model_and_tokens_match_the_target(chunk_tokens: int, draft_vocab: int) -> None:
     setup = DraftModelSetup(lambda: tiny_draft_lm(vocab=draft_vocab))
     texts = prompts(3, 9, 14, 6)
     plain = run(setup.plain(), requests_for(texts))
@@ -83,7 +83,7 @@ def test_drafts_are_the_drafts_own_and_tokens_the_targets(chunk_tokens: int, dra
     setup.check_drafts(requests)
 
 
-def test_a_draft_that_is_the_target_is_always_right() -> None:
+def test_a_draft_that_equals_the_target_is_always_right() -> None:
     setup = DraftModelSetup(tiny_target)
     texts = prompts(3, 9)
     params = SamplingParams(max_tokens=25, temperature=0)
@@ -93,7 +93,7 @@ def test_a_draft_that_is_the_target_is_always_right() -> None:
     assert sorted(setup.recording.accepted) == [0, 0, *[5] * 8]
 
 
-def test_the_same_when_accepted_nodes_are_moved() -> None:
+def test_drafts_and_tokens_match_when_accepted_nodes_are_moved() -> None:
     """KV of guesses is lost where that of a tree's nodes comes to stand, the draft's layers included."""
     setup = DraftModelSetup(tiny_target, change=bushy)
     texts = prompts(3, 9, 14, 6)
@@ -104,7 +104,7 @@ def test_the_same_when_accepted_nodes_are_moved() -> None:
     setup.check_drafts(requests)
 
 
-def test_the_same_under_preemption() -> None:
+def test_drafts_and_tokens_match_under_preemption() -> None:
     setup = DraftModelSetup()
     texts = prompts(9, 14, 6, 12)
     plain = run(setup.plain(), requests_for(texts))
@@ -115,7 +115,7 @@ def test_the_same_under_preemption() -> None:
     setup.check_drafts(requests)
 
 
-def test_the_same_beside_requests_that_forbid_speculation() -> None:
+def test_drafts_and_tokens_match_beside_requests_that_forbid_speculation() -> None:
     setup = DraftModelSetup()
     texts = prompts(3, 9, 14, 6)
     plain = run(setup.plain(), requests_for(texts))
@@ -126,7 +126,7 @@ def test_the_same_beside_requests_that_forbid_speculation() -> None:
 
 
 @pytest.mark.parametrize("ships_prompts", [False, True])
-def test_the_same_behind_cached_prefixes_with_and_without_draft_kv(*, ships_prompts: bool) -> None:
+def test_drafts_and_tokens_match_after_cached_prefixes_with_and_without_draft_kv(*, ships_prompts: bool) -> None:
     setup = DraftModelSetup(ships_prompts=ships_prompts)
     engine = setup.speculating()
     first = requests_for(prompts(24, 24), max_tokens=24, plain=(1,))
@@ -140,7 +140,7 @@ def test_the_same_behind_cached_prefixes_with_and_without_draft_kv(*, ships_prom
     assert {name for name, _ in setup.drafts} == {"0", "again 0", "again 1"}
 
 
-def test_blocks_of_somebody_else_are_not_taken_for_draft_kv() -> None:
+def test_reused_blocks_are_not_mistaken_for_draft_kv() -> None:
     """Slots that once held draft KV are given to a request that never gets any, then found as a prefix."""
     setup = DraftModelSetup(num_blocks=26)
     engine = setup.speculating()
@@ -155,7 +155,7 @@ def test_blocks_of_somebody_else_are_not_taken_for_draft_kv() -> None:
     setup.check_drafts(before + again)
 
 
-def test_a_prompt_is_read_along_with_the_target() -> None:
+def test_the_draft_reads_a_prompt_along_with_the_target() -> None:
     setup = DraftModelSetup(catch_up_rows=0)
     requests = requests_for(prompts(40))
     run(setup.speculating(chunk_tokens=16), requests)
@@ -163,7 +163,9 @@ def test_a_prompt_is_read_along_with_the_target() -> None:
 
 
 @pytest.mark.parametrize("ships_prompts", [False, True])
-def test_only_who_ships_a_prompt_waits_for_long_gaps(*, ships_prompts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_requests_that_hand_off_wait_for_long_gaps(
+    *, ships_prompts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("baton.engine.draft.model.token_state._MAX_GAP", 8)
     setup = DraftModelSetup(ships_prompts=ships_prompts, catch_up_rows=10)
     engine = setup.speculating()
@@ -197,7 +199,7 @@ class TestImports:
         setup.state.adopt(request, state)
         return request
 
-    def test_goes_on_at_once_with_draft_kv(self) -> None:
+    def test_drafting_starts_at_once_with_draft_kv(self) -> None:
         setup = DraftModelSetup(ships_prompts=True)
         engine = setup.speculating()
         request = self.imported(setup, engine, b"")
@@ -205,7 +207,7 @@ class TestImports:
         assert ("moved", 41) in setup.drafts
         setup.check_drafts([request])
 
-    def test_catches_up_without_it_step_by_step(self) -> None:
+    def test_drafting_catches_up_step_by_step_without_draft_kv(self) -> None:
         setup = DraftModelSetup(catch_up_rows=10)
         engine = setup.speculating()
         request = self.imported(setup, engine, None)
@@ -214,13 +216,13 @@ class TestImports:
         assert min(num_tokens for _, num_tokens in setup.drafts) == 43
         setup.check_drafts([request])
 
-    def test_refuses_the_state_of_something_else(self) -> None:
+    def test_the_state_of_another_draft_is_refused(self) -> None:
         setup = DraftModelSetup()
         with pytest.raises(ValueError, match="64 bytes was received"):
             setup.state.adopt(Request("x", [1], SamplingParams(max_tokens=1)), bytes(64))
 
 
-def test_a_draft_with_a_shorter_context_stops_there() -> None:
+def test_a_draft_with_a_shorter_context_stops_at_its_end() -> None:
     setup = DraftModelSetup(lambda: tiny_draft_lm(max_positions=24))
     texts = prompts(9, 14, 30)
     plain = run(setup.plain(), requests_for(texts))
@@ -231,7 +233,7 @@ def test_a_draft_with_a_shorter_context_stops_there() -> None:
     setup.check_drafts(requests)
 
 
-def test_drawn_drafts_are_drawn_from_the_drafts_processed_distribution() -> None:
+def test_drawn_drafts_follow_the_processed_distribution_of_the_draft() -> None:
     setup = DraftModelSetup(lambda: tiny_draft_lm(vocab=VOCAB - 8), draws=True)
     params = SamplingParams(max_tokens=24, temperature=0.8, top_k=12, repetition_penalty=1.3, seed=5)
     greedy = SamplingParams(max_tokens=24, temperature=0)
@@ -260,7 +262,7 @@ def test_drawn_drafts_are_drawn_from_the_drafts_processed_distribution() -> None
     assert num_checked > 20
 
 
-def test_penalties_of_a_greedy_request_reach_its_drafts() -> None:
+def test_penalties_of_a_greedy_request_apply_to_its_drafts() -> None:
     """Otherwise a draft repeats what the target may not."""
     setup = DraftModelSetup(tiny_target)
     params = SamplingParams(max_tokens=25, temperature=0, repetition_penalty=1.8)

@@ -62,7 +62,7 @@ def prompts(*lengths: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("chunk_tokens", [5, 32])
 @pytest.mark.parametrize("name", DRAFTS)
-def test_drafts_are_the_heads_own_and_tokens_the_targets(name: str, chunk_tokens: int, tmp_path: Path) -> None:
+def test_drafts_match_the_head_and_tokens_match_the_target(name: str, chunk_tokens: int, tmp_path: Path) -> None:
     setup = ChainSetup(DRAFTS[name], tmp_path)
     texts = prompts(3, 9, 14, 6)
     plain = run(setup.plain(), requests_for(texts))
@@ -76,7 +76,7 @@ def test_drafts_are_the_heads_own_and_tokens_the_targets(name: str, chunk_tokens
         assert draft.token_ids == tuple(expected.tolist()), f"request {index} at {num_tokens}"
 
 
-def test_the_same_under_preemption(tmp_path: Path) -> None:
+def test_drafts_and_tokens_match_under_preemption(tmp_path: Path) -> None:
     setup = ChainSetup(tiny_eagle3, tmp_path)
     texts = prompts(9, 14, 6, 12)
     plain = run(setup.plain(), requests_for(texts))
@@ -85,7 +85,7 @@ def test_the_same_under_preemption(tmp_path: Path) -> None:
     assert engine.scheduler.num_preemptions > 0
 
 
-def test_drawn_drafts_are_drawn_from_the_heads_processed_distribution(tmp_path: Path) -> None:
+def test_drawn_drafts_follow_the_processed_distribution_of_the_head(tmp_path: Path) -> None:
     """The head knows 40 of the target's 96 tokens; the others have no probability."""
     setup = ChainSetup(tiny_eagle3, tmp_path, draws=True)
     texts = prompts(9, 14)

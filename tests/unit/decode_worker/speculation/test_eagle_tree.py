@@ -159,7 +159,7 @@ def paths_of(draft: Draft) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("chunk_tokens", [7, 64])
 @pytest.mark.parametrize("name", DRAFTS)
-def test_trees_are_the_heads_own_and_tokens_the_targets(name: str, chunk_tokens: int, tmp_path: Path) -> None:
+def test_trees_match_the_head_and_tokens_match_the_target(name: str, chunk_tokens: int, tmp_path: Path) -> None:
     setup = TreeSetup(tmp_path, DRAFTS[name])
     texts = prompts(3, 9, 14, 6)
     plain, _ = setup.run(texts, None)
@@ -177,7 +177,7 @@ def test_trees_are_the_heads_own_and_tokens_the_targets(name: str, chunk_tokens:
 
 
 @pytest.mark.parametrize("max_draft_tokens", [1, 2, 4, 14])
-def test_trees_fit_into_their_room(max_draft_tokens: int, tmp_path: Path) -> None:
+def test_trees_stay_within_their_slots(max_draft_tokens: int, tmp_path: Path) -> None:
     """Slots behind the room are not the request's: a row there would spoil somebody else's cache."""
     setup = TreeSetup(tmp_path)
     texts = prompts(3, 9, 14, 6)
@@ -199,7 +199,7 @@ def test_likely_nodes_come_first(tmp_path: Path) -> None:
         assert all(left >= right - 1e-9 for left, right in itertools.pairwise(reach))
 
 
-def test_the_same_under_preemption(tmp_path: Path) -> None:
+def test_trees_and_tokens_match_under_preemption(tmp_path: Path) -> None:
     setup = TreeSetup(tmp_path)
     texts = prompts(9, 14, 6, 12)
     plain, _ = setup.run(texts, None)
@@ -220,7 +220,7 @@ def narrow(index: int) -> SamplingParams:
     )
 
 
-def test_guesses_know_penalties_and_biases(tmp_path: Path) -> None:
+def test_penalties_and_biases_apply_to_drafts(tmp_path: Path) -> None:
     """The head's own favourites would all be wrong here."""
     setup = TreeSetup(tmp_path, tiny_eagle)
     texts = prompts(5, 9, 7)
@@ -230,7 +230,7 @@ def test_guesses_know_penalties_and_biases(tmp_path: Path) -> None:
     assert setup.proposer.num_accepted > 30
 
 
-def test_beside_requests_that_forbid_speculation(tmp_path: Path) -> None:
+def test_trees_and_tokens_match_beside_requests_that_forbid_speculation(tmp_path: Path) -> None:
     setup = TreeSetup(tmp_path, tiny_eagle)
     texts = prompts(9, 14, 6, 12, 3)
     plain, _ = setup.run(texts, None, narrow)
@@ -258,7 +258,7 @@ def test_large_batches_get_chains(tmp_path: Path) -> None:
         assert set(paths_of(draft)) == setup.reference_tree(known, room)
 
 
-def test_what_is_drafted_is_what_the_outlook_was_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_drafted_requests_are_those_of_the_outlook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many requests a few may be chosen; their chains teach what the next outlook on as many is made of."""
     setup = TreeSetup(tmp_path, own=TreeSettings(top_k=3, max_depth=4, max_nodes=12, max_batch=2))
     requests = [Request(str(index), [1, 2, 3], SamplingParams()) for index in range(3)]
@@ -280,7 +280,7 @@ def test_what_is_drafted_is_what_the_outlook_was_for(tmp_path: Path, monkeypatch
     assert asked == ["chain of 8", "tree of 12", "tree of 12"]
 
 
-def test_behind_a_prefix_that_the_head_has_not_seen(tmp_path: Path) -> None:
+def test_trees_and_tokens_match_after_a_prefix_without_draft_kv(tmp_path: Path) -> None:
     """Its draft KV is not there, so that nothing may attend to it."""
     setup = TreeSetup(tmp_path)
     texts = prompts(17, 22)
@@ -293,7 +293,7 @@ def test_behind_a_prefix_that_the_head_has_not_seen(tmp_path: Path) -> None:
     assert all(max(map(len, paths_of(draft))) > 1 for *_, room, draft in setup.proposer.trees if room > 5)
 
 
-def test_passes_that_do_not_pay_are_not_made(tmp_path: Path) -> None:
+def test_unprofitable_passes_are_not_run(tmp_path: Path) -> None:
     setup = TreeSetup(tmp_path)
     plain, _ = setup.run(prompts(9, 4), None)
     setup.passes.rate = 1e9
@@ -301,7 +301,7 @@ def test_passes_that_do_not_pay_are_not_made(tmp_path: Path) -> None:
     assert {max(map(len, paths_of(draft))) for *_, draft in setup.proposer.trees} == {1}
 
 
-def test_a_head_that_is_broken_drafts_nothing(tmp_path: Path) -> None:
+def test_a_broken_head_drafts_nothing(tmp_path: Path) -> None:
     setup = TreeSetup(tmp_path)
     plain, _ = setup.run(prompts(9, 4), None)
     next(setup.head.parameters()).data.fill_(torch.nan)

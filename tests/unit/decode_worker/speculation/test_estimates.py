@@ -8,7 +8,7 @@ from baton.core.request import Request, SamplingParams
 from decode_worker.speculation.acceptance import AcceptanceTracker, DepthAcceptance
 
 
-def test_an_estimate_moves_from_its_prior_to_what_is_seen_and_forgets() -> None:
+def test_an_estimate_moves_from_its_prior_to_the_observations_and_forgets() -> None:
     tracker = AcceptanceTracker()
     assert tracker.estimate("x", prior=0.3) == 0.3
     for _ in range(200):
@@ -24,7 +24,7 @@ class TestDepthAcceptance:
     def request(self, name: str = "a", temperature: float = 0.0) -> Request:
         return Request(name, [1], SamplingParams(temperature=temperature))
 
-    def test_chances_are_learned_by_depth_and_only_where_the_draft_was_reached(self) -> None:
+    def test_acceptance_is_learned_by_depth_and_only_for_reached_drafts(self) -> None:
         chances = DepthAcceptance(prior=0.5)
         for _ in range(200):
             chances.learn(self.request(), num_known=3, num_right=1)
@@ -35,7 +35,7 @@ class TestDepthAcceptance:
         reach = chances.reach(other, 3)
         assert reach == pytest.approx([reach[0], reach[0] * chances.chance(other, 1), reach[1] * 0.5])
 
-    def test_a_request_worse_than_its_like_is_known_for_it(self) -> None:
+    def test_a_request_worse_than_the_average_is_recognized(self) -> None:
         chances = DepthAcceptance(prior=0.5)
         good, bad = self.request("good"), self.request("bad")
         for _ in range(50):
@@ -45,7 +45,7 @@ class TestDepthAcceptance:
         chances.forget("bad")
         assert chances.chance(bad, 0) == chances.chance(self.request("new"), 0)
 
-    def test_temperatures_are_kept_apart(self) -> None:
+    def test_temperatures_are_distinguished(self) -> None:
         chances = DepthAcceptance(prior=0.5)
         for _ in range(100):
             chances.learn(self.request(temperature=1.0), 1, 0)

@@ -98,7 +98,7 @@ class MedusaSetup(DraftSetup):
 
 @pytest.mark.parametrize("chunk_tokens", [5, 32])
 @pytest.mark.parametrize("make", [tiny_medusa_v1, tiny_medusa_vllm])
-def test_drafts_are_the_heads_own_and_tokens_the_targets(
+def test_drafts_match_the_heads_and_tokens_match_the_target(
     make: Callable[[], TinyDraft], chunk_tokens: int, tmp_path: Path
 ) -> None:
     setup = MedusaSetup(tmp_path, make)
@@ -111,7 +111,7 @@ def test_drafts_are_the_heads_own_and_tokens_the_targets(
     setup.check_drafts(requests)
 
 
-def test_the_same_under_preemption(tmp_path: Path) -> None:
+def test_drafts_and_tokens_match_under_preemption(tmp_path: Path) -> None:
     setup = MedusaSetup(tmp_path)
     texts = prompts(9, 14, 6, 12)
     plain = run(setup.plain(), requests_for(texts))
@@ -122,7 +122,7 @@ def test_the_same_under_preemption(tmp_path: Path) -> None:
     setup.check_drafts(requests)
 
 
-def test_the_same_beside_requests_that_forbid_speculation(tmp_path: Path) -> None:
+def test_drafts_and_tokens_match_beside_requests_that_forbid_speculation(tmp_path: Path) -> None:
     setup = MedusaSetup(tmp_path)
     texts = prompts(3, 9, 14, 6)
     plain = run(setup.plain(), requests_for(texts))
@@ -132,7 +132,7 @@ def test_the_same_beside_requests_that_forbid_speculation(tmp_path: Path) -> Non
     setup.check_drafts(requests)
 
 
-def test_the_same_behind_a_cached_prefix(tmp_path: Path) -> None:
+def test_drafts_and_tokens_match_after_a_cached_prefix(tmp_path: Path) -> None:
     setup = MedusaSetup(tmp_path)
     engine = engine_over(setup.runner, setup.recording)
     first = requests_for(prompts(24))
@@ -144,7 +144,7 @@ def test_the_same_behind_a_cached_prefix(tmp_path: Path) -> None:
     setup.check_drafts([*first, *second])
 
 
-def test_heads_that_are_right_are_accepted_to_the_last_one(tmp_path: Path) -> None:
+def test_correct_heads_are_accepted_to_the_last_one(tmp_path: Path) -> None:
     """Which also says that each head is asked about the token that it was made for."""
     setup = MedusaSetup(tmp_path, make_target=forgetful_target)
     tokens = orbit(setup.untouched, 17, 60)
@@ -163,7 +163,7 @@ def test_the_state_is_that_of_the_last_accepted_node(tmp_path: Path) -> None:
     assert setup.recording.accepted == [0, *[2] * 10, 0]
 
 
-def test_a_small_room_is_a_chain_where_heads_are_sure(tmp_path: Path) -> None:
+def test_few_slots_give_a_chain_if_heads_are_confident(tmp_path: Path) -> None:
     setup = MedusaSetup(tmp_path, make_target=forgetful_target)
     tokens = orbit(setup.untouched, 17, 60)
     teach(setup.heads, setup.untouched, tokens)
@@ -173,7 +173,7 @@ def test_a_small_room_is_a_chain_where_heads_are_sure(tmp_path: Path) -> None:
     assert setup.drafts["0", 2] == Draft(tuple(tokens[2:5]), confidences=setup.drafts["0", 2].confidences)
 
 
-def test_places_go_to_what_has_been_right(tmp_path: Path) -> None:
+def test_guesses_that_were_right_come_first(tmp_path: Path) -> None:
     """Heads that are right with their second guess alone get it in front."""
     setup = MedusaSetup(tmp_path, make_target=forgetful_target)
     tokens = orbit(setup.untouched, 17, 100)
@@ -189,7 +189,7 @@ def test_places_go_to_what_has_been_right(tmp_path: Path) -> None:
     assert setup.drafts["last", 2].token_ids[:3] == tuple(tokens[2:5])
 
 
-def test_the_state_travels(tmp_path: Path) -> None:
+def test_the_state_is_transferred(tmp_path: Path) -> None:
     setup = MedusaSetup(tmp_path)
     engine = setup.plain()
     text = prompts(10)[0]
@@ -212,7 +212,7 @@ def test_the_state_travels(tmp_path: Path) -> None:
     setup.check_drafts([moved])
 
 
-def test_states_that_do_not_fit_are_not_used(tmp_path: Path) -> None:
+def test_mismatching_states_are_not_used(tmp_path: Path) -> None:
     setup = MedusaSetup(tmp_path)
     request = Request("x", [1, 2], SamplingParams(max_tokens=9), output_token_ids=[3], num_computed_tokens=2)
     setup.state.adopt(request, None)
