@@ -172,15 +172,18 @@ class KVTransferService:
         waited = asyncio.ensure_future(event)
         waited.add_done_callback(lambda done: done.cancelled() or done.exception())  # if the transfer ends first
         try:
-            while not waited.done():
-                num_parts = intake.num_parts
-                events: set[asyncio.Future[Any]] = {waited} if parts.reading.done() else {waited, parts.reading}
-                done, _ = await asyncio.wait(events, timeout=self._silence_s, return_when=asyncio.FIRST_COMPLETED)
+            while True:
+                events: set[asyncio.Future[Any]] = {waited}
                 if parts.reading.done():
-                    parts.reading.result()
+                    parts.reading.result()  # raises its error, even one from before this wait
+                else:
+                    events.add(parts.reading)
+                if waited.done():
+                    return waited.result()
+                num_parts = intake.num_parts
+                done, _ = await asyncio.wait(events, timeout=self._silence_s, return_when=asyncio.FIRST_COMPLETED)
                 if not done and num_parts == intake.num_parts:
                     raise self._silent()
-            return waited.result()
         finally:
             waited.cancel()
 

@@ -114,9 +114,8 @@ class SocketSendPath(SendPath):
     def _avoid(self, peer: PeerChannel, error: OSError) -> None:
         self._avoided_until_s[peer] = time.monotonic() + RETRY_S
         logger.warning(
-            "no direct connection to the worker at %s, so KV is sent to it in gRPC messages for %.0f s, "
-            "which costs more "
-            "CPU time (kv_transfer.connections): %s %s",
+            "no direct connection to the worker at %s, so KV is sent to it in gRPC messages for %.0f s, which costs "
+            "more CPU time (kv_transfer.connections): %s %s",
             peer.peer,
             RETRY_S,
             type(error).__name__,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import get_args
 
 import pytest
@@ -14,8 +16,11 @@ from baton.kv_transfer.base import KVSendStream, PartHeader, TransferOffer
 from baton.kv_transfer.codec import pack_part
 from baton.kv_transfer.flow import Throttle
 from baton.kv_transfer.kv_transfer_config import KVTransferConfig
+from baton.kv_transfer.payload.base import PartIntake, PartReceiver, ReceivePath
+from baton.kv_transfer.payload.inline import InlineReceiver
 from baton.rpc.channel import MAX_MESSAGE_BYTES
-from tests.unit.baton.kv_transfer.links import TRANSPORTS, RecordingSink, link
+from baton.rpc.wire.kv_pb2 import KVReserve, KVReserved
+from tests.unit.baton.kv_transfer.links import TRANSPORTS, RecordingSink, link, serving, transport_over
 
 SPEC = KVCacheSpec("model", "float32", 4, (LayerSpec(1, 4, 4),))
 OFFER = TransferOffer("transfer-1", "request-1", SPEC, (1, 2, 3), 1.0)
@@ -108,14 +113,36 @@ async def test_the_largest_configurable_part_fits_into_a_message() -> None:
         assert await stream.commit() == largest
 
 
-@pytest.mark.parametrize("kind", TRANSPORTS)
-async def test_an_error_of_the_receiver_reaches_a_busy_sender(kind: str, thorough: bool) -> None:
-    """gRPC loses the status of a call that ends while the client writes (grpc/grpc issue 36066).
+class _BrokenPath(ReceivePath):
+    """Its reading has failed before the receiver waits for a frame, as when the reservation's answer is slow."""
 
-    Over sockets on a starved machine the error is still lost about once in 160 times: the sender then gets a
-    ``TransferError`` after ``transfer_timeout_s``. Until that is mended, few repetitions run by default.
-    """
-    for _ in range(20 if thorough else 3):
+    @asynccontextmanager
+    async def accept(self, reserve: KVReserve, reserved: KVReserved, intake: PartIntake) -> AsyncIterator[PartReceiver]:
+        parts = InlineReceiver(intake)
+        parts.reading = asyncio.get_running_loop().create_future()
+        parts.reading.set_exception(OutOfBlocksError("no room left"))
+        yield parts
+
+
+async def test_an_error_from_before_the_first_frame_ends_the_transfer() -> None:
+    sink = RecordingSink()
+    async with serving(sink, [_BrokenPath()]) as (_, peer):
+        transport = transport_over()
+        stream = await transport.open(OFFER, peer)
+        async with asyncio.timeout(10.0):
+            while not sink.aborts:  # noqa: ASYNC110 - although the sender sends nothing
+                await asyncio.sleep(0.005)
+        with pytest.raises(OutOfBlocksError, match="no room left"):
+            await stream.commit()
+        await stream.abort()
+        await transport.close()
+    assert sink.aborts == ["no room left"]
+
+
+@pytest.mark.parametrize("kind", TRANSPORTS)
+async def test_an_error_of_the_receiver_reaches_a_busy_sender(kind: str) -> None:
+    """gRPC loses the status of a call that ends while the client writes (grpc/grpc issue 36066)."""
+    for _ in range(20):
         sink = RecordingSink(failure=OutOfBlocksError("no room left"))
         sink.gate.set()
         async with link(kind, sink, max_inflight_bytes=WINDOW, stripe_bytes=STRIPE_BYTES) as way:
