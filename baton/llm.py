@@ -108,16 +108,15 @@ class LLM:
         source, chosen_device = resolve_model(model), pick_device(device)
         if chosen_device.type == "cpu":
             torch.set_num_threads(num_threads or usable_cores())
+        max_num_seqs = min(max_num_seqs, chunk_tokens)
         with progress_on_stderr():
             loaded = load_served_model(source, dtype, chosen_device, weights)
-        if max_model_len is not None:
-            check_context_length(max_model_len, loaded.max_model_len)
-        max_num_seqs = min(max_num_seqs, chunk_tokens)
-        if kv_blocks is None:
-            longest = max_model_len or loaded.max_model_len
-            limits = StepLimits(chunk_tokens, max_num_seqs, 0, longest, records_graphs=chosen_device.type == "cuda")
-            kv_blocks = _num_blocks(loaded, options, limits, gpu_memory_utilization)
-        with progress_on_stderr():
+            if max_model_len is not None:
+                check_context_length(max_model_len, loaded.max_model_len)
+            if kv_blocks is None:
+                longest = max_model_len or loaded.max_model_len
+                limits = StepLimits(chunk_tokens, max_num_seqs, 0, longest, records_graphs=chosen_device.type == "cuda")
+                kv_blocks = _num_blocks(loaded, options, limits, gpu_memory_utilization)
             self._runner = ModelRunner(loaded, kv_blocks, _BLOCK_SIZE, options)
         capacity = kv_blocks * _BLOCK_SIZE
         self.max_model_len = max_model_len or min(loaded.max_model_len, capacity)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -106,7 +107,7 @@ def engine_over(
     return Engine(runner, scheduler, create_verifier(acceptance), proposer, max_draft_tokens=MAX_DRAFT_TOKENS)
 
 
-class DraftSetup:
+class DraftSetup(ABC):
     """A tiny target and a draft over one cache, which holds no numbers at first.
 
     Attributes:
@@ -126,9 +127,9 @@ class DraftSetup:
         self.recording = Recording(self.make_method(), change)
         self.drafts = self.recording.drafts
 
+    @abstractmethod
     def make_method(self) -> DraftMethod:
         """The draft's method over ``self.runner``."""
-        raise NotImplementedError
 
     def plain(self) -> Engine:
         return engine_over(self.runner)

@@ -78,7 +78,6 @@ def demo(
 
 def _run(config: Path | None, console: Console) -> int:
     """Runs the whole demo and returns the number of failed requests."""
-
     settings = _settings(config)
     started_s = time.monotonic()
     cluster = start_cluster(settings, _Lines(console))

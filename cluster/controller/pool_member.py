@@ -123,14 +123,14 @@ class PoolMember:
 
     async def start(self, report: Callable[[str], None]) -> WorkerInfo:
         """Loads the model and serves; passes lines of progress on. Raises ``BatonError`` or ``RayError`` on failure."""
-        telling = asyncio.create_task(self._tell_progress(report))
+        progress = asyncio.create_task(self._report_progress(report))
         try:
             return WorkerInfo.from_dict(await _result(self._actor.start.remote()))
         finally:
-            telling.cancel()
+            progress.cancel()
 
-    async def _tell_progress(self, report: Callable[[str], None]) -> None:
-        next_progress = getattr(self._actor, "next_progress", None)  # workers that are not real report nothing
+    async def _report_progress(self, report: Callable[[str], None]) -> None:
+        next_progress = getattr(self._actor, "next_progress", None)  # simulated workers report none
         try:
             while next_progress is not None:
                 report(await next_progress.remote())
