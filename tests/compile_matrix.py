@@ -39,7 +39,7 @@ COMPILE_TABLE = Path(__file__).parent / "unit/baton/engine/attention/compile_tab
 CAPABILITIES = (80, 89, 90, 100, 120)
 """Compute capabilities times ten: A100, L4 and RTX 40, H100, B200, RTX 50."""
 _NUM_HEADS, _NUM_KV_HEADS = 32, 8
-_NUM_PROGRAMS = 264  # two for each multiprocessor of an H100
+_NUM_PROGRAMS = 528  # four for each multiprocessor of an H100
 _FP8_CAPABILITY = 89
 _SHORT, _LONG = list(range(64)), list(range(1024))  # blocks of 16 tokens
 _TREE = (ROOT, ROOT, 0, 1, 2, 2, 3)
@@ -92,8 +92,8 @@ def cases() -> Iterator[tuple[int, Variant]]:
             yield capability, variant
 
 
-def launches_of(variant: Variant) -> Launches:
-    """The backend's launches for a variant."""
+def launches_of(variant: Variant, capability: int) -> Launches:
+    """The backend's launches for a variant on a device of a compute capability, given times ten."""
     if variant.kernel == "quantize_row":
         launches = Launches(fp8_kernels.quantize_row)
         with mock.patch.object(fp8_kernels, "quantize_row", launches):
@@ -116,15 +116,23 @@ def launches_of(variant: Variant) -> Launches:
     query = torch.zeros(num_tokens, _NUM_HEADS, variant.size, dtype=torch.bfloat16)
     key = torch.zeros(num_tokens, _NUM_KV_HEADS, variant.size, dtype=torch.bfloat16)
     cpu = torch.device("cpu")
-    backend = triton_paged.TritonPaged(PagedKVCache(spec, len(_SHORT), cpu), num_programs=_NUM_PROGRAMS)
+    cache = PagedKVCache(spec, len(_SHORT), cpu)
+    backend = triton_paged.TritonPaged(cache, num_programs=_NUM_PROGRAMS, capability=capability // 10)
     with mock.patch.multiple(triton_paged, attend=attend, merge=merge):
-        backend.forward(0, query, key, key, PlannedBatch(torch.arange(num_tokens), make_plan(spans, cpu)), layer)
+        backend.forward(
+            0,
+            query,
+            key,
+            key,
+            PlannedBatch(torch.arange(num_tokens), make_plan(spans, cpu, backend.key_sharing)),
+            layer,
+        )
     return {"attend": attend, "merge": merge}[variant.kernel]
 
 
 def row_of(capability: int, variant: Variant) -> dict[str, str]:
     """Compiles a case with the installed Triton and returns its row of the table."""
-    figures = figures_of(launches_of(variant).compile(capability), capability)
+    figures = figures_of(launches_of(variant, capability).compile(capability), capability)
     key = (triton.__version__, capability / 10, *astuple(variant))
     return dict(zip(_KEY + _FIGURES, map(str, key + _told(figures, capability)), strict=True))
 

@@ -69,7 +69,9 @@ class Steps:
         self.loaded = loaded
         self.device = loaded.model.device
         self.cache = PagedKVCache(loaded.kv_spec(BLOCK_SIZE), num_blocks, self.device, scratch=True)
-        self.forward_pass = TransformersForward(loaded, TritonPaged(self.cache, num_programs=num_programs))
+        backend = TritonPaged(self.cache, num_programs=num_programs)
+        self.forward_pass = TransformersForward(loaded, backend)
+        self._sharing = backend.key_sharing
 
     def recorded(self, num_seqs: int, tokens_per_seq: int, max_keys: int = 64) -> Callable[[], torch.Tensor]:
         """The step that a graph of this bucket runs, without the copy of the logits; with drafts, its plan has trees.
@@ -79,7 +81,7 @@ class Steps:
         """
         count = num_seqs * tokens_per_seq
         size = PlanSize(num_seqs + 1, count, max_keys // BLOCK_SIZE, tokens_per_seq - 1)
-        plan = StaticPlan(size, tokens_per_seq, BLOCK_SIZE, self.cache.num_blocks, self.device)
+        plan = StaticPlan(size, tokens_per_seq, BLOCK_SIZE, self.cache.num_blocks, self.device, self._sharing)
         ids = torch.zeros(count, dtype=torch.int64, device=self.device)
         rows = torch.arange(count, device=self.device)
         batch = PlannedBatch(ids + self.cache.num_blocks * BLOCK_SIZE, plan.plan)

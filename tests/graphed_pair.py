@@ -83,8 +83,10 @@ class GraphedPair:
         self.plain_cache = PagedKVCache(spec, NUM_BLOCKS, CPU)
         self.cache = PagedKVCache(spec, NUM_BLOCKS, CPU, scratch=True)
         self.plain = TransformersForward(loaded[0], PlanAttention(self.plain_cache), FEATURES)
-        self.inner = TransformersForward(loaded[1], create_backend(self.cache, self.recorder), FEATURES)
-        self.graphed = GraphedForward(self.inner, self.cache, self.recorder)
+        backend = create_backend(self.cache, self.recorder)
+        assert backend.key_sharing is not None
+        self.inner = TransformersForward(loaded[1], backend, FEATURES)
+        self.graphed = GraphedForward(self.inner, self.cache, self.recorder, backend.key_sharing)
         self.graphed.capture(buckets, max_model_len)
 
     @torch.inference_mode()

@@ -21,7 +21,7 @@ class KernelAttention(TritonPaged):
     """The Triton backend with another implementation of its kernel."""
 
     def __init__(self, cache: PagedKVCache, tensors: DeviceTensors) -> None:
-        super().__init__(cache, num_programs=1)
+        super().__init__(cache, num_programs=1, capability=9)
         self._tensors = tensors
 
     def _attend(
@@ -35,7 +35,7 @@ class KernelAttention(TritonPaged):
         output: torch.Tensor,
         variant: AttentionVariant,
     ) -> None:
-        tables = ("sequences", "tables", "positions", "nodes", "ancestors")
+        tables = ("sequences", "tables", "positions", "nodes", "ancestors", "pieces", "rows_of_tokens")
         given = [query, *(getattr(plan, name) for name in tables)]
         fixed = [*(access_of(tensor, writes=False) for tensor in given), access_of(output, writes=True)]
         on_host: list[Any] = [values_of(tensor) for tensor in (*given, output)]

@@ -125,8 +125,8 @@ class _Booked:
         return self._attend
 
     def _attend(self, query: Any, keys: Any, values: Any, *others: Any, **constants: Any) -> None:
-        _, _, target, stats = others[:4]
-        written = (target, stats) if constants["is_split"] else (target,)
+        _, _, target, partial, stats = others[:5]
+        written = (target, partial, stats) if constants["is_divided"] else (target,)
         self._ledger.book_attention("attend", (query, *written), sum(_bytes(rows[0]) for rows in (keys, values)))
 
 

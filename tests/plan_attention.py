@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from baton.engine.attention.base import AttentionBatch, AttentionVariant
+from baton.engine.attention.key_sharing import UNDIVIDED
 from baton.engine.attention.paged_plan import PagedPlan, PlannedBatch, Segment, make_plan
 from baton.engine.kv_cache.paged_cache import PagedKVCache
 from tests.graph_tape import TapeRecorder
@@ -13,7 +14,7 @@ from tests.graph_tape import TapeRecorder
 class PlanAttention:
     """Implements :class:`baton.engine.attention.base.AttentionBackend` without optimisation."""
 
-    takes_plans = True
+    key_sharing = UNDIVIDED
 
     def __init__(self, cache: PagedKVCache) -> None:
         self._cache = cache
@@ -48,22 +49,23 @@ class PlanAttention:
         segment: Segment,
     ) -> None:
         """Computes the segment's rows of ``output`` (``[num_tokens, num_heads, value_dim]``), as a kernel does."""
-        for seq in range(segment.first, segment.first + segment.num_seqs):
-            self._attend(layer, seq, query, output, plan, variant)
+        for piece in range(segment.first_piece, segment.first_piece + segment.num_pieces):
+            self._attend(layer, piece, query, output, plan, variant)
 
     def _attend(
         self,
         layer: int,
-        seq: int,
+        piece: int,
         query: torch.Tensor,
         output: torch.Tensor,
         plan: PagedPlan,
         variant: AttentionVariant,
     ) -> None:
+        _, seq, split, splits = plan.pieces[piece].tolist()
+        if split or not splits:
+            return
         token, start, end, first_key, tree_start = plan.sequences[seq].tolist()
         behind = int(plan.sequences[seq + 1, 0])
-        if behind == token:
-            return
         block_size = self._cache.spec.block_size
         places = torch.arange(first_key, end)
         slots = plan.tables[seq].long()[places // block_size] * block_size + places % block_size
@@ -95,7 +97,7 @@ class PlanAttention:
 
 
 class TapedPlanAttention(PlanAttention):
-    """Records the attention of a sequence on a tape as one kernel launch."""
+    """Records the attention of a piece on a tape as one kernel launch."""
 
     def __init__(self, cache: PagedKVCache, recorder: TapeRecorder) -> None:
         super().__init__(cache)

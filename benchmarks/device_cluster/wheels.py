@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-PIECE_BYTES = 48 * 2**20
+PIECE_BYTES = 24 * 2**20
 _PIECE, _PIECES = ".part", ".pieces"
 _AGAIN = "Run: make device-wheels"
 _MAX_ERROR_CHARS = 600

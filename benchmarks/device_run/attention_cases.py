@@ -12,6 +12,7 @@ import torch
 from baton.core.drafts import ROOT
 from baton.core.kv_spec import KVEncoding
 from baton.engine.attention.base import AttentionBackend, AttentionVariant
+from baton.engine.attention.key_sharing import UNDIVIDED
 from baton.engine.attention.paged_plan import PlannedBatch, PlanSize, StaticPlan
 from baton.engine.batch.attention_groups import Span
 from baton.engine.kv_cache.paged_cache import PagedKVCache
@@ -176,7 +177,7 @@ def check_case(case: AttentionCase, create_backend: CreateBackend, device: torch
     backend = create_backend(world.cache)
     before = [tensor.clone() for tensor in (*world.cache.keys, *world.cache.values)]
     with poisoned_allocations():
-        if case.padding is not None and backend.takes_plans:
+        if case.padding is not None and backend.key_sharing is not None:
             output, left_over = _run_padded(case, world, backend, variant)
         else:
             output, left_over = world.run(backend, variant), None
@@ -215,7 +216,7 @@ def _run_padded(
     )
     scratch, block_size = world.cache.scratch_block or 0, case.shape.block_size
     most = max(span.num_tokens for span in spans)
-    static = StaticPlan(size, most, block_size, scratch, world.device)
+    static = StaticPlan(size, most, block_size, scratch, world.device, backend.key_sharing or UNDIVIDED)
     static.fill(spans[::-1])
     static.fill(spans)
     query, key, value = (

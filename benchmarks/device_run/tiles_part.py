@@ -7,9 +7,8 @@ for the device gives a row that says so; a layout whose results differ from the 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -74,7 +73,7 @@ class Workload:
             for own, context in zip(blocks, sequences.contexts, strict=True)
         ]
         slots = torch.cat([slots_of(span.block_ids, span.start, span.end, _BLOCK_SIZE) for span in spans])
-        self._batch = PlannedBatch(slots.to(device), make_plan(spans, device))
+        self._spans, self._slots = spans, slots.to(device)
         num_tokens, dtype = len(slots), TORCH_DTYPES[heads.dtype]
         sizes = (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)
         self._tensors = [torch.randn(num_tokens, size, heads.dim, device=device, dtype=dtype) for size in sizes]
@@ -83,10 +82,12 @@ class Workload:
         self.flops = 4 * pairs * heads.num_heads * heads.dim
         self.num_bytes = 2 * sum(lengths) * heads.num_kv_heads * heads.dim * dtype.itemsize
 
-    def attend_by(self, backend: TritonPaged) -> torch.Tensor:
-        """Writes the new keys and values with two small kernels, and attends."""
+    def attention_by(self, backend: TritonPaged) -> Callable[[], torch.Tensor]:
+        """A function that writes the new keys and values with two small kernels, and attends."""
+        plan = make_plan(self._spans, self.cache.device, backend.key_sharing)
+        batch = PlannedBatch(self._slots, plan)
         query, key, value = self._tensors
-        return backend.forward(0, query, key, value, self._batch, self._variant)
+        return lambda: backend.forward(0, query, key, value, batch, self._variant)
 
 
 def run(setting: Setting) -> Iterator[Row]:
@@ -130,7 +131,7 @@ def _compare(
 
     workload = Workload(heads, sequences, device)
     try:
-        expected = workload.attend_by(TritonPaged(workload.cache)).float()
+        expected = workload.attention_by(TritonPaged(workload.cache))().float()
     except Exception as error:
         if device.type == "cuda" or "InterpreterError" not in type(error).__name__:
             raise
@@ -143,8 +144,9 @@ def _compare(
             name += f", {num_programs} programs" if len(programs) > 1 else ""
             backend = TritonPaged(workload.cache, num_programs=num_programs, tile=tile)
             try:
-                found = workload.attend_by(backend).float()
-                ms = median_ms(graphed(partial(workload.attend_by, backend), device), _BUDGET_S)
+                attend = workload.attention_by(backend)
+                found = attend().float()
+                ms = median_ms(graphed(attend, device), _BUDGET_S)
             except Exception as error:
                 if is_device_lost(error):
                     raise

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from baton.core.errors import UnsupportedModelError
+from baton.engine.attention.key_sharing import KeySharing
 from baton.engine.batch.attention_groups import AttentionGroup
 
 ATTENTION_NAME = "baton_paged"
@@ -51,11 +52,12 @@ class AttentionBackend(Protocol):
     """Causal attention of new tokens over everything that their sequences hold in the cache.
 
     Attributes:
-        takes_plans: whether a batch may be an :class:`baton.engine.attention.paged_plan.PlannedBatch`.
+        key_sharing: how the plan of a :class:`baton.engine.attention.paged_plan.PlannedBatch` divides keys; ``None``
+            if a batch cannot be planned.
     """
 
     @property
-    def takes_plans(self) -> bool: ...
+    def key_sharing(self) -> KeySharing | None: ...
 
     def forward(
         self,

@@ -17,7 +17,7 @@ from baton.engine.kv_cache.paged_cache import PagedKVCache
 class TorchSDPA:
     """Implements :class:`baton.engine.attention.base.AttentionBackend`."""
 
-    takes_plans = False
+    key_sharing = None
 
     def __init__(self, cache: PagedKVCache) -> None:
         self._cache = cache

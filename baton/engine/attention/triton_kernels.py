@@ -3,11 +3,12 @@
 A program computes the queries of one tile for one KV head. A tile is ``block_q`` adjacent new tokens of one sequence;
 its rows are these tokens with each of the ``share`` query heads of the KV head, so that every key is loaded once for
 all of them. The softmax is computed online (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018;
-Dao et al., "FlashAttention", 2022). Where there are few tiles, ``splits`` programs share the keys of each, and
-:func:`merge` combines their results (Dao et al., "Flash-Decoding for long-context inference", 2023).
+Dao et al., "FlashAttention", 2022). The keys of a long sequence are divided into pieces, each with programs of its
+own, and :func:`merge` combines their results (Dao et al., "Flash-Decoding for long-context inference", 2023). Each
+piece has a row of results for every new token of its sequence.
 
-Tiles are assigned without a table: tile ``t`` belongs to the last sequence ``s`` with
-``first token of s // block_q + s <= t``, and a tile after the end of its sequence does nothing.
+Tiles are assigned without a table: tile ``t`` belongs to the last piece ``p`` with
+``first row of p // block_q + p <= t``, and a tile after the end of its piece does nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import triton
 import triton.language as tl
 
 # Arguments that change from batch to batch, for which kernels are not recompiled when one is 1 or divisible by 16.
-_OF_BATCH = ["first_seq", "num_seqs", "num_tokens", "table_width", "tree_width", "ancestor_width"]
+_OF_BATCH = ["first_piece", "num_pieces", "first_row", "num_rows", "table_width", "tree_width", "ancestor_width"]
 
 _LIFT = tl.constexpr(32768.0)
 """Factor on the weights of int8 values, so that small ones do not underflow float16; the largest still fit."""
@@ -30,17 +31,20 @@ def attend(
     values,  # [num_slots, num_kv_heads, value_dim]
     key_scales,  # with int8: [num_slots, num_kv_heads]
     value_scales,
-    output,  # [num_tokens, num_heads, value_dim], contiguous; split: [splits, num_tokens, num_heads, value_dim]
-    stats,  # split: [2, splits, num_tokens, num_heads], maximum and sum of each row
+    output,  # [num_tokens, num_heads, value_dim], contiguous
+    partial,  # of divided sequences: [num_rows, num_heads, value_dim]
+    stats,  # of divided sequences: [2, num_rows, num_heads], maximum and sum of each row
     sinks,  # [num_heads]
-    sequences,  # this and the next four: arrays of a plan, see baton.engine.attention.paged_plan
+    pieces,  # this and the next five: arrays of a plan, see baton.engine.attention.paged_plan
+    sequences,
     tables,
     positions,
     nodes,
     ancestors,
-    first_seq,  # sequences [first_seq, first_seq + num_seqs) are computed
-    num_seqs,
-    num_tokens,  # rows of output
+    first_piece,  # pieces [first_piece, first_piece + num_pieces) are computed, rows first_row and following
+    num_pieces,
+    first_row,
+    num_rows,
     table_width,
     tree_width,
     ancestor_width,
@@ -65,7 +69,7 @@ def attend(
     has_sinks: tl.constexpr,
     has_trees: tl.constexpr,
     has_int8: tl.constexpr,
-    is_split: tl.constexpr,
+    is_divided: tl.constexpr,  # whether the keys of any sequence may be divided
     block_q: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
@@ -75,22 +79,24 @@ def attend(
     log2e: tl.constexpr = 1.4426950408889634
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
-    split = tl.program_id(2)
     num_heads = tl.num_programs(1) * share
 
-    base = tl.load(sequences + first_seq * 5)
     low = 0
-    high = num_seqs
+    high = num_pieces
     while high - low > 1:
         middle = (low + high) // 2
-        first_tile = (tl.load(sequences + (first_seq + middle) * 5) - base) // block_q + middle
+        first_tile = (tl.load(pieces + (first_piece + middle) * 4) - first_row) // block_q + middle
         low = tl.where(first_tile <= tile, middle, low)
         high = tl.where(first_tile <= tile, high, middle)
-    seq = first_seq + low
+    piece = pieces + (first_piece + low) * 4
+    row = tl.load(piece) - first_row
+    seq = tl.load(piece + 1)
+    split = tl.load(piece + 2)
+    splits = tl.load(piece + 3)
     token = tl.load(sequences + seq * 5)
     num_queries = tl.load(sequences + seq * 5 + 5) - token
-    first_query = (tile - (token - base) // block_q - low) * block_q
-    if first_query >= num_queries:
+    first_query = (tile - row // block_q - low) * block_q
+    if (first_query >= num_queries) | (splits == 0):
         return
     start = tl.load(sequences + seq * 5 + 1)
     end = tl.load(sequences + seq * 5 + 2)
@@ -117,9 +123,9 @@ def attend(
         first_key = tl.maximum(first_key, tl.minimum(start + first_query, tree_start) - window + 1)
     first = first_key
     last = last_key
-    if is_split:
+    if is_divided:
         num_steps = tl.cdiv(tl.maximum(last_key - first_key, 0), block_n)
-        own = tl.cdiv(num_steps, tl.num_programs(2)) * block_n
+        own = tl.cdiv(num_steps, splits) * block_n
         first = first_key + split * own
         last = tl.minimum(last_key, first + own)
 
@@ -192,12 +198,12 @@ def attend(
 
     if has_int8:
         acc *= unit / _LIFT
-    places_out = tokens * num_heads + heads
-    if is_split:
-        num_rows = num_tokens.to(tl.int64) * num_heads
-        places_out += split * num_rows
-        tl.store(stats + places_out, maximum, mask=is_row)
-        tl.store(stats + tl.num_programs(2) * num_rows + places_out, total, mask=is_row)
+    is_number = is_row[:, None] & (value_dims < value_dim)[None, :]
+    if is_divided and splits > 1:
+        own_rows = (row + queries).to(tl.int64) * num_heads + heads
+        tl.store(stats + own_rows, maximum, mask=is_row)
+        tl.store(stats + num_rows.to(tl.int64) * num_heads + own_rows, total, mask=is_row)
+        tl.store(partial + own_rows[:, None] * value_dim + value_dims[None, :], acc, mask=is_number)
     else:
         if has_sinks:
             sink = tl.load(sinks + heads, mask=is_row, other=0.0).to(tl.float32) * log2e
@@ -206,45 +212,65 @@ def attend(
             total = total * correction + tl.exp2(sink - new_maximum)
             acc = acc * correction[:, None]
         acc = acc / tl.where(total > 0, total, 1.0)[:, None]
-    tl.store(
-        output + places_out[:, None] * value_dim + value_dims[None, :],
-        acc.to(output.dtype.element_ty),
-        mask=is_row[:, None] & (value_dims < value_dim)[None, :],
-    )
+        tl.store(
+            output + (tokens * num_heads + heads)[:, None] * value_dim + value_dims[None, :],
+            acc.to(output.dtype.element_ty),
+            mask=is_number,
+        )
 
 
-@triton.jit(do_not_specialize=["first_token", "num_tokens"])
+@triton.jit(do_not_specialize=["first_token", "first_row", "num_rows"])
 def merge(
     output,  # [num_tokens, num_heads, value_dim], contiguous
-    partial,  # [splits, num_tokens, num_heads, value_dim]
-    stats,  # [2, splits, num_tokens, num_heads]
+    partial,  # [num_rows, num_heads, value_dim]
+    stats,  # [2, num_rows, num_heads]
     sinks,  # [num_heads]
+    rows_of_tokens,  # an array of a plan
     first_token,
-    num_tokens,
+    first_row,
+    num_rows,
     has_sinks: tl.constexpr,
-    splits: tl.constexpr,
     value_dim: tl.constexpr,
     block_value: tl.constexpr,
+    block_splits: tl.constexpr,  # rows that are merged at a time
 ):
-    """Merges the splits; one program for each head of each token, starting at ``first_token``."""
+    """Merges the rows of each divided token; one program for each head of each token, starting at ``first_token``."""
     log2e: tl.constexpr = 1.4426950408889634
+    token = first_token + tl.program_id(0)
     head = tl.program_id(1)
     num_heads = tl.num_programs(1)
-    row = (first_token + tl.program_id(0)).to(tl.int64) * num_heads + head
-    num_rows = num_tokens.to(tl.int64) * num_heads
-    rows = tl.arange(0, splits) * num_rows + row
+    first = tl.load(rows_of_tokens + token * 3) - first_row
+    stride = tl.load(rows_of_tokens + token * 3 + 1)
+    splits = tl.load(rows_of_tokens + token * 3 + 2)
+    if splits <= 1:  # attend wrote the output
+        return
     dims = tl.arange(0, block_value)
-    maxima = tl.load(stats + rows)
-    totals = tl.load(stats + splits * num_rows + rows)
-    maximum = tl.max(maxima, 0)
+    is_dim = dims < value_dim
+    maximum = tl.full((), float("-inf"), dtype=tl.float32)
+    total = tl.zeros((), dtype=tl.float32)
+    acc = tl.zeros([block_value], dtype=tl.float32)
+    for start in range(0, splits, block_splits):
+        own = start + tl.arange(0, block_splits)
+        is_own = own < splits
+        rows = (first + own * stride).to(tl.int64) * num_heads + head
+        maxima = tl.load(stats + rows, mask=is_own, other=float("-inf"))
+        totals = tl.load(stats + num_rows.to(tl.int64) * num_heads + rows, mask=is_own, other=0.0)
+        parts = tl.load(
+            partial + rows[:, None] * value_dim + dims[None, :], mask=is_own[:, None] & is_dim[None, :], other=0.0
+        )
+        new_maximum = tl.maximum(maximum, tl.max(maxima, 0))
+        reference = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+        weights = tl.exp2(maxima - reference)
+        correction = tl.exp2(maximum - reference)
+        total = total * correction + tl.sum(weights * totals, 0)
+        acc = acc * correction + tl.sum(parts * weights[:, None], 0)
+        maximum = new_maximum
     if has_sinks:
         sink = tl.load(sinks + head).to(tl.float32) * log2e
-        maximum = tl.maximum(maximum, sink)
-    reference = tl.where(maximum == float("-inf"), 0.0, maximum)
-    weights = tl.exp2(maxima - reference)
-    total = tl.sum(weights * totals, 0)
-    if has_sinks:
-        total += tl.exp2(sink - reference)
-    parts = tl.load(partial + rows[:, None] * value_dim + dims[None, :], mask=(dims < value_dim)[None, :], other=0.0)
-    merged = tl.sum(parts * weights[:, None], 0) / tl.where(total > 0, total, 1.0)
-    tl.store(output + row * value_dim + dims, merged.to(output.dtype.element_ty), mask=dims < value_dim)
+        new_maximum = tl.maximum(maximum, sink)
+        correction = tl.exp2(maximum - new_maximum)
+        total = total * correction + tl.exp2(sink - new_maximum)
+        acc *= correction
+    merged = acc / tl.where(total > 0, total, 1.0)
+    place = (token.to(tl.int64) * num_heads + head) * value_dim
+    tl.store(output + place + dims, merged.to(output.dtype.element_ty), mask=is_dim)

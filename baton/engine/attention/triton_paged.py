@@ -9,6 +9,7 @@ import torch
 import triton
 
 from baton.engine.attention.base import AttentionBatch, AttentionVariant
+from baton.engine.attention.key_sharing import KeySharing
 from baton.engine.attention.paged_plan import PagedPlan, PlannedBatch, Segment, make_plan
 from baton.engine.attention.triton_kernels import attend, merge
 from baton.engine.kv_cache.kv_int8 import scales_of_rows
@@ -20,10 +21,13 @@ from baton.engine.kv_cache.paged_cache import PagedKVCache
 _TILE_ROWS = {2: (16, 32, 64), 4: (16,)}
 _MIN_DIM = 16
 """Smallest side of a tensor-core product."""
-_KEYS_PER_SPLIT = 256
-_MAX_SPLITS = 32
-_PROGRAMS_PER_PROCESSOR = 2
+_MIN_KEYS = 256
+"""Keys of a piece; fewer are not worth a program of their own."""
+_ROWS_PER_MERGE = 16
+_PROGRAMS_PER_PROCESSOR = 4
 _CPU_PROCESSORS = 2
+_CPU_CAPABILITY = 9
+_WARP_GROUP_ROWS = 64
 _LOG2_E = math.log2(math.e)
 
 
@@ -48,24 +52,25 @@ class TritonPaged:
     """Implements :class:`baton.engine.attention.base.AttentionBackend` on CUDA, and on the CPU in Triton's interpreter.
 
     Args:
-        keys_per_split: minimum number of keys for a program of its own.
+        min_keys: see :class:`~.key_sharing.KeySharing`.
         num_programs: programs that keep the device busy; ``None`` derives it from the number of its processors.
         tile: tile of every launch, for measurements; ``None`` uses :func:`default_tile`.
+        capability: major number of the compute capability that tiles are chosen for; ``None`` asks the device.
     """
-
-    takes_plans = True
 
     def __init__(
         self,
         cache: PagedKVCache,
-        keys_per_split: int = _KEYS_PER_SPLIT,
+        min_keys: int = _MIN_KEYS,
         num_programs: int | None = None,
         tile: Tile | None = None,
+        capability: int | None = None,
     ) -> None:
         self._cache = cache
-        self._keys_per_split = keys_per_split
-        self._num_programs = num_programs or _PROGRAMS_PER_PROCESSOR * _num_processors(cache.device)
+        num_programs = num_programs or _PROGRAMS_PER_PROCESSOR * _num_processors(cache.device)
+        self.key_sharing = KeySharing(min_keys, max(1, num_programs // cache.spec.layers[0].num_kv_heads))
         self._tile = tile
+        self._capability = capability or _capability(cache.device)
         self._planned: tuple[AttentionBatch, PagedPlan] | None = None
 
     def forward(
@@ -95,7 +100,7 @@ class TritonPaged:
             return batch.plan
         if self._planned is None or self._planned[0] is not batch:
             spans = [span for group in batch.groups for span in group.spans]
-            self._planned = (batch, make_plan(spans, self._cache.device))
+            self._planned = (batch, make_plan(spans, self._cache.device, self.key_sharing))
         return self._planned[1]
 
     def _attend(
@@ -109,38 +114,42 @@ class TritonPaged:
         output: torch.Tensor,
         variant: AttentionVariant,
     ) -> None:
-        num_tokens, num_heads, key_dim = query.shape
+        num_heads, key_dim = query.shape[1:]
         num_kv_heads, value_dim = values.shape[1], output.shape[-1]
         has_int8 = keys.dtype == torch.int8
         key_scales, value_scales = (scales_of_rows(rows) if has_int8 else rows for rows in (keys, values))
         share = num_heads // num_kv_heads
-        tile = self._tile or default_tile(segment.max_tokens, share, key_dim, query.element_size())
+        tile = self._tile or default_tile(
+            segment.max_tokens, share, key_dim, query.element_size(), has_int8, self._capability
+        )
         block_q = max(1, tile.rows // share)
-        num_tiles = segment.num_tokens // block_q + segment.num_seqs
+        num_tiles = segment.num_rows // block_q + segment.num_pieces
         block_key, block_value = _padded(key_dim), _padded(value_dim)
-        splits = self._num_splits(segment, block_q, num_kv_heads, variant.sliding_window)
-        target = stats = output
-        if splits > 1:
-            target = query.new_empty(splits, num_tokens, num_heads, value_dim, dtype=torch.float32)
-            stats = query.new_empty(2, splits, num_tokens, num_heads, dtype=torch.float32)
+        partial = stats = output
+        if segment.is_divided:
+            partial = query.new_empty(segment.num_rows, num_heads, value_dim, dtype=torch.float32)
+            stats = query.new_empty(2, segment.num_rows, num_heads, dtype=torch.float32)
         sinks = output if variant.sinks is None else variant.sinks
-        attend[(num_tiles, num_kv_heads, splits)](
+        attend[(num_tiles, num_kv_heads)](
             query,
             keys,
             values,
             key_scales,
             value_scales,
-            target,
+            output,
+            partial,
             stats,
             sinks,
+            plan.pieces,
             plan.sequences,
             plan.tables,
             plan.positions if plan.has_trees else plan.sequences,
             plan.nodes if plan.has_trees else plan.sequences,
             plan.ancestors if plan.has_trees else plan.sequences,
-            segment.first,
-            segment.num_seqs,
-            num_tokens,
+            segment.first_piece,
+            segment.num_pieces,
+            segment.first_row,
+            segment.num_rows,
             plan.tables.shape[1],
             plan.nodes.shape[1],
             plan.ancestors.shape[1],
@@ -165,7 +174,7 @@ class TritonPaged:
             has_sinks=variant.sinks is not None,
             has_trees=plan.has_trees,
             has_int8=has_int8,
-            is_split=splits > 1,
+            is_divided=segment.is_divided,
             block_q=block_q,
             block_m=max(tile.rows, _power_of_two(block_q * share)),
             block_n=tile.keys,
@@ -174,26 +183,21 @@ class TritonPaged:
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
         )
-        if splits > 1:
+        if segment.is_divided:
             merge[(segment.num_tokens, num_heads)](
                 output,
-                target,
+                partial,
                 stats,
                 sinks,
+                plan.rows_of_tokens,
                 first_token,
-                num_tokens,
+                segment.first_row,
+                segment.num_rows,
                 has_sinks=variant.sinks is not None,
-                splits=splits,
                 value_dim=value_dim,
                 block_value=block_value,
+                block_splits=_ROWS_PER_MERGE,
             )
-
-    def _num_splits(self, segment: Segment, block_q: int, num_kv_heads: int, window: int | None) -> int:
-        """A power of two: enough programs for the whole device, but not too few keys for each."""
-        num_keys = segment.max_keys if window is None else min(segment.max_keys, window + segment.max_tokens)
-        num_tiles = max(segment.num_seqs, segment.num_tokens // block_q)
-        wanted = min(num_keys // self._keys_per_split, self._num_programs // (num_tiles * num_kv_heads), _MAX_SPLITS)
-        return 1 << (max(1, wanted).bit_length() - 1)
 
 
 def is_interpreted() -> bool:
@@ -207,12 +211,35 @@ def _num_processors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def default_tile(max_tokens: int, share: int, key_dim: int, item_size: int) -> Tile:
-    """The tile for sequences of at most ``max_tokens`` new tokens, ``share`` query heads to a KV head."""
+def _capability(device: torch.device) -> int:
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else _CPU_CAPABILITY
+
+
+def default_tile(
+    max_tokens: int, share: int, key_dim: int, item_size: int, has_int8: bool = False, capability: int = _CPU_CAPABILITY
+) -> Tile:
+    """The tile for sequences of at most ``max_tokens`` new tokens, ``share`` query heads to a KV head.
+
+    Args:
+        capability: major number of the device's compute capability.
+    """
     sizes = _TILE_ROWS[item_size]
     rows = next((rows for rows in sizes if max_tokens * share <= rows), sizes[-1])
     block_m = max(rows, _power_of_two(max(1, rows // share) * share))
-    return Tile(rows, _keys_per_step(_padded(key_dim), item_size), num_warps=8 if block_m >= 64 else 4)
+    block_key = _padded(key_dim)
+    num_warps = 4 if block_m < _WARP_GROUP_ROWS or _suffices_one_group(block_key, has_int8, capability) else 8
+    return Tile(rows, _keys_per_step(block_key, item_size), num_warps)
+
+
+def _suffices_one_group(block_key: int, has_int8: bool, capability: int) -> bool:
+    """Whether four warps compute a tile of 64 rows without running out of registers.
+
+    Of eight warps, half repeat products of the others up to capability 9, which doubled the time of a prompt's
+    attention on an H200. Where four warps spill registers, eight remain faster.
+    """
+    if capability == 9:
+        return block_key <= 128 or not has_int8
+    return capability != 10 and block_key <= 64
 
 
 def _padded(dim: int) -> int:

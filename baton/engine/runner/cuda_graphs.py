@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
+from baton.engine.attention.key_sharing import KeySharing
 from baton.engine.attention.paged_plan import PlannedBatch, PlanSize, StaticPlan
 from baton.engine.batch.attention_groups import Span
 from baton.engine.batch.batch import ForwardBatch
@@ -134,18 +135,22 @@ class GraphedForward:
         inner: the forward pass to record; its backend takes plans.
         cache: a cache with a scratch block.
         recorder: records ``inner`` only.
+        sharing: how the backend's plans divide keys.
 
     Attributes:
         failure: why there are no graphs; ``None`` where none was tried, or all were recorded.
     """
 
-    def __init__(self, inner: TransformersForward, cache: PagedKVCache, recorder: Recorder) -> None:
+    def __init__(
+        self, inner: TransformersForward, cache: PagedKVCache, recorder: Recorder, sharing: KeySharing
+    ) -> None:
         if cache.scratch_block is None:
             raise ValueError("graphs need a cache with a scratch block")
         self._inner = inner
         self._cache = cache
         self._scratch_block = cache.scratch_block
         self._recorder = recorder
+        self._sharing = sharing
         self._graphs: list[_Graph] = []
         self._recorded: tuple[tuple[Bucket, ...], int] | None = None
         self._memory: _Memory | None = None
@@ -247,7 +252,9 @@ class GraphedForward:
             num_blocks=-(-max_places // block_size),
             tree_size=bucket.tokens_per_seq - 1,
         )
-        plan = StaticPlan(size, bucket.tokens_per_seq, block_size, self._scratch_block, self._cache.device)
+        plan = StaticPlan(
+            size, bucket.tokens_per_seq, block_size, self._scratch_block, self._cache.device, self._sharing
+        )
         if self._memory is None or len(self._memory.rows) < max_tokens:
             self._memory = self._make_memory(max_tokens, plan)
         memory, count = self._memory, bucket.num_tokens

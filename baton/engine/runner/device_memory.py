@@ -126,7 +126,7 @@ def measure_use(runner: ModelRunner, limits: StepLimits, memory: DeviceMemory) -
             _peak_of(runner, _prompt_step(runner, limits), memory, samples=True),
             _peak_of(runner, _verify_step(runner, limits), memory, samples=True),
         )
-        graphs = _graph_bytes(runner, limits, memory) if limits.records_graphs and runner.backend.takes_plans else 0
+        graphs = _graph_bytes(runner, limits, memory) if limits.records_graphs and runner.backend.key_sharing else 0
     except Exception as error:
         if is_out_of_memory(error):
             _, free = memory.total_and_free()

@@ -66,9 +66,9 @@ def create_forward_pass(
                 raise
             logger.info("%s runs on transformers instead of the fused decoder: %s", name, reason)
     modules = TransformersForward(loaded, backend, feature_layers)
-    if recorder is None or not backend.takes_plans:
+    if recorder is None or backend.key_sharing is None:
         return modules
-    return GraphedForward(modules, cache, recorder)
+    return GraphedForward(modules, cache, recorder, backend.key_sharing)
 
 
 def small_cache(loaded: LoadedModel, block_size: int) -> PagedKVCache:

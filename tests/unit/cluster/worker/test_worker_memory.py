@@ -10,6 +10,7 @@ import torch
 
 from baton.core.errors import ConfigError, UnsupportedModelError
 from baton.core.memory_budget import MemoryBudget
+from baton.engine.attention.key_sharing import UNDIVIDED
 from baton.engine.attention.torch_sdpa import TorchSDPA
 from baton.engine.batch.batch import ForwardBatch
 from baton.engine.models.model_loader import LoadedModel, prepare_model
@@ -132,7 +133,7 @@ def test_a_worker_that_can_change_pools_reserves_memory_for_both(
 
 
 def test_graph_memory_depends_on_the_vocabulary(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TorchSDPA, "takes_plans", True)
+    monkeypatch.setattr(TorchSDPA, "key_sharing", UNDIVIDED)
     small = plan(configured(), llama, FakeMemory(total=2048 * MIB))
     large = plan(configured(), replace(llama, vocab_size=256_000), FakeMemory(total=2048 * MIB))
     assert small.graphs > 8 * MIB  # the activations of a step that is recorded

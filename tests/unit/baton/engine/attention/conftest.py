@@ -13,7 +13,7 @@ from tests.interpreted_triton import interpreted_triton
 from tests.plan_attention import PlanAttention
 
 CreateBackend = Callable[[PagedKVCache], AttentionBackend]
-KEYS_PER_SPLIT = 4
+MIN_KEYS = 4
 NUM_PROGRAMS = 64
 
 
@@ -23,7 +23,7 @@ def create_triton() -> Iterator[CreateBackend]:
     with interpreted_triton():
         from baton.engine.attention.triton_paged import TritonPaged
 
-        yield lambda cache: TritonPaged(cache, KEYS_PER_SPLIT, NUM_PROGRAMS)
+        yield lambda cache: TritonPaged(cache, MIN_KEYS, NUM_PROGRAMS)
 
 
 @pytest.fixture(scope="module", params=["torch_sdpa", "plan", "triton_paged"])

@@ -67,6 +67,26 @@ def test_the_table_has_every_case_of_every_pinned_version_once() -> None:
     assert Counter(key_of(row) for row in read_table()) == wanted
 
 
+@pytest.mark.parametrize(
+    ("capability", "size", "cache", "num_warps"),
+    [
+        (90, 128, "native", 4),
+        (90, 256, "native", 4),
+        (90, 128, "int8", 4),
+        (90, 256, "int8", 8),
+        (80, 64, "native", 4),
+        (80, 128, "native", 8),
+        (100, 64, "native", 8),
+        (120, 64, "int8", 4),
+    ],
+)
+def test_prompts_have_four_warps_where_registers_suffice(
+    capability: int, size: int, cache: str, num_warps: int
+) -> None:
+    (_, constants) = launches_of(Variant("attend", size, cache, "prefill", "plain"), capability).calls[-1]
+    assert constants["num_warps"] == num_warps
+
+
 def test_shortfalls_in_the_table_are_explained() -> None:
     named = {name for row in _TABLE.values() for name in row["shortfalls"].split()}
     assert named <= SHORTFALLS.keys()
@@ -92,7 +112,7 @@ def test_deviations_from_the_table_are_reported_in_both_directions() -> None:
 
 
 def test_forced_register_spills_are_found() -> None:
-    launches = launches_of(Variant("attend", 64, "native", "decode", "plain"))
+    launches = launches_of(Variant("attend", 64, "native", "decode", "plain"), 90)
     forced = figures_of(launches.compile(90, maxnreg=48), 90)
     assert forced.registers <= 48
     assert forced.spilled > 0
@@ -101,7 +121,7 @@ def test_forced_register_spills_are_found() -> None:
 
 def test_misaligned_rows_are_found() -> None:
     """Heads of 64 numbers, each followed by two more, as int8 rows are followed by their scales."""
-    launches = launches_of(Variant("attend", 64, "native", "decode", "plain"))
+    launches = launches_of(Variant("attend", 64, "native", "decode", "plain"), 90)
     args, kwargs = launches.calls[-1]
     names = launches.kernel.arg_names
     strides = {"key_slot_stride": 8 * 66, "key_head_stride": 66}
@@ -114,7 +134,7 @@ def test_misaligned_rows_are_found() -> None:
 @pytest.mark.parametrize(("num_warps", "shortfalls"), [(8, ["repeats", "exchange"]), (4, [])])
 def test_warps_with_duplicate_work_are_found(num_warps: int, shortfalls: list[str]) -> None:
     """64 rows of a prompt's tile hold four warps' rows of 16 on capability 9.0, not eight's."""
-    launches = launches_of(Variant("attend", 64, "native", "prefill", "plain"))
+    launches = launches_of(Variant("attend", 64, "native", "prefill", "plain"), 90)
     found = figures_of(launches.compile(90, num_warps=num_warps), 90)
     assert found.shortfalls(90) == shortfalls
     assert [product.unit for product in found.products] == ["wgmma", "wgmma"]
@@ -128,7 +148,7 @@ def test_a_tile_that_does_not_use_the_newest_tensor_cores_is_found() -> None:
 
 
 def test_excessive_shared_memory_is_refused() -> None:
-    compiled = launches_of(Variant("quantize_row", 576)).compile(89)
+    compiled = launches_of(Variant("quantize_row", 576), 89).compile(89)
     figures_of(replace(compiled, shared=SHARED_LIMITS[89]), 89)
     with pytest.raises(ValueError, match=r"cannot be launched on capability 8\.9: it asks for \d+ bytes of shared"):
         figures_of(replace(compiled, shared=SHARED_LIMITS[89] + 1), 89)
@@ -137,19 +157,19 @@ def test_excessive_shared_memory_is_refused() -> None:
 def test_a_missing_kernel_variable_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(figures_of.__globals__["READS"], "quantize_row", ("renamed",))
     with pytest.raises(ValueError, match="has nothing for `renamed`, only for"):
-        figures_of(launches_of(Variant("quantize_row", 576)).compile(90), 90)
+        figures_of(launches_of(Variant("quantize_row", 576), 90).compile(90), 90)
 
 
 def test_each_batch_is_named_after_its_tile() -> None:
     rows = {"decode": 16, "decode split": 16, "chain split": 32, "tree": 32, "prefill": 64}
     for tile, expected in rows.items():
-        (_, constants) = launches_of(Variant("attend", 64, "native", tile, "plain")).calls[-1]
+        (_, constants) = launches_of(Variant("attend", 64, "native", tile, "plain"), 90).calls[-1]
         assert constants["block_m"] == expected
-        assert constants["is_split"] == tile.endswith("split")
+        assert constants["is_divided"] == tile.endswith("split")
         assert constants["has_trees"] == (tile == "tree")
-    args, constants = launches_of(Variant("attend", 64, "int8", "decode split", "full")).calls[-1]
+    args, constants = launches_of(Variant("attend", 64, "int8", "decode split", "full"), 90).calls[-1]
     assert constants["window"]
     assert constants["has_softcap"]
     assert constants["has_sinks"]
-    assert constants["is_split"]
+    assert constants["is_divided"]
     assert args[1].dtype == torch.int8

@@ -12,6 +12,7 @@ from baton.core.drafts import ROOT
 from baton.core.kv_spec import KVEncoding
 from baton.engine.attention import paged_plan
 from baton.engine.attention.base import AttentionBackend
+from baton.engine.attention.key_sharing import KeySharing
 from baton.engine.attention.paged_plan import PlannedBatch
 from baton.engine.batch.attention_groups import Span
 from baton.engine.kv_cache.paged_cache import PagedKVCache
@@ -23,11 +24,11 @@ from tests.tiny_models import tiny_model
 
 CreateBackend = Callable[[PagedKVCache, TapeRecorder], AttentionBackend]
 
-# Contexts of MAX_LEN tokens are split between two programs; the interpreter is slow.
-KEYS_PER_SPLIT, NUM_PROGRAMS, MAX_LEN = 8, 12, 20
+# Contexts of MAX_LEN tokens have two pieces; the interpreter is slow.
+MIN_KEYS, NUM_PROGRAMS, MAX_LEN = 8, 12, 20
 BUCKETS = (Bucket(2, 2),)
-# The last launches of a tape; with four KV heads, there are programs enough without splits.
-SPLIT, WHOLE = ["attend[3, 2, 2]", "merge[4, 4]"], ["attend[3, 4, 1]"] * 2
+# The last launches of a tape: three sequences, and further pieces for each KV head.
+TWO_HEADS, FOUR_HEADS = ["attend[11, 2]", "merge[4, 4]"], ["attend[6, 4]", "merge[4, 4]"]
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def create_backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[CreateBackend]:
         def create(cache: PagedKVCache, recorder: TapeRecorder) -> AttentionBackend:
             for name, kernel in zip(("attend", "merge"), kernels, strict=True):
                 monkeypatch.setattr(triton_paged, name, recorder.triton_kernel(kernel))
-            return triton_paged.TritonPaged(cache, KEYS_PER_SPLIT, NUM_PROGRAMS)
+            return triton_paged.TritonPaged(cache, MIN_KEYS, NUM_PROGRAMS)
 
         yield create
         monkeypatch.undo()
@@ -53,12 +54,12 @@ def launches_of(tape: Tape) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "kv_cache", "expected"),
     [
-        pytest.param("llama", KVEncoding.NATIVE, SPLIT, marks=pytest.mark.thorough(covered_by="[window and cap]")),
-        pytest.param("llama", KVEncoding.INT8, SPLIT, marks=pytest.mark.thorough(covered_by="[window and cap]")),
-        ("gemma2", KVEncoding.NATIVE, SPLIT),
-        ("gpt_oss", KVEncoding.NATIVE, SPLIT),
+        pytest.param("llama", KVEncoding.NATIVE, TWO_HEADS, marks=pytest.mark.thorough(covered_by="[window and cap]")),
+        pytest.param("llama", KVEncoding.INT8, TWO_HEADS, marks=pytest.mark.thorough(covered_by="[window and cap]")),
+        ("gemma2", KVEncoding.NATIVE, TWO_HEADS),
+        ("gpt_oss", KVEncoding.NATIVE, TWO_HEADS),
         pytest.param(
-            "deepseek_v3", KVEncoding.NATIVE, WHOLE, marks=pytest.mark.thorough(covered_by="[window and cap]")
+            "deepseek_v3", KVEncoding.NATIVE, FOUR_HEADS, marks=pytest.mark.thorough(covered_by="[window and cap]")
         ),
     ],
     ids=["llama", "int8", "window and cap", "sinks and experts", "latent"],
@@ -82,13 +83,13 @@ def test_launches_planned_for_each_batch_differ(create_backend: CreateBackend) -
     pair = GraphedPair(buckets=BUCKETS[:0], create_backend=create_backend)
     tapes = []
     for span in (Span([3], 0, 1), Span([3, 4, 5, 6, 7], 17, 1)):
-        plan = paged_plan.make_plan([span], CPU)
+        plan = paged_plan.make_plan([span], CPU, KeySharing(MIN_KEYS, NUM_PROGRAMS // 2))
         with torch.inference_mode(), pair.recorder.taping() as tape:
             token = torch.full((1,), 5)
             pair.inner.compute(token, token, torch.zeros_like(token), PlannedBatch(token, plan))
         tapes.append(tape)
-    assert launches_of(tapes[0]) == ["attend[1, 2, 1]"] * 2
-    assert launches_of(tapes[1]) == ["attend[1, 2, 2]", "merge[1, 4]"] * 2
+    assert launches_of(tapes[0]) == ["attend[1, 2]"] * 2
+    assert launches_of(tapes[1]) == ["attend[2, 2]", "merge[1, 4]"] * 2
 
 
 def test_the_interpreter_replaces_kernels_that_are_already_loaded() -> None:

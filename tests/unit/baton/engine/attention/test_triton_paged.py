@@ -63,9 +63,10 @@ def full_cache(num_layers: int = 1) -> PagedKVCache:
     return cache
 
 
-def planned(spans: list[Span]) -> PlannedBatch:
+def planned(spans: list[Span], backend: AttentionBackend) -> PlannedBatch:
+    assert backend.key_sharing is not None
     slots = torch.cat([slots_of(span.block_ids, span.start, span.end, BLOCK_SIZE) for span in spans])
-    return PlannedBatch(slots, paged_plan.make_plan(spans, CPU))
+    return PlannedBatch(slots, paged_plan.make_plan(spans, CPU, backend.key_sharing))
 
 
 def attend_cached(backend: AttentionBackend, cache: PagedKVCache, batch: Any, seed: int = 1) -> torch.Tensor:
@@ -82,9 +83,9 @@ def test_only_long_contexts_of_few_sequences_are_split(
     attend, merge = launches
     cache = full_cache()
     backend = create_triton(cache)
-    attend_cached(backend, cache, planned([Span(list(range(10)), 36, 1)]))
-    attend_cached(backend, cache, planned([Span([3], 2, 1)]))
-    assert [grid[2] for grid in attend.grids] == [8, 1]
+    attend_cached(backend, cache, planned([Span(list(range(10)), 36, 1)], backend))
+    attend_cached(backend, cache, planned([Span([3], 2, 1)], backend))
+    assert attend.grids == [(9 // 8 + 9, 1), (1, 1)]  # 37 keys in nine pieces
     assert merge.grids == [(1, NUM_HEADS)]
 
 
@@ -93,10 +94,11 @@ def test_prompts_do_not_affect_the_tiles_of_decoding_sequences(
 ) -> None:
     attend, _ = launches
     cache = full_cache()
-    spans = [Span([0], 2, 1), Span([1, 2], 5, 1), Span(list(range(3, 23)), 0, 65)]
-    attend_cached(create_triton(cache), cache, planned(spans))
-    # Tiles of eight tokens with two heads: the last one of each sequence need not be whole.
-    assert [grid[:2] for grid in attend.grids] == [(2 // 8 + 2, 1), (65 // 8 + 1, 1)]
+    spans = [Span([0], 2, 1), Span([1, 2], 3, 1), Span(list(range(3, 23)), 0, 65)]
+    backend = create_triton(cache)
+    attend_cached(backend, cache, planned(spans, backend))
+    # Tiles of eight tokens with two heads: the last one of each piece need not be whole. The prompt has eleven pieces.
+    assert attend.grids == [(2 // 8 + 2, 1), (11 * 65 // 8 + 11, 1)]
 
 
 def test_a_batch_is_uploaded_once(create_triton: CreateBackend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,14 +131,15 @@ def test_a_static_plan_matches_exactly_sized_plans(create_triton: CreateBackend)
     cache = full_cache()
     cache.keys[0][-BLOCK_SIZE:] = cache.values[0][-BLOCK_SIZE:] = 0.5
     backend = create_triton(cache)
-    static = StaticPlan(PlanSize(5, 16, 4, tree_size=6), 4, BLOCK_SIZE, scratch_block=31, device=CPU)
+    assert backend.key_sharing is not None
+    static = StaticPlan(PlanSize(5, 16, 4, tree_size=6), 4, BLOCK_SIZE, 31, CPU, backend.key_sharing)
     for spans in (
         [Span([1, 2, 3], 9, 1), Span([4], 0, 4), Span([5, 6], 4, 3, (ROOT, ROOT))],
         [Span([7, 8], 5, 2)],
         [Span([9, 10], 6, 2, (ROOT, ROOT, 0, 1))],
         [Span([block], 3, 1) for block in (11, 12, 13, 14)],
     ):
-        exact = planned(spans)
+        exact = planned(spans, backend)
         expected = attend_cached(backend, cache, exact)
         num_tokens = len(expected)
         assert static.fits(spans)

@@ -19,6 +19,7 @@ from baton.core.drafts import ROOT
 from baton.core.errors import ConfigError
 from baton.core.kv_spec import KVEncoding
 from baton.engine.attention import backends as registry
+from baton.engine.attention.key_sharing import UNDIVIDED
 from baton.engine.attention.paged_plan import StaticPlan
 from baton.engine.batch.attention_groups import Span
 from baton.engine.batch.batch import ForwardBatch
@@ -147,7 +148,7 @@ def test_equal_buckets_are_recorded_once(pair: GraphedPair) -> None:
 
 def test_graphs_need_a_scratch_block(pair: GraphedPair) -> None:
     with pytest.raises(ValueError, match="scratch block"):
-        GraphedForward(pair.plain, pair.plain_cache, TapeRecorder())
+        GraphedForward(pair.plain, pair.plain_cache, TapeRecorder(), UNDIVIDED)
 
 
 def assert_steps_are_equal(pair: GraphedPair) -> None:
