@@ -34,7 +34,8 @@ from benchmarks.device_run.report import last_lines
 _MAX_PROCESSES = 12
 _IS_READY, _ROW, _IS_USABLE = "process is ready", "check row", "process is usable"
 _START_S = 120.0
-_LAST_LINES, _TRACEBACK_LINES = 6, 12
+_LAST_LINES, _MOST_LINES, _TRACEBACK_LINES = 6, 200, 12
+_NATIVE_FRAME = "frame #"
 _END_S = 10.0
 
 _Rows: TypeAlias = "SimpleQueue[tuple[str, Row] | None]"
@@ -199,7 +200,9 @@ class _Child:
         self._errors.close()
 
     def _last_words(self) -> str:
-        return " | ".join(last_lines(self._errors, _LAST_LINES)) or "it printed no error"
+        """The end of what the process printed, without a native stack, which hides the error before it."""
+        lines = [line for line in last_lines(self._errors, _MOST_LINES) if not line.startswith(_NATIVE_FRAME)]
+        return " | ".join(lines[-_LAST_LINES:]) or "it printed no error"
 
 
 def _read(stdout: IO[str], lines: SimpleQueue[str | None]) -> None:

@@ -18,7 +18,7 @@ class KeySharing:
     A batch with one long sequence among short ones takes as long as its longest piece.
 
     Attributes:
-        min_keys: a piece has at least two thirds as many keys.
+        min_keys: a piece has at least three quarters as many keys.
         num_pieces: pieces of all KV heads together that keep the device busy, divided by the number of KV heads.
     """
 
@@ -31,11 +31,11 @@ class KeySharing:
         tiles = [-(-span.num_tokens // _TOKENS_PER_TILE) for span in spans]
         work = sum(each * count for each, count in zip(keys, tiles, strict=True))
         size = max(self.min_keys, -(-work // self.num_pieces))
-        return [max(1, (each + size // 2) // size) for each in keys]
+        return [-(-each // size) if 2 * each >= 3 * size else 1 for each in keys]
 
     def most_extra_pieces(self, max_keys: int) -> int:
         """The most pieces beyond one of each sequence, in a batch whose sequences have up to ``max_keys`` keys."""
-        return self.num_pieces if max_keys + self.min_keys // 2 >= 2 * self.min_keys else 0
+        return self.num_pieces if 2 * max_keys >= 3 * self.min_keys else 0
 
     def most_extra_rows(self, max_keys: int, max_tokens: int) -> int:
         """The most rows of these pieces, which have a row for each of up to ``max_tokens`` new tokens."""

@@ -125,9 +125,8 @@ def attend(
     last = last_key
     if is_divided:
         num_steps = tl.cdiv(tl.maximum(last_key - first_key, 0), block_n)
-        own = tl.cdiv(num_steps, splits) * block_n
-        first = first_key + split * own
-        last = tl.minimum(last_key, first + own)
+        first = first_key + num_steps * split // splits * block_n
+        last = tl.minimum(last_key, first_key + num_steps * (split + 1) // splits * block_n)
 
     maximum = tl.full([block_m], float("-inf"), dtype=tl.float32)
     total = tl.zeros([block_m], dtype=tl.float32)

@@ -21,8 +21,9 @@ from baton.engine.kv_cache.paged_cache import PagedKVCache
 _TILE_ROWS = {2: (16, 32, 64), 4: (16,)}
 _MIN_DIM = 16
 """Smallest side of a tensor-core product."""
-_MIN_KEYS = 256
-"""Keys of a piece; fewer are not worth a program of their own."""
+_MIN_KEYS = 64
+"""Keys that a program multiplies at a time. On an H200, a token attended to 1,024 keys in less than half the time with
+pieces of 64 than with pieces of 256."""
 _ROWS_PER_MERGE = 16
 _PROGRAMS_PER_PROCESSOR = 4
 _CPU_PROCESSORS = 2

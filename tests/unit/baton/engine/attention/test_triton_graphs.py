@@ -89,7 +89,7 @@ def test_launches_planned_for_each_batch_differ(create_backend: CreateBackend) -
             pair.inner.compute(token, token, torch.zeros_like(token), PlannedBatch(token, plan))
         tapes.append(tape)
     assert launches_of(tapes[0]) == ["attend[1, 2]"] * 2
-    assert launches_of(tapes[1]) == ["attend[2, 2]", "merge[1, 4]"] * 2
+    assert launches_of(tapes[1]) == ["attend[3, 2]", "merge[1, 4]"] * 2
 
 
 def test_the_interpreter_replaces_kernels_that_are_already_loaded() -> None:

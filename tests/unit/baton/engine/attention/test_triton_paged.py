@@ -85,7 +85,7 @@ def test_only_long_contexts_of_few_sequences_are_split(
     backend = create_triton(cache)
     attend_cached(backend, cache, planned([Span(list(range(10)), 36, 1)], backend))
     attend_cached(backend, cache, planned([Span([3], 2, 1)], backend))
-    assert attend.grids == [(9 // 8 + 9, 1), (1, 1)]  # 37 keys in nine pieces
+    assert attend.grids == [(10 // 8 + 10, 1), (1, 1)]  # 37 keys in ten pieces
     assert merge.grids == [(1, NUM_HEADS)]
 
 
