@@ -16,7 +16,7 @@ from baton.engine.kv_cache.kv_int8 import scales_of_rows
 from baton.engine.kv_cache.paged_cache import PagedKVCache
 
 # Rows of a tile: the smallest that holds a sequence's queries with their heads, else the last. With these sizes and a
-# native cache, compilers for sm_80 and sm_90 spill no registers; float32 is multiplied without tensor cores and needs
+# native cache, compilers for sm_80 and sm_90 spill few registers; float32 is multiplied without tensor cores and needs
 # more registers.
 _TILE_ROWS = {2: (16, 32, 64), 4: (16,)}
 _MIN_DIM = 16

@@ -11,6 +11,7 @@ from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.errors import ConfigError, UnsupportedModelError
 from baton.core.memory_budget import DeviceMemoryUse
 from baton.core.request import Request, SamplingParams
+from baton.engine.attention.key_sharing import KeySharing
 from baton.engine.attention.paged_plan import PlanSize
 from baton.engine.device.device_errors import is_device_lost, is_out_of_memory
 from baton.engine.runner.cuda_graphs import make_buckets
@@ -126,7 +127,8 @@ def measure_use(runner: ModelRunner, limits: StepLimits, memory: DeviceMemory) -
             _peak_of(runner, _prompt_step(runner, limits), memory, samples=True),
             _peak_of(runner, _verify_step(runner, limits), memory, samples=True),
         )
-        graphs = _graph_bytes(runner, limits, memory) if limits.records_graphs and runner.backend.key_sharing else 0
+        sharing = runner.backend.key_sharing if limits.records_graphs else None
+        graphs = 0 if sharing is None else _graph_bytes(runner, limits, memory, sharing)
     except Exception as error:
         if is_out_of_memory(error):
             _, free = memory.total_and_free()
@@ -190,7 +192,7 @@ def _sequence(
     return ScheduledSequence(request, count) if draft is None else ScheduledSequence(request, count, draft)
 
 
-def _graph_bytes(runner: ModelRunner, limits: StepLimits, memory: DeviceMemory) -> int:
+def _graph_bytes(runner: ModelRunner, limits: StepLimits, memory: DeviceMemory, sharing: KeySharing) -> int:
     """Memory that :meth:`baton.engine.runner.model_runner.ModelRunner.capture_graphs` will take.
 
     Its pool holds the activations of the largest bucket, which no step outside of graphs can use. The graphs' output
@@ -205,8 +207,11 @@ def _graph_bytes(runner: ModelRunner, limits: StepLimits, memory: DeviceMemory) 
     pool = _peak_of(runner, plan, memory, samples=False)
     rows = largest.num_tokens * runner.loaded.vocab_size * _FLOAT32_BYTES
     num_blocks = -(-(limits.max_model_len + max(bucket.tokens_per_seq for bucket in buckets)) // runner.spec.block_size)
+    extra_pieces = sharing.most_extra_pieces(num_blocks * runner.spec.block_size)
     plan_words: int = sum(
-        PlanSize(bucket.num_seqs + 1, bucket.num_tokens, num_blocks, bucket.tokens_per_seq - 1).places[-1].stop
+        PlanSize(bucket.num_seqs + 1, bucket.num_tokens, num_blocks, bucket.tokens_per_seq - 1, extra_pieces)
+        .places[-1]
+        .stop
         for bucket in buckets
     )
     return pool + rows + plan_words * _INT32_BYTES + len(buckets) * _BYTES_PER_GRAPH + _SIDE_WORKSPACE_BYTES
