@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from threading import Lock
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
+import numpy as np
 import torch
 
 from baton.core.chunk_budget import SchedulerLimits
@@ -14,7 +16,8 @@ from baton.core.errors import ConfigError, InternalError, InvalidRequestError
 from baton.core.kv_spec import KVEncoding
 from baton.core.memory_budget import MIN_BLOCKS, divide_memory
 from baton.core.progress import progress_on_stderr
-from baton.core.request import FinishReason, Request, SamplingParams, TokenLogprobs
+from baton.core.request import FinishReason, Request, SamplingParams, TokenLogprobs, is_integer, is_number
+from baton.engine.device.uploads import TORCH_DTYPES
 from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.models.default_model import DEFAULT_MODEL_NAME
@@ -24,7 +27,7 @@ from baton.engine.models.model_source import resolve_model
 from baton.engine.models.tokenizer import Tokenizer
 from baton.engine.runner.device_memory import SMALL_CACHE_BLOCKS, CudaMemory, StepLimits, measure_use
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.runner.options import RunnerOptions
+from baton.engine.runner.options import KV_CACHES, WEIGHTS, RunnerOptions
 from baton.engine.runner.served_model import load_served_model
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.step.overlap import always, never
@@ -35,6 +38,7 @@ Conversation = Sequence[Mapping[str, Any]]
 
 _BLOCK_SIZE = 16
 _CPU_KV_BYTES = 2**30
+_MAX_SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class RequestOutput:
 
 
 class LLM:
-    """A model in this process. Use it from one thread.
+    """A model in this process. Calls from several threads wait for one another.
 
     The first model on a CPU compiles the decoder, once on a machine, and shows its progress on standard error.
 
@@ -100,10 +104,24 @@ class LLM:
         gpu_memory_utilization: float = 0.9,
         num_threads: int | None = None,
     ) -> None:
-        _require(max_num_seqs >= 1, "max_num_seqs", "at least 1", max_num_seqs)
-        _require(chunk_tokens >= 1, "chunk_tokens", "at least 1", chunk_tokens)
-        _require(kv_blocks is None or kv_blocks >= MIN_BLOCKS, "kv_blocks", f"at least {MIN_BLOCKS}", kv_blocks)
-        _require(0 < gpu_memory_utilization <= 1, "gpu_memory_utilization", "in (0, 1]", gpu_memory_utilization)
+        _require(isinstance(model, str) and model != "", "model", "the name, id or path of a model", model)
+        _require_one_of("dtype", ("auto", *TORCH_DTYPES), dtype)
+        _require_one_of("device", ("auto", "cpu", "cuda"), device)
+        _require_one_of("weights", WEIGHTS, weights)
+        _require_one_of("kv_cache", KV_CACHES, kv_cache)
+        has_device = device != "cuda" or torch.cuda.is_available()
+        _require(has_device, "device", "auto or cpu, since no GPU is visible", device)
+        _require_integer("max_num_seqs", 1, max_num_seqs)
+        _require_integer("chunk_tokens", 1, chunk_tokens)
+        for name, least, value in (
+            ("max_model_len", 2, max_model_len),
+            ("kv_blocks", MIN_BLOCKS, kv_blocks),
+            ("num_threads", 1, num_threads),
+        ):
+            if value is not None:
+                _require_integer(name, least, value)
+        is_share = is_number(gpu_memory_utilization) and 0 < gpu_memory_utilization <= 1
+        _require(is_share, "gpu_memory_utilization", "in (0, 1]", gpu_memory_utilization)
         options = RunnerOptions(weights=weights, kv_cache=kv_cache)
         source, chosen_device = resolve_model(model), pick_device(device)
         if chosen_device.type == "cpu":
@@ -117,7 +135,10 @@ class LLM:
                 longest = max_model_len or loaded.max_model_len
                 limits = StepLimits(chunk_tokens, max_num_seqs, 0, longest, records_graphs=chosen_device.type == "cuda")
                 kv_blocks = _num_blocks(loaded, options, limits, gpu_memory_utilization)
-            self._runner = ModelRunner(loaded, kv_blocks, _BLOCK_SIZE, options)
+            try:
+                self._runner = ModelRunner(loaded, kv_blocks, _BLOCK_SIZE, options)
+            except (MemoryError, OSError) as error:
+                raise ConfigError(f"There is no memory for kv_blocks: {kv_blocks} ({error}). Give fewer.") from error
         capacity = kv_blocks * _BLOCK_SIZE
         self.max_model_len = max_model_len or min(loaded.max_model_len, capacity)
         _require(
@@ -134,6 +155,8 @@ class LLM:
         )
         self._engine = Engine(self._runner, scheduler, runs_ahead=runs_ahead)
         self._num_requests = 0
+        self._lock = Lock()
+        self._is_closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -144,8 +167,10 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Frees the threads and graphs of the model."""
-        self._runner.close()
+        """Frees the threads and graphs of the model, which cannot answer anything afterwards."""
+        with self._lock:
+            self._is_closed = True
+            self._runner.close()
 
     def generate(
         self,
@@ -164,9 +189,11 @@ class LLM:
 
         Raises:
             InvalidRequestError: a prompt or its parameters are invalid; no prompt is computed then.
-            InternalError: the engine failed on a request.
+            InternalError: the engine failed on a request, or :meth:`close` was called before.
         """
         batch: Any = [prompts] if _is_one(prompts) else prompts
+        if not isinstance(batch, Iterable) or isinstance(batch, (bytes, Mapping)):
+            raise _not_prompts(batch)
         return self._answer([self._encode(prompt) for prompt in batch], sampling_params)
 
     def chat(
@@ -179,35 +206,56 @@ class LLM:
         Args:
             messages: ``{"role": ..., "content": ...}`` in order, or several such conversations.
         """
-        is_one = bool(messages) and isinstance(messages[0], Mapping)
+        is_one = isinstance(messages, Sequence) and len(messages) > 0 and isinstance(messages[0], Mapping)
         conversations: Any = [messages] if is_one else messages
+        if not _is_list_of(_is_conversation, conversations):
+            raise InvalidRequestError(
+                'messages must be a list of {"role": ..., "content": ...}, or a list of such lists, '
+                f"got {_short(messages)}.",
+                param="messages",
+            )
         return self._answer([self.tokenizer.apply_chat_template(each) for each in conversations], sampling_params)
 
     def _encode(self, prompt: Prompt) -> list[int]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if not isinstance(prompt, Iterable) or isinstance(prompt, bytes):
+            raise _not_prompts(prompt)
+        token_ids = list(prompt)
+        if not all(map(is_integer, token_ids)):
+            raise _not_prompts(prompt)
+        return [int(token_id) for token_id in token_ids]
 
     def _answer(
         self, prompts: list[list[int]], sampling_params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[RequestOutput]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             params = [sampling_params or SamplingParams()] * len(prompts)
-        else:
+        elif _is_list_of(_is_params, sampling_params):
             params = list(sampling_params)
+        else:
+            raise InvalidRequestError(
+                f"sampling_params must be SamplingParams or a list of them, got {_short(sampling_params)}.",
+                param="sampling_params",
+            )
         if len(params) != len(prompts):
             raise InvalidRequestError(
                 f"There are {len(prompts)} prompts but {len(params)} sampling_params; give one for all "
                 "prompts, or one for each.",
                 param="sampling_params",
             )
-        answers = [self._new_answer(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
-        for answer in answers:
-            self._engine.check_request(answer.request)
-        try:
-            self._run(answers)
-        finally:
+        with self._lock:
+            if self._is_closed:
+                raise InternalError("This LLM is closed. Make another one, or generate before close().")
+            answers = [self._new_answer(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
             for answer in answers:
-                self._engine.finish(answer.request.request_id, FinishReason.ABORT)
-        return [self._output(answer) for answer in answers]
+                self._engine.check_request(answer.request)
+            try:
+                self._run(answers)
+            finally:
+                for answer in answers:
+                    self._engine.finish(answer.request.request_id, FinishReason.ABORT)
+            return [self._output(answer) for answer in answers]
 
     def _new_answer(self, prompt: list[int], params: SamplingParams) -> _Answer:
         self._num_requests += 1
@@ -271,8 +319,41 @@ def _num_blocks(loaded: LoadedModel, options: RunnerOptions, limits: StepLimits,
     return divide_memory(use, utilization, 1.0, block_bytes).kv_blocks
 
 
-def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+def _is_one(prompts: object) -> bool:
+    """Whether it is a text, or token ids in a list or an array of numpy."""
+    return isinstance(prompts, str) or (
+        isinstance(prompts, (Sequence, np.ndarray)) and len(prompts) > 0 and is_integer(prompts[0])
+    )
+
+
+def _is_conversation(value: object) -> bool:
+    return _is_list_of(lambda message: isinstance(message, Mapping), value)
+
+
+def _is_params(value: object) -> bool:
+    return isinstance(value, SamplingParams)
+
+
+def _is_list_of(is_right: Callable[[object], bool], values: object) -> bool:
+    return isinstance(values, Sequence) and not isinstance(values, (str, bytes)) and all(map(is_right, values))
+
+
+def _not_prompts(value: object) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"prompts must be a text, a list of token ids, or a list of these, got {_short(value)}.", param="prompts"
+    )
+
+
+def _short(value: object) -> str:
+    return f"{type(value).__name__} {repr(value)[:_MAX_SHOWN]}"
+
+
+def _require_integer(name: str, least: int, value: object) -> None:
+    _require(is_integer(value) and cast(int, value) >= least, name, f"an integer of at least {least}", value)
+
+
+def _require_one_of(name: str, known: Sequence[str], value: object) -> None:
+    _require(isinstance(value, str) and value in known, name, f"one of {', '.join(known)}", value)
 
 
 def _require(holds: bool, name: str, expected: str, value: object) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from numbers import Integral, Real
 
 from baton.core.errors import InvalidRequestError
 from baton.core.queue_priority import NO_PRIORITY, QueuePriority
@@ -46,6 +47,24 @@ def _require(condition: bool, param: str, expected: str, value: object) -> None:
         raise InvalidRequestError(f"{param} must be {expected}, got {value!r}.", param=param)
 
 
+def is_integer(value: object) -> bool:
+    """Whether a value is an integer of Python or numpy, and no truth value."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a real number of Python or numpy, and no truth value."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_bias(pair: object) -> bool:
+    return isinstance(pair, Sequence) and len(pair) == 2 and is_integer(pair[0]) and is_number(pair[1])
+
+
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_INTEGERS = ("max_tokens", "top_k", "min_tokens", "seed")
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to choose tokens, and when to stop.
@@ -53,7 +72,7 @@ class SamplingParams:
     Stop *strings* are not here: they are matched against text, next to the detokenizer.
 
     Raises:
-        InvalidRequestError: a value is out of its range; ``param`` names it.
+        InvalidRequestError: a value has another type or is out of its range; ``param`` names it.
     """
 
     max_tokens: int = 16
@@ -76,8 +95,16 @@ class SamplingParams:
     """Noise is a function of (seed, position): see ``baton/engine/sampling/sampler.py``."""
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
-            _require(math.isfinite(getattr(self, name)), name, "a finite number", getattr(self, name))
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            _require(is_number(value) and math.isfinite(value), name, "a finite number", value)
+        for name in _INTEGERS:
+            _require(is_integer(getattr(self, name)), name, "an integer", getattr(self, name))
+        _require(isinstance(self.ignore_eos, bool), "ignore_eos", "true or false", self.ignore_eos)
+        is_list = isinstance(self.stop_token_ids, Sequence) and all(map(is_integer, self.stop_token_ids))
+        _require(is_list, "stop_token_ids", "a sequence of token ids", self.stop_token_ids)
+        is_list = isinstance(self.logit_bias, Sequence) and all(map(_is_bias, self.logit_bias))
+        _require(is_list, "logit_bias", "a sequence of pairs of a token id and a number", self.logit_bias)
         _require(self.max_tokens >= 1, "max_tokens", "at least 1", self.max_tokens)
         _require(0 <= self.temperature <= 100, "temperature", "between 0 and 100", self.temperature)
         _require(self.top_k >= -1, "top_k", "0 or -1 (no limit) or a positive integer", self.top_k)
@@ -93,7 +120,8 @@ class SamplingParams:
         _require(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "between -2 and 2", self.frequency_penalty)
         _require(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "between 0 and max_tokens", self.min_tokens)
         if self.logprobs is not None:
-            _require(0 <= self.logprobs <= MAX_LOGPROBS, "logprobs", f"between 0 and {MAX_LOGPROBS}", self.logprobs)
+            is_right = is_integer(self.logprobs) and 0 <= self.logprobs <= MAX_LOGPROBS
+            _require(is_right, "logprobs", f"an integer between 0 and {MAX_LOGPROBS}", self.logprobs)
         _require(0 <= self.seed < SEED_LIMIT, "seed", "between 0 and 2^63 - 1", self.seed)
         for _, bias in self.logit_bias:
             _require(-100 <= bias <= 100, "logit_bias", "between -100 and 100 for every token", bias)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -179,7 +180,12 @@ def _nearest(value: object, expected: str) -> str:
 
 
 def _parse(text: str) -> Any:
-    return yaml.load(text, Loader=_StrictLoader)  # safe: a subclass of SafeLoader
+    values = yaml.load(text, Loader=_StrictLoader)  # safe: a subclass of SafeLoader
+    try:
+        json.dumps(values, default=str, skipkeys=True)
+    except ValueError as error:
+        raise yaml.YAMLError("an alias refers to a mapping or list that contains it") from error
+    return values
 
 
 def _copy(values: Mapping[str, Any]) -> dict[str, Any]:

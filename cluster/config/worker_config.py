@@ -115,7 +115,7 @@ class EngineConfig(Section):
     kv_cache: Literal["native", "int8"] = "native"
     """Format of keys and values. native: as the model computes them; int8: LOSSY, half the bytes of bfloat16 in the
     cache and in hand-offs; the KV of drafts stays native."""
-    attention_backend: NonEmptyString = "auto"
+    attention_backend: Literal["auto", "torch_sdpa", "triton_paged"] = "auto"
     """Attention of the model's own modules and of drafts. torch_sdpa: works everywhere; triton_paged: on CUDA; auto:
     triton_paged where possible."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9

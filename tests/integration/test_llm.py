@@ -5,12 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import numpy as np
 import pytest
 from transformers import LlamaConfig, PreTrainedModel
 
 from baton import LLM, RequestOutput, SamplingParams
-from baton.core.errors import ConfigError, InvalidRequestError
+from baton.core.errors import ConfigError, InternalError, InvalidRequestError
 from baton.core.request import FinishReason
 from tests.engine_runs import build_engine, build_runner, run, tokens_of
 from tests.tiny_models import build_model
@@ -97,15 +100,74 @@ def test_a_batch_with_one_invalid_request_is_refused_as_a_whole(
     [
         ({"weights": "int3"}, "native, int8, int4, fp8"),
         ({"kv_cache": "int3"}, "native, int8"),
-        ({"kv_blocks": 0}, "kv_blocks must be at least"),
+        ({"kv_blocks": 0}, "kv_blocks must be an integer of at least 2, got 0"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization"),
-        ({"max_num_seqs": 0}, "max_num_seqs must be at least 1, got 0"),
+        ({"max_num_seqs": 0}, "max_num_seqs must be an integer of at least 1, got 0"),
+        ({"max_num_seqs": 1.5}, "max_num_seqs must be an integer of at least 1, got 1.5"),
+        ({"chunk_tokens": None}, "chunk_tokens must be an integer"),
+        ({"kv_blocks": 10.5}, "kv_blocks must be an integer"),
+        ({"kv_blocks": 10**12}, "There is no memory for kv_blocks: 1000000000000"),
+        ({"num_threads": 0}, "num_threads must be an integer of at least 1"),
+        ({"num_threads": "2"}, "num_threads must be an integer"),
+        ({"dtype": "fp16"}, "dtype must be one of auto, float32, bfloat16, float16, got 'fp16'"),
+        ({"device": "tpu"}, "device must be one of auto, cpu, cuda, got 'tpu'"),
         ({"max_model_len": 10**6}, "max_model_len"),
+        ({"max_model_len": 0}, "max_model_len must be an integer of at least 2, got 0"),
+        ({"max_model_len": "100"}, "max_model_len must be an integer"),
+        ({"model": ""}, "model must be the name, id or path of a model"),
+        ({"model": 5}, "model must be the name, id or path of a model"),
     ],
 )
 def test_a_wrong_argument_is_named_in_the_error(folder: str, setting: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        LLM(folder, **setting)
+        LLM(**{"model": folder, **setting})
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [None, 5, b"abc", [None], [[1.5, 2.0]], [["a", "b"]], [1, "a"], [True], {"a": 1}],
+    ids=repr,
+)
+def test_what_is_no_prompt_is_refused(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^prompts must be a text, a list of token ids, or a list of these"):
+        llm.generate(prompts)
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 3}, 3, [None]], ids=repr)
+def test_what_is_no_sampling_params_is_refused(llm: LLM, params: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^sampling_params must be SamplingParams or a list of them"):
+        llm.generate([[1]], params)
+
+
+@pytest.mark.parametrize("messages", ["hi", None, ["hi"], [["hi"]], {"role": "user"}], ids=repr)
+def test_what_is_no_conversation_is_refused(llm: LLM, messages: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^messages must be a list of"):
+        llm.chat(messages)
+
+
+def test_token_ids_of_numpy_are_prompts(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=3, temperature=0.0)
+    expected = tokens(llm.generate([[5, 6, 7]], params))
+    assert tokens(llm.generate(np.array([5, 6, 7]), params)) == expected
+    assert tokens(llm.generate([np.array([5, 6, 7])], params)) == expected
+    assert tokens(llm.generate([list(np.array([5, 6, 7]))], params)) == expected
+
+
+def test_calls_from_several_threads_wait_for_one_another(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=6, temperature=0.0)
+    expected = tokens(llm.generate(PROMPTS, params))
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: tokens(llm.generate(PROMPTS, params)), range(4)))
+    assert found == [expected] * 4
+
+
+def test_a_closed_model_refuses_to_answer(folder: str) -> None:
+    with LLM(folder, dtype="float32", kv_blocks=64) as llm:
+        pass
+    for _ in range(2):
+        with pytest.raises(InternalError, match="This LLM is closed"):
+            llm.generate([[1, 2, 3]])
+        llm.close()
 
 
 def test_importing_baton_imports_no_torch() -> None:

@@ -28,7 +28,7 @@ class KeySharing:
     def counts(self, spans: Sequence[Span]) -> list[int]:
         """The number of pieces of each sequence; in all, less than ``num_pieces`` more than there are sequences."""
         keys = [span.end - span.first_key for span in spans]
-        tiles = [-(-span.num_tokens // _TOKENS_PER_TILE) for span in spans]
+        tiles = [max(1, -(-span.num_tokens // _TOKENS_PER_TILE)) for span in spans]
         work = sum(each * count for each, count in zip(keys, tiles, strict=True))
         size = max(self.min_keys, -(-work // self.num_pieces))
         return [-(-each // size) if 2 * each >= 3 * size else 1 for each in keys]

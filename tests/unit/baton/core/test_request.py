@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,9 +45,27 @@ STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
         ("seed", 2**63),
         ("logit_bias", ((1, 0.0), (2, 100.5))),
         ("logit_bias", ((1, math.nan),)),
+        ("max_tokens", 2.5),
+        ("max_tokens", True),
+        ("max_tokens", math.inf),
+        ("max_tokens", "32"),
+        ("max_tokens", None),
+        ("temperature", "0"),
+        ("temperature", None),
+        ("top_k", 1.5),
+        ("seed", None),
+        ("logprobs", 1.5),
+        ("logprobs", True),
+        ("ignore_eos", "no"),
+        ("stop_token_ids", 5),
+        ("stop_token_ids", "ab"),
+        ("stop_token_ids", [1.5]),
+        ("logit_bias", {5: 1.0}),
+        ("logit_bias", "ab"),
+        ("logit_bias", ((5.5, 1),)),
     ],
 )
-def test_a_value_out_of_range_is_refused_by_name(param: str, value: object) -> None:
+def test_a_value_out_of_range_or_of_another_type_is_refused_by_name(param: str, value: object) -> None:
     with pytest.raises(InvalidRequestError, match=f"^{param} must be ") as error:
         SamplingParams(**{param: value})  # type: ignore[arg-type]
     assert error.value.param == param
@@ -72,6 +92,15 @@ def test_a_value_out_of_range_is_refused_by_name(param: str, value: object) -> N
 )
 def test_the_bounds_of_every_range_are_allowed(param: str, value: object) -> None:
     assert getattr(SamplingParams(**{param: value}), param) == value  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_are_allowed() -> None:
+    changes: dict[str, Any] = {
+        "max_tokens": np.int64(3),
+        "temperature": np.float32(0.5),
+        "stop_token_ids": [np.int32(7)],
+    }
+    assert SamplingParams(**changes).max_tokens == 3
 
 
 @pytest.mark.parametrize("bad", [-1, 10, 2**40])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from baton.engine.attention.key_sharing import UNDIVIDED
 from benchmarks.device_run import drafts_part, others_part, steps_part, tiles_part, timing
 from benchmarks.device_run.part import Row, Setting, device_named
 from benchmarks.device_run.random_steps import StepTimer, StepTimes
@@ -65,6 +66,8 @@ def test_a_failed_layout_does_not_stop_the_next(monkeypatch: pytest.MonkeyPatch)
     backends = iter(range(100))
 
     class Attends:
+        key_sharing = UNDIVIDED
+
         def __init__(self, cache: Any, **layout: Any) -> None:
             self.number = next(backends)
 

@@ -134,6 +134,11 @@ def test_a_configuration_is_immutable():
         ("- a", "must contain keys and values"),
         ("? [a]\n: 1", "is not valid YAML"),
         ("1: 2", "unknown key 1."),
+        ("prefill: &p {workers: 1, x: *p}", "is not valid YAML: an alias refers to a mapping or list that contains it"),
+        (
+            "engine: {attention_backend: foo}",
+            "engine.attention_backend must be 'auto', 'torch_sdpa' or 'triton_paged', got 'foo'.",
+        ),
     ],
 )
 def test_a_wrong_configuration_is_explained(tmp_path, text, expected):

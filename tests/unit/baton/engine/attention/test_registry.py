@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import get_args
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from baton.engine.attention import backends as registry
 from baton.engine.attention.backends import create_backend
 from baton.engine.attention.torch_sdpa import TorchSDPA
 from baton.engine.kv_cache.paged_cache import PagedKVCache
+from cluster.config.worker_config import EngineConfig
 from tests.interpreted_triton import interpreted_triton
 
 
@@ -26,6 +28,10 @@ def cuda_cache(cache: PagedKVCache) -> PagedKVCache:
     """Says that it lies on a GPU."""
     cache.device = torch.device("cuda")
     return cache
+
+
+def test_the_configuration_knows_the_same_names() -> None:
+    assert {*get_args(EngineConfig.model_fields["attention_backend"].annotation)} == {"auto", *registry._BACKENDS}
 
 
 def test_auto_selects_gather_on_the_cpu(cache: PagedKVCache) -> None:
