@@ -126,7 +126,12 @@ def measure_speed(part: ClusterPart, setting: Setting) -> Iterator[Row]:
 
         load(sizes.concurrencies[0], seed=0)  # warms up
         for concurrency in sizes.concurrencies:
-            yield {"name": f"{concurrency} at a time", **load(concurrency, seed=concurrency).figures()}
+            found = load(concurrency, seed=concurrency)
+            yield {"name": f"{concurrency} at a time", **found.figures()}
+            yield {
+                "name": f"{concurrency} at a time, by stage",
+                **{f"{stage}_ms": ms for stage, ms in found.stages_ms.items()},
+            }
 
 
 @contextmanager
