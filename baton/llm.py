@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -138,6 +139,8 @@ class LLM:
             try:
                 self._runner = ModelRunner(loaded, kv_blocks, _BLOCK_SIZE, options)
             except (MemoryError, OSError) as error:
+                if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+                    raise
                 raise ConfigError(f"There is no memory for kv_blocks: {kv_blocks} ({error}). Give fewer.") from error
         capacity = kv_blocks * _BLOCK_SIZE
         self.max_model_len = max_model_len or min(loaded.max_model_len, capacity)
@@ -188,8 +191,9 @@ class LLM:
             One answer per prompt, in the order of the prompts.
 
         Raises:
-            InvalidRequestError: a prompt or its parameters are invalid; no prompt is computed then.
-            InternalError: the engine failed on a request, or :meth:`close` was called before.
+            InvalidRequestError: a prompt or its parameters are invalid, or :meth:`close` was called before; no prompt
+                is computed then.
+            InternalError: the engine failed on a request.
         """
         batch: Any = [prompts] if _is_one(prompts) else prompts
         if not isinstance(batch, Iterable) or isinstance(batch, (bytes, Mapping)):
@@ -246,7 +250,7 @@ class LLM:
             )
         with self._lock:
             if self._is_closed:
-                raise InternalError("This LLM is closed. Make another one, or generate before close().")
+                raise InvalidRequestError("This LLM is closed. Make another one, or generate before close().")
             answers = [self._new_answer(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
             for answer in answers:
                 self._engine.check_request(answer.request)
@@ -349,7 +353,7 @@ def _short(value: object) -> str:
 
 
 def _require_integer(name: str, least: int, value: object) -> None:
-    _require(is_integer(value) and cast(int, value) >= least, name, f"an integer of at least {least}", value)
+    _require(is_integer(value) and value >= least, name, f"an integer of at least {least}", value)
 
 
 def _require_one_of(name: str, known: Sequence[str], value: object) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from numbers import Integral, Real
+from typing import TypeGuard
 
 from baton.core.errors import InvalidRequestError
 from baton.core.queue_priority import NO_PRIORITY, QueuePriority
@@ -47,12 +48,12 @@ def _require(condition: bool, param: str, expected: str, value: object) -> None:
         raise InvalidRequestError(f"{param} must be {expected}, got {value!r}.", param=param)
 
 
-def is_integer(value: object) -> bool:
+def is_integer(value: object) -> TypeGuard[int]:
     """Whether a value is an integer of Python or numpy, and no truth value."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether a value is a real number of Python or numpy, and no truth value."""
     return isinstance(value, Real) and not isinstance(value, bool)
 

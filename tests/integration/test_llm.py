@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 from transformers import LlamaConfig, PreTrainedModel
 
 from baton import LLM, RequestOutput, SamplingParams
-from baton.core.errors import ConfigError, InternalError, InvalidRequestError
+from baton.core.errors import ConfigError, InvalidRequestError
 from baton.core.request import FinishReason
 from tests.engine_runs import build_engine, build_runner, run, tokens_of
 from tests.tiny_models import build_model
@@ -161,11 +162,26 @@ def test_calls_from_several_threads_wait_for_one_another(llm: LLM) -> None:
     assert found == [expected] * 4
 
 
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [(errno.ENOMEM, (ConfigError, "no memory for kv_blocks: 64")), (errno.ENOSPC, (OSError, "full"))],
+)
+def test_only_a_lack_of_memory_blames_the_size_of_the_cache(
+    folder: str, monkeypatch: pytest.MonkeyPatch, code: int, expected: tuple[type[Exception], str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(code, "full")
+
+    monkeypatch.setattr("baton.llm.ModelRunner", fail)
+    with pytest.raises(expected[0], match=expected[1]):
+        LLM(folder, dtype="float32", kv_blocks=64)
+
+
 def test_a_closed_model_refuses_to_answer(folder: str) -> None:
     with LLM(folder, dtype="float32", kv_blocks=64) as llm:
         pass
     for _ in range(2):
-        with pytest.raises(InternalError, match="This LLM is closed"):
+        with pytest.raises(InvalidRequestError, match="This LLM is closed"):
             llm.generate([[1, 2, 3]])
         llm.close()
 

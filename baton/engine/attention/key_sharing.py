@@ -19,7 +19,7 @@ class KeySharing:
 
     Attributes:
         min_keys: a piece has at least three quarters as many keys.
-        num_pieces: pieces of all KV heads together that keep the device busy, divided by the number of KV heads.
+        num_pieces: how many pieces keep the device busy, with a program for each KV head of a piece.
     """
 
     min_keys: int

@@ -216,9 +216,7 @@ def _capability(device: torch.device) -> int:
     return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else _CPU_CAPABILITY
 
 
-def default_tile(
-    max_tokens: int, share: int, key_dim: int, item_size: int, has_int8: bool = False, capability: int = _CPU_CAPABILITY
-) -> Tile:
+def default_tile(max_tokens: int, share: int, key_dim: int, item_size: int, has_int8: bool, capability: int) -> Tile:
     """The tile for sequences of at most ``max_tokens`` new tokens, ``share`` query heads to a KV head.
 
     Args:
@@ -228,11 +226,11 @@ def default_tile(
     rows = next((rows for rows in sizes if max_tokens * share <= rows), sizes[-1])
     block_m = max(rows, _power_of_two(max(1, rows // share) * share))
     block_key = _padded(key_dim)
-    num_warps = 4 if block_m < _WARP_GROUP_ROWS or _suffices_one_group(block_key, has_int8, capability) else 8
+    num_warps = 4 if block_m < _WARP_GROUP_ROWS or _four_warps_suffice(block_key, has_int8, capability) else 8
     return Tile(rows, _keys_per_step(block_key, item_size), num_warps)
 
 
-def _suffices_one_group(block_key: int, has_int8: bool, capability: int) -> bool:
+def _four_warps_suffice(block_key: int, has_int8: bool, capability: int) -> bool:
     """Whether four warps compute a tile of 64 rows without running out of registers.
 
     Of eight warps, half repeat products of the others up to capability 9, which doubled the time of a prompt's
