@@ -24,27 +24,19 @@ _FEW_TOKENS = 64
 
 
 @dataclass(slots=True)
-class ForwardBatch:
-    """One step's input.
+class ModelInput:
+    """What a model computes in one step.
 
     Attributes:
-        sequences: in the order of their tokens.
         token_ids, positions, slots: int64 ``[num_tokens]``.
-        host_slots: the slots on the host, to read them without waiting for the device.
-        starts: index of each sequence's first token.
         logit_rows: int64 ``[num_rows]``, tokens whose logits are needed.
-        rows_of: for each sequence the range of its rows in the logits, empty while it is still prefilling. The first
-            row follows the last known token, the others follow the draft's nodes.
+        groups: the sequences, in the order of their tokens.
     """
 
-    sequences: list[ScheduledSequence]
     token_ids: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
-    host_slots: npt.NDArray[np.int64]
-    starts: list[int]
     logit_rows: torch.Tensor
-    rows_of: list[range]
     groups: list[AttentionGroup]
 
     @property
@@ -55,6 +47,47 @@ class ForwardBatch:
     def num_rows(self) -> int:
         """Tokens whose logits are needed."""
         return int(self.logit_rows.shape[0])
+
+    @property
+    def spans(self) -> list[Span]:
+        return [span for group in self.groups for span in group.spans]
+
+    @classmethod
+    def of(
+        cls,
+        host_ints: npt.NDArray[np.int64],
+        spans: Sequence[Span],
+        block_size: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> ModelInput:
+        """Input from :attr:`ForwardBatch.host_ints` and the spans; ``dtype`` is that of the attention masks."""
+        return cls(*_on_device(host_ints, spans, device), group_spans(spans, block_size, device, dtype))
+
+
+@dataclass(slots=True)
+class ForwardBatch(ModelInput):
+    """One step's input, and the sequences that it belongs to.
+
+    Attributes:
+        sequences: in the order of their tokens.
+        starts: index of each sequence's first token.
+        rows_of: for each sequence the range of its rows in the logits, empty while it is still prefilling. The first
+            row follows the last known token, the others follow the draft's nodes.
+        host_ints: token ids, positions, slots and logit rows, one after the other, on the host.
+        has_device_tokens: whether :meth:`take_tokens` has inserted tokens that ``host_ints`` lacks.
+    """
+
+    sequences: list[ScheduledSequence]
+    starts: list[int]
+    rows_of: list[range]
+    host_ints: npt.NDArray[np.int64]
+    has_device_tokens: bool = False
+
+    @property
+    def host_slots(self) -> npt.NDArray[np.int64]:
+        """The slots, to read them without waiting for the device."""
+        return self.host_ints[2 * self.num_tokens : 3 * self.num_tokens]
 
     @classmethod
     def build(
@@ -79,19 +112,14 @@ class ForwardBatch:
             num_rows = len(sequence.draft) + 1 if sequence.samples else 0
             rows_of.append(range(len(logit_rows), len(logit_rows) + num_rows))
             logit_rows += range(len(token_ids) - num_rows, len(token_ids))
-        together = np.array([*token_ids, *positions, *slots, *logit_rows], dtype=np.int64)
-        count = len(token_ids)
-        on_device = torch.split(upload(together, device), [count, count, count, len(logit_rows)])
+        host_ints = np.array([*token_ids, *positions, *slots, *logit_rows], dtype=np.int64)
         return cls(
+            *_on_device(host_ints, spans, device),
+            group_spans(spans, block_size, device, dtype),
             sequences=sequences,
-            token_ids=on_device[0],
-            positions=on_device[1],
-            slots=on_device[2],
-            host_slots=together[2 * count : 3 * count],
             starts=starts,
-            logit_rows=on_device[3],
             rows_of=rows_of,
-            groups=group_spans(spans, block_size, device, dtype),
+            host_ints=host_ints,
         )
 
     def take_tokens(self, requests: Sequence[Request], token_ids: torch.Tensor) -> None:
@@ -108,6 +136,18 @@ class ForwardBatch:
             both = upload_ints([start for start, _ in known] + [place for _, place in known], self.token_ids.device)
             targets, sources = torch.split(both, len(known))
             self.token_ids.index_copy_(0, targets, token_ids.index_select(0, sources))
+            self.has_device_tokens = True
+
+
+def _on_device(
+    host_ints: npt.NDArray[np.int64], spans: Sequence[Span], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Token ids, positions, slots and logit rows, by one copy."""
+    count = sum(span.num_tokens for span in spans)
+    token_ids, positions, slots, rows = torch.split(
+        upload(host_ints, device), [count, count, count, len(host_ints) - 3 * count]
+    )
+    return token_ids, positions, slots, rows
 
 
 def _slots(span: Span, block_size: int) -> list[int]:

@@ -29,7 +29,7 @@ _PROBE_SIZE = 16
 
 
 class DeviceLostError(Exception):
-    """The device no longer computes for this process; the process must be replaced."""
+    """The device, or another rank, no longer computes for this process; the process must be replaced."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -46,6 +46,8 @@ def is_device_lost(error: BaseException) -> bool:
 
     Some errors do not show it, so also call :func:`check_device`.
     """
+    if isinstance(error, DeviceLostError):
+        return True
     if is_out_of_memory(error):
         return False
     if isinstance(error, getattr(torch.distributed, "DistError", ())):  # some builds of torch have no such module

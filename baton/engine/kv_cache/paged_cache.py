@@ -23,9 +23,13 @@ import torch
 
 from baton.core.errors import UnsupportedModelError
 from baton.core.kv_spec import SCALE_BYTES, KVCacheSpec, KVEncoding
-from baton.engine.device.uploads import TORCH_DTYPES
+from baton.engine.device.uploads import TORCH_DTYPES, upload_ints
 from baton.engine.kv_cache import kv_int8
+from baton.engine.kv_cache.head_rows import HeadRows, join_rows
 from baton.engine.kv_cache.kv_copies import CopyQueue, WatchedCopies, WorkMark, copy_queue_for
+
+Allocator = Callable[[tuple[int, int, int], torch.dtype, torch.device], torch.Tensor]
+"""Returns a tensor of zeros."""
 
 _MAX_AT_ONCE = 256 * 1024
 """Bytes that are encoded or decoded together, so that intermediate results stay in the processor's caches."""
@@ -58,8 +62,10 @@ class PagedKVCache:
         device: where the tensors live.
         scratch: adds one block for writes whose content is never read.
         copies: copies bytes out of and into a cache that is not in the host's memory; the device's own by default.
+        allocate: allocates the tensors.
 
     Attributes:
+        keys, values: by layer, as above; what attention reads and writes.
         scratch_block: id of the scratch block, which the pool does not contain; ``None`` without one.
         on_copy_error: called with the error of a copy between the cache and the host, in the thread that copies.
 
@@ -75,6 +81,7 @@ class PagedKVCache:
         *,
         scratch: bool = False,
         copies: CopyQueue | None = None,
+        allocate: Allocator | None = None,
     ) -> None:
         self.spec = spec
         self.num_blocks = num_blocks
@@ -85,21 +92,50 @@ class PagedKVCache:
         self.on_copy_error: Callable[[Exception], None] = lambda error: None
         self.scratch_block = num_blocks if scratch else None
         num_slots = (num_blocks + scratch) * spec.block_size
+        self._allocate = allocate or allocate_zeros
         layers = list(enumerate(spec.all_layers))
         self.keys = [self._rows_of(num_slots, index, layer.num_kv_heads, layer.key_dim) for index, layer in layers]
         self.values = [self._rows_of(num_slots, index, layer.num_kv_heads, layer.value_dim) for index, layer in layers]
+        pairs = zip(self.keys, self.values, strict=True)
+        self._rows = [(HeadRows.of(keys), HeadRows.of(values)) for keys, values in pairs]
+        self._move_in_others: Callable[[Sequence[int], Sequence[int]], None] | None = None
         self._bytes: dict[int, tuple[memoryview, int]] = {}  # by address; asking torch takes longer than the copies
 
     def _rows_of(self, num_slots: int, layer: int, num_heads: int, dim: int) -> torch.Tensor:
         if self.spec.kept_as(layer) is KVEncoding.NATIVE:
-            return _zeros((num_slots, num_heads, dim), self._dtype, self.device)
+            return self._allocate((num_slots, num_heads, dim), self._dtype, self.device)
         if dim % SCALE_BYTES:
             raise UnsupportedModelError(
                 f"engine.kv_cache is int8, which needs head sizes that are multiples of {SCALE_BYTES}, but "
                 "the model has "
                 f"heads of size {dim}. Set engine.kv_cache: native."
             )
-        return _zeros((num_slots, num_heads, dim + SCALE_BYTES), torch.int8, self.device)
+        return self._allocate((num_slots, num_heads, dim + SCALE_BYTES), torch.int8, self.device)
+
+    def add_ranks(
+        self,
+        spec: KVCacheSpec,
+        heads: Sequence[Sequence[range]],
+        others: Sequence[Sequence[torch.Tensor]],
+        move: Callable[[Sequence[int], Sequence[int]], None],
+    ) -> None:
+        """Turns the cache of rank 0 into that of all ranks: its bytes are those of all heads from now on.
+
+        Attention still reads and writes :attr:`keys` and :attr:`values`, the heads of this rank.
+
+        Args:
+            spec: the layout with all heads.
+            heads: the heads that each rank holds, by layer of the model and rank.
+            others: tensors of the other ranks: keys and values of the model's first layer, of its second one, ...
+            move: does in the other ranks what :meth:`move` does here.
+        """
+        self.spec = spec
+        self._move_in_others = move
+        for layer, of_layer in enumerate(heads):
+            num_heads = spec.layers[layer].num_kv_heads
+            keys = [self.keys[layer], *(tensors[2 * layer] for tensors in others)]
+            values = [self.values[layer], *(tensors[2 * layer + 1] for tensors in others)]
+            self._rows[layer] = (join_rows(keys, of_layer, num_heads), join_rows(values, of_layer, num_heads))
 
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Stores ``keys`` and ``values`` (``[num_tokens, num_kv_heads, dim]``) at ``slots`` (``[num_tokens]``)."""
@@ -115,10 +151,13 @@ class PagedKVCache:
             return kv_int8.decode_rows(keys, self._dtype), kv_int8.decode_rows(values, self._dtype)
         return keys, values
 
-    def move(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        """Copies slots ``sources`` to slots ``targets`` (both ``[num_tokens]``) in every layer; they may overlap."""
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copies slots ``sources`` to as many slots ``targets`` in every layer; they may overlap."""
+        if self._move_in_others is not None:
+            self._move_in_others(sources, targets)
+        read, written = upload_ints(sources, self.device), upload_ints(targets, self.device)
         for tensor in (*self.keys, *self.values):
-            tensor.index_copy_(0, targets, tensor.index_select(0, sources))
+            tensor.index_copy_(0, written, tensor.index_select(0, read))
 
     def mark(self) -> WorkMark | None:
         """Marks what is computed so far, for copies that need not wait for more; ``None`` on a CPU. Engine's thread."""
@@ -126,8 +165,12 @@ class PagedKVCache:
 
     def join(self, imported: WorkMark | None) -> None:
         """Orders later work of the engine after the import that returned ``imported``. Engine's thread."""
-        if self._copies is not None and imported is not None:
+        if self._copies is None or imported is None:
+            return
+        if self._move_in_others is None:
             self._copies.join(imported)
+        else:  # the streams of other ranks cannot wait for it
+            self._copies.wait(imported)
 
     def backlog(self) -> WorkMark | None:
         """The mark to :meth:`wait` for before more is imported; ``None`` means that there is room."""
@@ -191,13 +234,15 @@ class PagedKVCache:
 
     def _gather(self, out: torch.Tensor, slots: torch.Tensor, layers: range, encoding: KVEncoding) -> None:
         if encoding is KVEncoding.INT8:
-            for tensors, place in self._int8_places(layers, len(slots)):
-                vectors = torch.stack([tensor.index_select(0, slots) for tensor in tensors])
-                kv_int8.encode(vectors, out[place].view(len(tensors), -1))
+            for group, place in self._int8_places(layers, len(slots)):
+                shape = (len(group), len(slots), group[0].num_heads, group[0].dim)
+                vectors = torch.empty(shape, dtype=group[0].dtype, device=out.device)
+                for rows, read in zip(group, vectors, strict=True):
+                    rows.read_into(read, slots)
+                kv_int8.encode(vectors, out[place].view(len(group), -1))
             return
-        for tensor, place in self._places(layers, len(slots)):
-            rows = out[place].view(tensor.dtype).view(len(slots), *tensor.shape[1:])
-            torch.index_select(tensor, 0, slots, out=rows)
+        for rows, place in self._places(layers, len(slots)):
+            rows.read_into(out[place].view(rows.dtype).view(len(slots), rows.num_heads, rows.dim), slots)
 
     def import_bytes(
         self,
@@ -238,36 +283,36 @@ class PagedKVCache:
 
     def _scatter(self, data: torch.Tensor, slots: torch.Tensor, layers: range, encoding: KVEncoding) -> None:
         if encoding is KVEncoding.NATIVE:
-            for tensor, place in self._places(layers, len(slots)):
-                tensor.index_copy_(0, slots, data[place].view(tensor.dtype).view(-1, *tensor.shape[1:]))
+            for rows, place in self._places(layers, len(slots)):
+                rows.write(slots, data[place].view(rows.dtype).view(-1, rows.num_heads, rows.dim))
             return
-        for tensor, vectors in self._decoded(data, layers, len(slots)):
-            tensor.index_copy_(0, slots, vectors)
+        for rows, vectors in self._decoded(data, layers, len(slots)):
+            rows.write(slots, vectors)
 
     def _scatter_on_cpu(self, data: torch.Tensor, slots: torch.Tensor, layers: range, encoding: KVEncoding) -> None:
         if encoding is KVEncoding.NATIVE:  # ``data`` may be at any address
-            for tensor, place in self._places(layers, len(slots)):
-                _store_on_cpu(tensor, slots, data[place].numpy())
+            for rows, place in self._places(layers, len(slots)):
+                rows.write_bytes(slots, data[place].numpy())
             return
-        for tensor, vectors in self._decoded(data, layers, len(slots)):
-            _store_on_cpu(tensor, slots, vectors.view(torch.uint8).view(-1).numpy())
+        for rows, vectors in self._decoded(data, layers, len(slots)):
+            rows.write_bytes(slots, vectors.view(torch.uint8).view(-1).numpy())
 
     def _decoded(
         self, data: torch.Tensor, layers: range, num_tokens: int
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yields each tensor of some layers with its decoded int8 data, ``[num_tokens, num_heads, dim]``."""
-        for tensors, place in self._int8_places(layers, num_tokens):
-            shape = (num_tokens, *tensors[0].shape[1:])
-            yield from zip(
-                tensors, kv_int8.decode(data[place].view(len(tensors), -1), shape, tensors[0].dtype), strict=True
-            )
+    ) -> Iterator[tuple[HeadRows, torch.Tensor]]:
+        """Yields the rows of some layers with their decoded int8 data, ``[num_tokens, num_heads, dim]``."""
+        for group, place in self._int8_places(layers, num_tokens):
+            shape = (num_tokens, group[0].num_heads, group[0].dim)
+            decoded = kv_int8.decode(data[place].view(len(group), -1), shape, group[0].dtype)
+            yield from zip(group, decoded, strict=True)
 
     def pieces(self, block_ids: Sequence[int], start: int, end: int, layers: range) -> list[memoryview] | None:
         """Writable views of the bytes of :meth:`export_bytes`, one per contiguous stretch, in the same order.
 
-        Returns ``None`` for a cache that is not in this process's memory. The caller leases the blocks.
+        Returns ``None`` for a cache that is not in this process's memory, or has several ranks. The caller leases the
+        blocks.
         """
-        if self._copies is not None:
+        if self._copies is not None or self._move_in_others is not None:
             return None
         size = self.spec.block_size
         stretches: list[list[int]] = []  # first slot and the one after the last; adjacent blocks are merged
@@ -301,30 +346,30 @@ class PagedKVCache:
 
     def _places(
         self, layers: range, num_tokens: int, encoding: KVEncoding = KVEncoding.NATIVE
-    ) -> Iterator[tuple[torch.Tensor, slice]]:
-        """Yields each tensor of some layers, and the byte range of its rows among those of ``num_tokens`` tokens."""
+    ) -> Iterator[tuple[HeadRows, slice]]:
+        """Yields the keys and the values of some layers, and the byte range of the rows of ``num_tokens`` tokens."""
         offset = 0
         for layer in layers:
-            for tensor in (self.keys[layer], self.values[layer]):
-                num_heads, dim = tensor.shape[1:]
-                size = num_tokens * num_heads * encoding.vector_bytes(dim, tensor.element_size())
-                yield tensor, slice(offset, offset + size)
+            for rows in self._rows[layer]:
+                size = num_tokens * rows.num_heads * encoding.vector_bytes(rows.dim, rows.dtype.itemsize)
+                yield rows, slice(offset, offset + size)
                 offset += size
 
-    def _int8_places(self, layers: range, num_tokens: int) -> Iterator[tuple[list[torch.Tensor], slice]]:
+    def _int8_places(self, layers: range, num_tokens: int) -> Iterator[tuple[list[HeadRows], slice]]:
         """Like :meth:`_places` for int8, grouped by shape: one operation costs as much as thousands of numbers."""
-        group: list[torch.Tensor] = []
+        group: list[HeadRows] = []
         start = end = 0
-        for tensor, place in self._places(layers, num_tokens, KVEncoding.INT8):
-            if group and (tensor.shape != group[0].shape or place.stop - start > _MAX_AT_ONCE):
+        for rows, place in self._places(layers, num_tokens, KVEncoding.INT8):
+            is_alike = not group or (rows.num_heads, rows.dim) == (group[0].num_heads, group[0].dim)
+            if not is_alike or (group and place.stop - start > _MAX_AT_ONCE):
                 yield group, slice(start, end)
                 group, start = [], end
-            group.append(tensor)
+            group.append(rows)
             end = place.stop
         yield group, slice(start, end)
 
 
-def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def allocate_zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """On the CPU, zeros in pages (huge ones where available) that the system zeroes at first use, so that a worker does
     not wait for a whole GiB."""
     num_bytes = math.prod(shape) * dtype.itemsize
@@ -335,13 +380,6 @@ def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
         with contextlib.suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)
-
-
-def _store_on_cpu(tensor: torch.Tensor, slots: torch.Tensor, data: npt.NDArray[np.uint8]) -> None:
-    """Copies whole rows; torch's index_copy_ copies element by element and takes three times as long."""
-    row = np.dtype((np.void, tensor[0].nbytes))
-    rows = tensor.view(torch.uint8).view(len(tensor), row.itemsize).numpy().view(row)
-    rows[slots.numpy(), 0] = data.view(row)
 
 
 def _into(memory: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

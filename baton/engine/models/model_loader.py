@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -17,24 +18,32 @@ from transformers import (
     GenerationConfig,
     PreTrainedModel,
 )
+from transformers.distributed import DistributedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.logging import disable_progress_bar
 
 from baton.core.errors import ConfigError, UnsupportedModelError
 from baton.core.kv_spec import KVCacheSpec, KVEncoding
+from baton.core.ranks import share_of
 from baton.engine.attention.base import ATTENTION_NAME, paged_attention
 from baton.engine.device.uploads import TORCH_DTYPES
 from baton.engine.models.attention_probe import AttentionLayer, probe_attention
+from baton.engine.models.empty_model import attention_shapes, empty_model
 from baton.engine.models.float32_products import has_bfloat16, speed_up_products
 from baton.engine.models.fp8_linear import make_linears_fp8
 from baton.engine.models.model_config import CONTEXT_LENGTH_NAMES
 from baton.engine.models.model_source import ModelSource
+from baton.engine.parallel.group import RankGroup
+from baton.engine.parallel.held_part import sample
+from baton.engine.parallel.layers import GatheredLayer
+from baton.engine.parallel.localise import localise
+from baton.engine.parallel.plan import ShardPlan, make_plan
 
 _ATTENTION_TYPES = {"full_attention", "sliding_attention", "attention"}
 _SAMPLES_PER_TENSOR = 16
 _NUM_COMPARED = 32
 # Settings about the origin of a config, which do not affect the computation.
-_VOLATILE_SETTINGS = frozenset({"_name_or_path", "architectures", "dtype", "transformers_version"})
+_VOLATILE_SETTINGS = frozenset({"_name_or_path", "architectures", "distributed_config", "dtype", "transformers_version"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +57,8 @@ class LoadedModel:
         weights: ``native``, or ``fp8`` for linear layers of :mod:`baton.engine.models.fp8_linear`.
         weights_error: relative error of some logits caused by these weights alone.
         is_fusable: the fused decoder has given the model's own logits, so that no other comparison is needed.
+        group: the ranks among which the model is divided; ``None`` for a whole model.
+        heads: with several ranks, the KV heads of each rank, by layer; ``attention_layers`` have those of this one.
     """
 
     model: PreTrainedModel
@@ -60,13 +71,23 @@ class LoadedModel:
     weights: str = "native"
     weights_error: float = 0.0
     is_fusable: bool = False
+    group: RankGroup | None = None
+    heads: tuple[tuple[range, ...], ...] = ()
 
     def kv_spec(
         self, block_size: int, weights: str = "native", encoding: KVEncoding = KVEncoding.NATIVE
     ) -> KVCacheSpec:
-        """Layout of this model's cache in blocks of ``block_size`` tokens."""
+        """Layout of this model's cache on this rank, in blocks of ``block_size`` tokens."""
         layers = tuple(layer.spec for layer in self.attention_layers)
         return KVCacheSpec(self.fingerprint, self.dtype_name, block_size, layers, weights, encoding=encoding)
+
+    def whole_spec(self, spec: KVCacheSpec) -> KVCacheSpec:
+        """The layout with the KV heads of all ranks."""
+        if not self.heads:
+            return spec
+        counts = [max(heads.stop for heads in of_layer) for of_layer in self.heads]
+        layers = (replace(layer, num_kv_heads=count) for layer, count in zip(spec.layers, counts, strict=True))
+        return replace(spec, layers=tuple(layers))
 
 
 def pick_device(name: str) -> torch.device:
@@ -107,11 +128,14 @@ def stored_dtype(config: Any) -> str:
     return stored if stored in TORCH_DTYPES else "float32"
 
 
-def load_model(source: ModelSource, dtype: str, device: torch.device, weights: str = "native") -> LoadedModel:
+def load_model(
+    source: ModelSource, dtype: str, device: torch.device, weights: str = "native", group: RankGroup | None = None
+) -> LoadedModel:
     """Loads weights and probes the architecture.
 
     Args:
         weights: ``fp8`` converts linear layers; other formats are converted by the decoder that computes them.
+        group: the ranks among which the model is divided. All load it at the same time, each its part.
 
     Raises:
         ConfigError: the model cannot be found or read, or fp8 does not support this dtype and device.
@@ -120,13 +144,41 @@ def load_model(source: ModelSource, dtype: str, device: torch.device, weights: s
     config = load_config(source)
     check_architecture(config)
     dtype_name = pick_dtype(dtype, config, device)
-    model = _load_weights(source, config, TORCH_DTYPES[dtype_name], device)
-    return prepare_model(model.eval(), dtype_name, weights)
+    if group is None:
+        model = _load_weights(source, config, TORCH_DTYPES[dtype_name], device)
+        return prepare_model(model.eval(), dtype_name, weights)
+    empty = empty_model(load_config(source), TORCH_DTYPES[dtype_name])
+    plan = make_plan(empty, group.size)
+    shapes = attention_shapes(empty.to(torch.bfloat16))
+    divided = DistributedConfig(tp_size=group.size, tp_plan=dict(plan.styles))
+    model = _load_weights(source, config, TORCH_DTYPES[dtype_name], device, divided)
+    loaded = prepare_model(model.eval(), dtype_name, weights, plan, group)
+    heads = tuple(
+        _heads_of(shape.num_kv_heads, layer.spec.num_kv_heads, group.size)
+        for shape, layer in zip(shapes, loaded.attention_layers, strict=True)
+    )
+    return replace(loaded, heads=heads)
 
 
-def prepare_model(model: PreTrainedModel, dtype_name: str, weights: str = "native") -> LoadedModel:
+def _heads_of(count: int, own: int, size: int) -> tuple[range, ...]:
+    """The KV heads of each rank, of ``count``, where one rank has ``own``: all of them if they are not divided."""
+    if own == count:
+        return (range(count),) * size
+    return tuple(share_of(count, rank, size) for rank in range(size))
+
+
+def prepare_model(
+    model: PreTrainedModel,
+    dtype_name: str,
+    weights: str = "native",
+    plan: ShardPlan | None = None,
+    group: RankGroup | None = None,
+) -> LoadedModel:
     """Like :func:`load_model`, for a model that is on its device already; ``fp8`` changes it in place."""
     check_architecture(model.config)
+    fingerprint = fingerprint_of(model, group)
+    if plan is not None and group is not None:
+        localise(model, plan, group)
     speed_up_products(model, model.device)
     # Registering the same function again has no effect, so every model may do it.
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, paged_attention)
@@ -139,7 +191,8 @@ def prepare_model(model: PreTrainedModel, dtype_name: str, weights: str = "nativ
         vocab_size=_vocab_size(model),
         max_model_len=_context_length(model.config),
         eos_token_ids=_eos_token_ids(model),
-        fingerprint=fingerprint_of(model),
+        fingerprint=fingerprint,
+        group=group,
     )
     return _with_fp8(loaded) if weights == "fp8" else loaded
 
@@ -195,18 +248,17 @@ def check_architecture(config: Any) -> None:
         )
 
 
-def fingerprint_of(model: PreTrainedModel) -> str:
+def fingerprint_of(model: PreTrainedModel, group: RankGroup | None = None) -> str:
     """Hex digest over the config and over every parameter's name, shape, dtype and some of its values.
 
-    Independent of the model's location and file format.
+    Independent of the model's location and file format, and of the number of ranks that share it.
     """
     settings = {key: value for key, value in model.config.to_diff_dict().items() if key not in _VOLATILE_SETTINGS}
     digest = hashlib.blake2b(json.dumps(settings, sort_keys=True, default=str).encode(), digest_size=16)
     for name, tensor in sorted(model.state_dict().items()):
-        flat = tensor.flatten()
-        step = max(1, flat.numel() // _SAMPLES_PER_TENSOR)
+        step = max(1, tensor.numel() // _SAMPLES_PER_TENSOR)
         digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}".encode())
-        digest.update(flat[::step].float().cpu().numpy().tobytes())
+        digest.update(sample(tensor, step, group).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -221,7 +273,13 @@ def load_config(source: ModelSource) -> Any:
         ) from error
 
 
-def _load_weights(source: ModelSource, config: Any, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+def _load_weights(
+    source: ModelSource,
+    config: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    divided: DistributedConfig | None = None,
+) -> PreTrainedModel:
     """Loads weights; for a GPU tensor by tensor, so that the host need not hold them and quantizers run there."""
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedModelError(
@@ -229,7 +287,9 @@ def _load_weights(source: ModelSource, config: Any, dtype: torch.dtype, device: 
             "baton serves decoder-only language models."
         )
     disable_progress_bar()  # a progress bar does not belong in a log
-    placement = {} if device.type == "cpu" else {"device_map": {"": device}}
+    placement: dict[str, Any] = {} if device.type == "cpu" else {"device_map": {"": device}}
+    if divided is not None:
+        placement = {"distributed_config": divided}
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source.path, config=config, dtype=dtype, output_loading_info=True, **placement
@@ -250,7 +310,7 @@ def _vocab_size(model: PreTrainedModel) -> int:
     head: Any = model.get_output_embeddings()
     if head is None:
         raise UnsupportedModelError(f"{type(model).__name__} has no language model head; baton serves causal models.")
-    return int(head.weight.shape[0])
+    return int(head.out_features) if isinstance(head, nn.Linear | GatheredLayer) else int(head.weight.shape[0])
 
 
 def _context_length(config: Any) -> int:

@@ -22,7 +22,7 @@ import torch
 from baton.engine.attention.key_sharing import KeySharing
 from baton.engine.attention.paged_plan import PlannedBatch, PlanSize, StaticPlan
 from baton.engine.batch.attention_groups import Span
-from baton.engine.batch.batch import ForwardBatch
+from baton.engine.batch.batch import ModelInput
 from baton.engine.batch.hidden_states import HiddenStates
 from baton.engine.device.device_errors import check_device
 from baton.engine.kv_cache.paged_cache import PagedKVCache
@@ -52,10 +52,8 @@ class Bucket:
     def __str__(self) -> str:
         return f"{self.num_seqs}x{self.tokens_per_seq}"
 
-    def holds(self, batch: ForwardBatch) -> bool:
-        return len(batch.sequences) <= self.num_seqs and all(
-            sequence.num_new_tokens <= self.tokens_per_seq for sequence in batch.sequences
-        )
+    def holds(self, spans: Sequence[Span]) -> bool:
+        return len(spans) <= self.num_seqs and all(span.num_tokens <= self.tokens_per_seq for span in spans)
 
 
 def make_buckets(max_num_seqs: int, max_draft_tokens: int, max_tokens: int = _MAX_TOKENS) -> list[Bucket]:
@@ -187,10 +185,10 @@ class GraphedForward:
         self._drop_graphs()
         check_device(self._cache.device)
 
-    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, batch: ModelInput) -> torch.Tensor:
         """Implements ``ForwardPass.forward``. Logits of a graph are valid until the next forward."""
-        spans = [span for group in batch.groups for span in group.spans]
-        graph, memory = self._find(batch, spans), self._memory
+        spans = batch.spans
+        graph, memory = self._find(spans), self._memory
         if graph is None or memory is None:
             if self.features is not None:
                 self.features.of_graph = None
@@ -218,9 +216,9 @@ class GraphedForward:
             self._drop_graphs()
         self._inner.close()
 
-    def _find(self, batch: ForwardBatch, spans: Sequence[Span]) -> _Graph | None:
-        """The smallest graph with room for the batch, or ``None``."""
-        graphs = (graph for graph in self._graphs if graph.bucket.holds(batch))
+    def _find(self, spans: Sequence[Span]) -> _Graph | None:
+        """The smallest graph with room for a batch, or ``None``."""
+        graphs = (graph for graph in self._graphs if graph.bucket.holds(spans))
         return next((graph for graph in graphs if graph.plan.fits(spans)), None)
 
     def _record_all(self, buckets: Sequence[Bucket], max_model_len: int) -> GraphFailure | None:

@@ -20,7 +20,7 @@ from baton.engine.models.model_loader import LoadedModel, check_tokens, own_logi
 from baton.engine.runner.cuda_graphs import GraphedForward
 from baton.engine.runner.forward_pass import ForwardPass, TransformersForward
 from baton.engine.runner.graph_recorder import Recorder
-from baton.engine.runner.options import DECODER_OF_WEIGHTS
+from baton.engine.runner.options import DECODER_OF_WEIGHTS, FUSED_WEIGHTS
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,12 @@ def create_forward_pass(
         NotFusableError: ``decoder`` is ``fused``, and it cannot compute the model.
     """
     weights, name = cache.spec.weights, type(loaded.model).__name__
-    if "transformers" not in (decoder, DECODER_OF_WEIGHTS.get(weights)):
+    if loaded.group is not None and (decoder == "fused" or weights in FUSED_WEIGHTS[1:]):
+        raise UnsupportedModelError(
+            f"The fused decoder computes whole models only, but {name} is divided among {loaded.group.size} ranks. "
+            "Set engine.decoder: auto and engine.weights: native, or a tensor-parallel degree of 1."
+        )
+    if loaded.group is None and "transformers" not in (decoder, DECODER_OF_WEIGHTS.get(weights)):
         try:
             return _create_compared(loaded, cache, feature_layers)
         except NotFusableError as reason:

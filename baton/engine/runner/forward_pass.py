@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from baton.engine.attention.base import ATTENTION_NAME, AttentionBackend, AttentionBatch, AttentionSlot, bind_slot
-from baton.engine.batch.batch import ForwardBatch
+from baton.engine.batch.batch import ForwardBatch, ModelInput
 from baton.engine.batch.hidden_states import FeatureTap, HiddenStates
 from baton.engine.models.model_loader import LoadedModel, accepts_logits_to_keep
 
@@ -55,7 +55,7 @@ class TransformersForward:
         loaded.model.set_attn_implementation(ATTENTION_NAME)
         self._selects_rows = accepts_logits_to_keep(loaded.model)
 
-    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+    def forward(self, batch: ModelInput) -> torch.Tensor:
         return self.compute(batch.token_ids, batch.positions, batch.logit_rows, batch)
 
     def compute(

@@ -16,14 +16,16 @@ from baton.engine.attention.base import AttentionBackend
 from baton.engine.batch.batch import ForwardBatch
 from baton.engine.batch.hidden_states import HiddenStates
 from baton.engine.contracts import DraftNetwork
-from baton.engine.device.uploads import TORCH_DTYPES, upload_ints
-from baton.engine.kv_cache.paged_cache import PagedKVCache, slot_of
+from baton.engine.device.uploads import TORCH_DTYPES
+from baton.engine.kv_cache.paged_cache import Allocator, PagedKVCache, slot_of
 from baton.engine.models.model_loader import LoadedModel
+from baton.engine.parallel.followers import Followers
 from baton.engine.runner.cuda_graphs import GraphedForward, GraphFailure, make_buckets
 from baton.engine.runner.forward_choice import create_forward_pass
-from baton.engine.runner.forward_pass import TransformersForward
+from baton.engine.runner.forward_pass import ForwardPass, TransformersForward
 from baton.engine.runner.graph_recorder import CudaGraphRecorder, Recorder
 from baton.engine.runner.options import RunnerOptions
+from baton.engine.runner.ranks import Leader
 
 if TYPE_CHECKING:
     from baton.engine.cpu.decoder import FusedDecoder
@@ -41,9 +43,11 @@ class ModelRunner:
         options: how the model is computed.
         draft: keeps its KV in the same blocks, after the model's layers, and reads the model's hidden states.
         recorder: records CUDA graphs; ``None`` takes CUDA's own on CUDA.
+        allocate: allocates the tensors of the cache.
 
     Attributes:
-        forward_pass: computes the model.
+        local_pass: computes the model, or this rank's part of it.
+        forward_pass: the same, on all ranks after :meth:`lead`.
         backend: attention for networks other than the model.
 
     Raises:
@@ -60,6 +64,7 @@ class ModelRunner:
         options: RunnerOptions | None = None,
         draft: DraftNetwork | None = None,
         recorder: Recorder | None = None,
+        allocate: Allocator | None = None,
     ) -> None:
         self._options = options = options or RunnerOptions()
         weights = options.weights
@@ -73,12 +78,24 @@ class ModelRunner:
         if options.cuda_graphs == "auto" and recorder is None and self.device.type == "cuda":
             recorder = CudaGraphRecorder()
         recorder = None if options.cuda_graphs == "off" else recorder
-        self.cache = PagedKVCache(self.spec, num_blocks, self.device, scratch=recorder is not None)
+        self.cache = PagedKVCache(
+            self.spec, num_blocks, self.device, scratch=recorder is not None, allocate=allocate
+        )
         self.backend = self.create_backend(self.cache)
         layers_read = () if draft is None else draft.feature_layers
-        self.forward_pass = create_forward_pass(
-            loaded, self.cache, self.backend, options.decoder, layers_read, recorder
-        )
+        self.local_pass: ForwardPass = create_forward_pass(loaded, self.cache, self.backend, options.decoder, layers_read, recorder)
+        self.forward_pass: ForwardPass = self.local_pass
+        self._leader: Leader | None = None
+
+    def lead(self, followers: Followers) -> None:
+        """Makes this runner compute on all ranks from now on, and its cache hold the KV of all.
+
+        Raises:
+            DeviceLostError: a follower failed.
+        """
+        if self.loaded.group is None:
+            raise ValueError("only a model that is divided among ranks has followers")
+        self._leader = Leader(self, followers, self.loaded.group)
 
     def create_backend(self, cache: PagedKVCache) -> AttentionBackend:
         """Creates the attention backend of this runner's options over a cache."""
@@ -92,22 +109,22 @@ class ModelRunner:
     @property
     def is_fused(self) -> bool:
         """Whether the fused decoder computes the model."""
-        return not isinstance(self.forward_pass, TransformersForward | GraphedForward)
+        return not isinstance(self.local_pass, TransformersForward | GraphedForward)
 
     @property
     def has_tiles(self) -> bool:
         """Whether the fused decoder uses a CPU's matrix unit, so that a prompt slows decoding little."""
-        return cast("FusedDecoder", self.forward_pass).has_tiles if self.is_fused else False
+        return cast("FusedDecoder", self.local_pass).has_tiles if self.is_fused else False
 
     @property
     def num_graphs(self) -> int:
         """Number of recorded graphs."""
-        return self.forward_pass.num_graphs if isinstance(self.forward_pass, GraphedForward) else 0
+        return self.local_pass.num_graphs if isinstance(self.local_pass, GraphedForward) else 0
 
     @property
     def graph_failure(self) -> GraphFailure | None:
         """Why :meth:`capture_graphs` recorded nothing; ``None`` where it recorded all, or had none to record."""
-        return self.forward_pass.failure if isinstance(self.forward_pass, GraphedForward) else None
+        return self.local_pass.failure if isinstance(self.local_pass, GraphedForward) else None
 
     @property
     def forward_waits(self) -> bool:
@@ -127,8 +144,10 @@ class ModelRunner:
         Raises:
             Exception: the device is lost; its own error is raised.
         """
-        if isinstance(self.forward_pass, GraphedForward):
-            self.forward_pass.capture(make_buckets(max_num_seqs, max_draft_tokens), max_model_len)
+        if isinstance(self.local_pass, GraphedForward):
+            if self._leader is not None:
+                self._leader.capture(max_num_seqs, max_draft_tokens, max_model_len)
+            self.local_pass.capture(make_buckets(max_num_seqs, max_draft_tokens), max_model_len)
             logger.info("recorded %d CUDA graphs", self.num_graphs)
 
     def close(self) -> None:
@@ -171,4 +190,4 @@ class ModelRunner:
                     sources.append(slot_of(request.block_ids, base + node, size))
                     targets.append(slot_of(request.block_ids, base + place, size))
         if sources:
-            self.cache.move(upload_ints(sources, self.device), upload_ints(targets, self.device))
+            self.cache.move(sources, targets)

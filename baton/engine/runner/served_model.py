@@ -12,6 +12,7 @@ from baton.core.errors import NotFusableError
 from baton.engine.models.float32_products import has_bfloat16
 from baton.engine.models.model_loader import LoadedModel, load_config, load_model, stored_dtype
 from baton.engine.models.model_source import ModelSource
+from baton.engine.parallel.group import RankGroup
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import DECODER_OF_WEIGHTS, RunnerOptions
 
@@ -21,7 +22,12 @@ _TRIAL_BLOCK_SIZE = 16
 
 
 def load_served_model(
-    source: ModelSource, dtype: str, device: torch.device, weights: str = "native", decoder: str = "auto"
+    source: ModelSource,
+    dtype: str,
+    device: torch.device,
+    weights: str = "native",
+    decoder: str = "auto",
+    group: RankGroup | None = None,
 ) -> LoadedModel:
     """Like ``load_model``, but keeps a checkpoint's bfloat16 where the fused decoder takes it.
 
@@ -30,9 +36,11 @@ def load_served_model(
 
     Args:
         decoder: the configured decoder, see :class:`baton.engine.runner.model_runner.ModelRunner`.
+        group: see ``load_model``; the fused decoder does not compute parts of a model.
     """
     if (
-        (dtype, device.type) == ("auto", "cpu")
+        group is None
+        and (dtype, device.type) == ("auto", "cpu")
         and not has_bfloat16(device)
         and "transformers" not in (decoder, DECODER_OF_WEIGHTS.get(weights))
         and stored_dtype(load_config(source)) == "bfloat16"
@@ -44,7 +52,7 @@ def load_served_model(
         logger.info("dtype is float32, because the fused decoder does not support %s: %s", source.name, reason)
         del loaded
         gc.collect()  # float32 product layers refer to themselves; both models might not fit into memory
-    return load_model(source, dtype, device, weights)
+    return load_model(source, dtype, device, weights, group)
 
 
 def why_not_fused(loaded: LoadedModel) -> str | None:

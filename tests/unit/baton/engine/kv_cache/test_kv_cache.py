@@ -269,7 +269,7 @@ def test_an_int8_cache_is_transferred_and_moved_unchanged(dtype: str) -> None:
     for layer in layers:
         assert all(map(torch.equal, target.read(layer, here), source.read(layer, there)))
     moved = here.flip(0)
-    target.move(here, moved)
+    target.move(here.tolist(), moved.tolist())
     for layer in layers:
         assert all(map(torch.equal, target.read(layer, moved), source.read(layer, there)))
 

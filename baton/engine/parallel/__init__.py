@@ -1,0 +1,1 @@
+"""Tensor parallelism: one model over several processes, its ranks, each of which holds a part of every layer."""

@@ -1,0 +1,184 @@
+"""The other ranks of a worker, as seen by rank 0: starting them, talking to them, and noticing when one fails.
+
+A follower is a process of its own that does what rank 0 tells it, see :mod:`baton.engine.parallel.channel`. When one
+ends, or gives no sign of life, all are killed: the ranks compute together, and none can continue alone. Exchanges that
+rank 0 is waiting for fail then too.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from baton.engine.device.device_errors import DeviceLostError
+from baton.engine.parallel.channel import Message, Outbox, make_pair, read_reply
+from baton.engine.parallel.group import RankGroup, host_store, join_ranks
+
+logger = logging.getLogger(__name__)
+
+FOLLOWER_MODULE = "baton.engine.runner.follower"
+SILENCE_S = 10.0
+"""A follower that gives no sign of life for so long is frozen; it gives two a second."""
+EXCHANGE_TIMEOUT_S = 1800.0
+"""How long ranks wait for one another. They read different amounts of weights, and compile at different times."""
+_LOOK_S = 0.5
+_END_S = 5.0
+
+
+class Followers:
+    """The followers of a worker whose rank 0 is this process.
+
+    Args:
+        size: number of ranks, this one included.
+        silence_s: see :data:`SILENCE_S`.
+
+    Attributes:
+        failure: why the ranks cannot continue; ``None`` while they can.
+    """
+
+    def __init__(self, size: int, silence_s: float = SILENCE_S) -> None:
+        self.size = size
+        self.failure: str | None = None
+        self.on_failure: Callable[[], None] = lambda: None
+        self._silence_s = silence_s
+        pairs = [make_pair() for _ in range(size - 1)]
+        self._own = [own for own, _ in pairs]
+        self._theirs = [theirs for _, theirs in pairs]
+        self._outbox = Outbox(self._own)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._started = threading.Event()
+        self._ending = False
+        # Linux ends the followers with the thread that started them, so that thread stays.
+        self._watcher = threading.Thread(target=self._watch, name="baton-ranks", daemon=True)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the followers."""
+        return [process.pid for process in self._processes]
+
+    def start(self, builder: str, argument: object, device: torch.device) -> RankGroup:
+        """Starts the followers and joins them.
+
+        Args:
+            builder: ``"module:function"``, called in each follower with ``argument``, its group and its device; it
+                returns the follower's ``ModelRunner``. This process must do the same work meanwhile.
+            argument: anything that pickle knows.
+            device: of this rank; that of rank ``r`` is the ``r``-th GPU where this one is a GPU.
+
+        Raises:
+            DeviceLostError: a follower ended.
+        """
+        store = host_store(self.size, EXCHANGE_TIMEOUT_S)
+        self._watcher.start()
+        self._started.wait()
+        self.send(("begin", self.size, store.port, device.type, builder, argument, logging.getLogger().level))
+        try:
+            return join_ranks(0, self.size, store, device, EXCHANGE_TIMEOUT_S)
+        except RuntimeError as error:
+            raise self.lost(error) from error
+
+    def send(self, message: Message) -> None:
+        """Sends a message to all followers; one thread at a time.
+
+        Raises:
+            DeviceLostError: a follower failed.
+        """
+        try:
+            self._outbox.send(message)
+        except OSError as error:
+            raise self.lost(error) from error
+
+    def ask(self, message: Message) -> list[Any]:
+        """Sends a message, and returns the followers' answers. Raises what :meth:`send` does."""
+        try:
+            return self._outbox.ask(message)
+        except OSError as error:
+            raise self.lost(error) from error
+
+    def lost(self, cause: Exception) -> DeviceLostError:
+        """The error to raise after ``cause`` interrupted something that all ranks do: they are out of step now."""
+        self._fail(f"rank 0 could not continue: {type(cause).__name__}: {cause}")
+        return DeviceLostError(f"the ranks of this worker cannot continue: {self.failure}")
+
+    def close(self) -> None:
+        """Ends the followers."""
+        self._ending = True
+        for each in self._own:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        deadline = time.monotonic() + _END_S
+        for process in self._processes:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._watcher.ident is not None:
+            self._watcher.join()
+
+    def _watch(self) -> None:
+        self._spawn()
+        heard = [time.monotonic()] * len(self._own)
+        with selectors.DefaultSelector() as selector:
+            for index, each in enumerate(self._own):
+                selector.register(each, selectors.EVENT_READ, index)
+            while self.failure is None and not self._ending:
+                for key, _ in selector.select(_LOOK_S):
+                    index = key.data
+                    reply = read_reply(self._own[index])
+                    if not reply:
+                        self._fail(f"rank {index + 1} has ended; see the worker's log")
+                        break
+                    heard[index] = time.monotonic()
+                    self._outbox.handle_reply(index, reply)
+                silence_s = time.monotonic() - min(heard)
+                if silence_s > self._silence_s:
+                    self._fail(f"rank {heard.index(min(heard)) + 1} gave no sign of life for {silence_s:.0f} s")
+        while not self._ending:  # this thread's end would kill the followers before they end by themselves
+            time.sleep(_LOOK_S)
+            if all(process.poll() is not None for process in self._processes):
+                break
+
+    def _spawn(self) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        for rank, theirs in enumerate(self._theirs, 1):
+            command = [sys.executable, "-m", FOLLOWER_MODULE, str(rank), str(theirs.fileno()), str(os.getpid())]
+            self._processes.append(
+                subprocess.Popen(  # noqa: S603 - this interpreter
+                    command,
+                    pass_fds=[theirs.fileno()],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # an interrupt from the terminal reaches rank 0 only
+                )
+            )
+            theirs.close()
+        self._started.set()
+
+    def _fail(self, reason: str) -> None:
+        if self.failure is not None or self._ending:
+            return
+        self.failure = reason
+        logger.error("the ranks of this worker cannot continue: %s", reason)
+        for process in self._processes:
+            process.kill()
+        self._outbox.fail(DeviceLostError(f"the ranks of this worker cannot continue: {reason}"))
+        self.on_failure()
+
+
+def device_of(rank: int, device_type: str) -> torch.device:
+    """The device of a rank: the GPUs that Ray granted, in their order, or the CPU."""
+    return torch.device("cuda", rank) if device_type == "cuda" else torch.device(device_type)
+
+
