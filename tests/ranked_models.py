@@ -29,7 +29,8 @@ class Build:
 
     folder: str
     num_blocks: int = 64
-    options: RunnerOptions = RunnerOptions(decoder="transformers")
+    decoder: str = "transformers"
+    kv_cache: str = "native"
     dtype: str = "float32"
     num_threads: int = 1
 
@@ -39,8 +40,9 @@ def build_runner(
 ) -> ModelRunner:
     """The runner of one rank, checked."""
     torch.set_num_threads(build.num_threads)
+    options = RunnerOptions(decoder=build.decoder, kv_cache=build.kv_cache)
     loaded = load_model(ModelSource(build.folder, "tiny"), build.dtype, device, group=group)
-    runner = ModelRunner(loaded, build.num_blocks, BLOCK_SIZE, build.options, allocate=allocate)
+    runner = ModelRunner(loaded, build.num_blocks, BLOCK_SIZE, options, allocate=allocate)
     check_model(runner)
     return runner
 

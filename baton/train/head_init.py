@@ -21,6 +21,7 @@ from baton.engine.batch.hidden_states import find_decoder_layers
 from baton.engine.draft.eagle.eagle_layout import default_feature_layers
 from baton.engine.draft.eagle.head import EagleHead, EagleSettings
 from baton.engine.draft.layers import LayerSettings
+from baton.engine.draft.loaded_target import shape_of
 from baton.engine.draft.target_shape import TargetShape
 from baton.train.batches import num_rows_of
 from baton.train.dataset import Sample
@@ -47,7 +48,7 @@ def head_settings(target: PreTrainedModel, settings: Eagle3Settings, num_draft_t
         ConfigError: ``num_kv_heads`` does not divide the number of heads.
         UnsupportedModelError: the target is too shallow and ``feature_layers`` are not given.
     """
-    shape = TargetShape.of(target)
+    shape = shape_of(target)
     return EagleSettings(
         version=3,
         layers=_layer_settings(target.config.get_text_config(decoder=True), shape, settings.num_kv_heads),

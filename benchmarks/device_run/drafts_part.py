@@ -16,7 +16,7 @@ from baton.engine.draft.eagle.feature_state import FeatureState
 from baton.engine.draft.eagle.head import EagleHead, EagleSettings
 from baton.engine.draft.eagle.head_pass import ModuleHeadPass
 from baton.engine.draft.layers import LayerSettings
-from baton.engine.draft.target_shape import TargetShape
+from baton.engine.draft.loaded_target import shape_of
 from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.models.model_loader import prepare_model
@@ -82,7 +82,7 @@ def make_head(target: Any, draft_vocab_size: int) -> EagleHead:
         max_positions=config.max_position_embeddings,
         windows=(None,),
     )
-    shape = TargetShape.of(target)
+    shape = shape_of(target)
     middle, last = shape.num_layers // 2, max(1, shape.num_layers - 3)
     settings = EagleSettings(3, layers, shape, (1, middle, last), draft_vocab_size, maps_vocabulary=True)
     parameter = next(target.parameters())

@@ -186,6 +186,11 @@ class BatonConfig(Section):
                 "prefill.resources and decode.resources differ, and a process cannot change its Ray resources. "
                 "Make them equal, or start new workers."
             )
+        if prefill.num_ranks != decode.num_ranks:
+            return (
+                "prefill.tensor_parallel and decode.tensor_parallel differ, and a process keeps its part of the model. "
+                "Make them equal, or start new workers."
+            )
         if (prefill.kv_blocks, prefill.kv_memory_gib) != (decode.kv_blocks, decode.kv_memory_gib):
             return (
                 "prefill and decode have KV caches of different sizes (kv_blocks, kv_memory_gib), and a process cannot "

@@ -16,8 +16,9 @@ class ResourcesConfig(Section):
     """The resources that each worker of a pool requests from Ray."""
 
     cpus: Annotated[float, Field(ge=0)] = 1.0
-    gpus: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """A worker uses at most one GPU; with a fraction it shares the GPU with other workers."""
+    gpus: Annotated[float, Field(ge=0)] = 0.0
+    """GPUs of a worker. With several, a whole number, the model is divided among them (tensor parallelism); with a
+    fraction, the worker shares a GPU with other workers."""
     memory_gib: Annotated[float, Field(gt=0)] | None = None
     """Main memory to reserve; null: Ray reserves none."""
     accelerator_type: NonEmptyString | None = None
@@ -30,6 +31,8 @@ class PoolConfig(Section):
     """A pool of workers and the limits of their schedulers."""
 
     workers: PositiveInt = 1
+    tensor_parallel: PositiveInt | None = None
+    """Processes among which a worker divides the model; the pools may differ. null: one per GPU, or one on a CPU."""
     chunk_tokens: PositiveInt = 512
     """Token budget of one engine step; longer prompts are prefilled in chunks."""
     max_num_seqs: PositiveInt = 64
@@ -46,6 +49,23 @@ class PoolConfig(Section):
         if self.kv_blocks is not None and self.kv_memory_gib is not None:
             raise ValueError("kv_blocks and kv_memory_gib both set the size of the KV cache; set only one of them")
         return self
+
+    @model_validator(mode="after")
+    def _a_gpu_for_each_rank(self) -> PoolConfig:
+        gpus, degree = self.resources.gpus, self.tensor_parallel
+        if gpus > 1 and gpus != int(gpus):
+            raise ValueError(f"resources.gpus is {gpus:g}; give a whole number, or a fraction of one GPU")
+        if degree is not None and gpus and degree != max(1, gpus):
+            raise ValueError(
+                f"tensor_parallel is {degree}, but resources.gpus is {gpus:g}; each process needs a GPU of its own, so"
+                f" set resources.gpus to {degree}, or leave tensor_parallel out"
+            )
+        return self
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes among which a worker divides the model."""
+        return self.tensor_parallel or max(1, int(self.resources.gpus))
 
 
 class PrefillConfig(PoolConfig):

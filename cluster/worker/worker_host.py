@@ -13,21 +13,13 @@ import ray
 import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from baton.core.errors import ConfigError, InternalError, UnsupportedModelError
-from baton.core.kv_spec import KVEncoding
+from baton.core.errors import ConfigError, InternalError
 from baton.core.logs import configure_logging
-from baton.core.memory_budget import MemoryBudget
 from baton.core.progress import progress_to
-from baton.core.roles import DECODE
-from baton.engine.draft.loading import LoadedDraft, load_draft
 from baton.engine.models.model_config import check_context_length
 from baton.engine.models.model_loader import pick_device
-from baton.engine.models.model_source import ModelSource, resolve_model
-from baton.engine.runner.device_memory import CudaMemory
+from baton.engine.parallel.followers import Followers
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.runner.self_check import check_encoding, check_model
-from baton.engine.runner.served_model import load_served_model
-from baton.process.cores import usable_cores
 from baton.process.garbage import collect_rarely
 from baton.rpc.channel import create_server
 from baton.rpc.wire import worker_pb2_grpc
@@ -36,7 +28,7 @@ from cluster.config.worker_config import PoolConfig
 from cluster.registry.workers import WorkerInfo
 from cluster.worker.granted_gpus import hide_ungranted_gpus
 from cluster.worker.role import WorkerContext, WorkerRole
-from cluster.worker.worker_memory import limit_memory, plan_memory, runner_options
+from cluster.worker.worker_model import RankTask, WorkerModel, engine_threads, load_with_followers, load_worker_model
 from cluster.worker.worker_service import WorkerService
 
 logger = logging.getLogger(__name__)
@@ -58,8 +50,8 @@ class WorkerHost:
         self._role_path = role_path
         self._config = BatonConfig.from_dict(config)
         self._bind_host = bind_host or ray.util.get_node_ip_address()
-        self._loaded: tuple[ModelSource, ModelRunner, LoadedDraft | None] | None = None
-        self._memory: MemoryBudget | None = None
+        self._loaded: WorkerModel | None = None
+        self._followers: Followers | None = None
         self._server: grpc.aio.Server | None = None
         self._role: WorkerRole | None = None
         self._stopping = False
@@ -82,6 +74,7 @@ class WorkerHost:
 
         with progress_to(report):
             self._loaded = await asyncio.to_thread(self._load)
+        self._config = self._loaded.config
         collect_rarely()
         # The engine's thread sets its own number; other threads must not compete with it for cores.
         torch.set_num_threads(1)
@@ -109,7 +102,7 @@ class WorkerHost:
     async def _serve(self) -> dict[str, Any]:
         if self._loaded is None:
             raise InternalError(f"{self._worker_id} has no model yet")
-        source, runner, draft = self._loaded
+        loaded, runner = self._loaded, self._loaded.runner
         context = WorkerContext(
             self._worker_id,
             self._config,
@@ -117,7 +110,7 @@ class WorkerHost:
             runner,
             _max_model_len(self._config, runner),
             self._num_threads,
-            draft,
+            loaded.draft,
         )
         role = _import_role(self._role_path)(context)
         server = create_server()
@@ -129,7 +122,7 @@ class WorkerHost:
         logger.info("the steps are profiled")
         await server.start()
         self._role, self._server = role, server
-        return self._info(source, runner, port, context).to_dict()
+        return self._info(loaded, port, context).to_dict()
 
     async def wait(self) -> None:
         """Waits for :meth:`stop` or a change of role; a caller's reference fails as soon as the process dies.
@@ -150,6 +143,8 @@ class WorkerHost:
         """Ends the role and its server."""
         self._stopping = True
         await self._end_role()
+        if self._followers is not None:
+            await asyncio.to_thread(self._followers.close)
         self._stopped.set()
 
     async def _end_role(self) -> None:
@@ -163,49 +158,27 @@ class WorkerHost:
     @property
     def _num_threads(self) -> int:
         engine = self._config.engine
-        return engine_threads(engine.threads, pick_device(engine.device))
-
-    @property
-    def _runs_draft(self) -> bool:
-        """Whether workers of this pool run the draft."""
-        return self._pool == DECODE or self._config.speculation.draft_on_prefill
+        return engine_threads(engine.threads, pick_device(engine.device), self._pool_config.num_ranks)
 
     @property
     def _pool_config(self) -> PoolConfig:
         return self._config.pool(self._pool)
 
-    def _load(self) -> tuple[ModelSource, ModelRunner, LoadedDraft | None]:
-        config = self._config
-        torch.set_num_threads(self._num_threads)
-        source = resolve_model(config.model)
-        engine = config.engine
-        device = pick_device(engine.device)
-        memory = CudaMemory(device) if device.type == "cuda" else None
-        if memory is not None:
-            limit_memory(config, self._pool, memory)
-        loaded = load_served_model(source, config.dtype, device, engine.weights, engine.decoder)
-        draft = load_draft(config.speculation.draft, config.model, source.path, loaded) if self._runs_draft else None
-        network = None if draft is None else draft.network
-        spec = loaded.kv_spec(config.engine.block_size, encoding=KVEncoding(config.engine.kv_cache))
-        if network is not None:
-            spec = spec.with_draft("", network.layer_specs)
-        self._memory = plan_memory(config, self._pool, loaded, network, spec, memory)
-        logger.info("memory: %s", self._memory.describe())
-        runner = ModelRunner(
-            loaded,
-            self._memory.kv_blocks,
-            engine.block_size,
-            runner_options(engine),
-            draft=network,
-        )
-        logger.info("the model is loaded")
-        if config.engine.self_check:
-            check_model(runner)
-            logger.info("the self-check is passed")
-            self._config = with_checked_encoding(config, runner)
-        return source, runner, draft
+    def _load(self) -> WorkerModel:
+        device = pick_device(self._config.engine.device)
+        num_ranks = self._pool_config.num_ranks
+        if num_ranks == 1:
+            return load_worker_model(self._config, self._pool, device)
+        self._followers = Followers(num_ranks)
+        task = RankTask(self._worker_id, self._config.to_dict(), self._pool)
+        try:
+            return load_with_followers(task, self._config, self._followers, device)
+        except BaseException:
+            self._followers.close()
+            raise
 
-    def _info(self, source: ModelSource, runner: ModelRunner, port: int, context: WorkerContext) -> WorkerInfo:
+    def _info(self, loaded: WorkerModel, port: int, context: WorkerContext) -> WorkerInfo:
+        runner = loaded.runner
         return WorkerInfo(
             worker_id=self._worker_id,
             pool=self._pool,
@@ -213,7 +186,7 @@ class WorkerHost:
             node=os.uname().nodename,
             pid=os.getpid(),
             device=_device_name(runner.device),
-            model_name=self._config.served_model_name or source.name,
+            model_name=self._config.served_model_name or loaded.source.name,
             max_model_len=context.max_model_len,
             vocab_size=runner.loaded.vocab_size,
             eos_token_ids=tuple(sorted(runner.loaded.eos_token_ids)),
@@ -226,33 +199,9 @@ class WorkerHost:
             chunk_tokens=context.pool.chunk_tokens,
             max_num_seqs=context.pool.max_num_seqs,
             kv_blocks=runner.cache.num_blocks,
-            memory=self._memory,
+            memory=loaded.memory,
             graph_failure="" if runner.graph_failure is None else runner.graph_failure.describe(),
         )
-
-
-def engine_threads(configured: int | None, device: torch.device) -> int:
-    """CPU threads of an engine. On a GPU one is enough, since the engine copies only small tables on the CPU."""
-    return configured or (usable_cores() if device.type == "cpu" else 1)
-
-
-def with_checked_encoding(config: BatonConfig, runner: ModelRunner) -> BatonConfig:
-    """Checks int8 KV with this model. Where its error is too large, replaces ``kv_transfer.encoding: auto`` by native.
-
-    Raises:
-        UnsupportedModelError: the error is too large, and int8 is configured.
-    """
-    kv = config.kv_transfer
-    if kv.encoding == "native":
-        return config
-    try:
-        check_encoding(runner, KVEncoding.INT8)
-    except UnsupportedModelError as error:
-        if kv.encoding != "auto":
-            raise
-        logger.warning("KV is not sent as int8: %s", error.message)
-        return config.model_copy(update={"kv_transfer": kv.model_copy(update={"encoding": "native"})})
-    return config
 
 
 async def _add_health_service(server: grpc.aio.Server) -> None:

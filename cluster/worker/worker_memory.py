@@ -77,6 +77,8 @@ def _measure(
     total, _ = memory.total_and_free()
     max_cache_tokens = int(total * _share(config, pool)) // spec.bytes_per_token  # upper bound for any cache
     longest = min(config.max_model_len or loaded.max_model_len, loaded.max_model_len, max(2, max_cache_tokens))
+    if loaded.group is not None:  # a draft's KV makes rank 0 differ
+        longest = loaded.group.least(longest, loaded.model.device)
     engine = config.engine
     runner = ModelRunner(
         loaded,
@@ -107,7 +109,8 @@ def _step_limits(config: BatonConfig, pool: str, max_model_len: int) -> StepLimi
 
 
 def _share(config: BatonConfig, pool: str) -> float:
-    return config.pool(pool).resources.gpus or 1.0
+    """A rank's share of its GPU."""
+    return min(1.0, config.pool(pool).resources.gpus or 1.0)
 
 
 def _configured_blocks(config: BatonConfig, pool: str, spec: KVCacheSpec) -> int | None:

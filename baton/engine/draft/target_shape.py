@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from baton.core.errors import UnsupportedModelError
 from baton.engine.models.model_config import text_config
 
 # Names in config.json across architectures.
@@ -21,19 +20,6 @@ class TargetShape:
     num_layers: int
     hidden_size: int
     vocab_size: int
-
-    @classmethod
-    def of(cls, target: Any) -> TargetShape:
-        """The sizes of a ``transformers.PreTrainedModel``.
-
-        Raises:
-            UnsupportedModelError: it has no language model head.
-        """
-        config = target.config.get_text_config(decoder=True)
-        head = target.get_output_embeddings()
-        if head is None:
-            raise UnsupportedModelError(f"{type(target).__name__} has no language model head to draft for.")
-        return cls(int(config.num_hidden_layers), int(config.hidden_size), int(head.weight.shape[0]))
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> TargetShape | None:

@@ -297,9 +297,7 @@ class PagedKVCache:
         for rows, vectors in self._decoded(data, layers, len(slots)):
             rows.write_bytes(slots, vectors.view(torch.uint8).view(-1).numpy())
 
-    def _decoded(
-        self, data: torch.Tensor, layers: range, num_tokens: int
-    ) -> Iterator[tuple[HeadRows, torch.Tensor]]:
+    def _decoded(self, data: torch.Tensor, layers: range, num_tokens: int) -> Iterator[tuple[HeadRows, torch.Tensor]]:
         """Yields the rows of some layers with their decoded int8 data, ``[num_tokens, num_heads, dim]``."""
         for group, place in self._int8_places(layers, num_tokens):
             shape = (num_tokens, group[0].num_heads, group[0].dim)

@@ -37,7 +37,9 @@ class SharedTensors:
         """The address of a tensor that :meth:`allocate` returned."""
         descriptor = self._files.get(tensor.data_ptr())
         if descriptor is None:
-            return ("cuda", *reduce_tensor(tensor)) if tensor.is_cuda else ("empty", tuple(tensor.shape), tensor.dtype)
+            if tensor.is_cuda:
+                return ("cuda", *reduce_tensor(tensor))  # type: ignore[no-untyped-call]
+            return ("empty", tuple(tensor.shape), tensor.dtype)
         return ("cpu", os.getpid(), descriptor, tuple(tensor.shape), tensor.dtype)
 
 

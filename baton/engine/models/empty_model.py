@@ -21,7 +21,8 @@ def empty_model(config: Any, dtype: torch.dtype = torch.bfloat16) -> PreTrainedM
     """The model of a config on the ``meta`` device."""
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    return model.eval()
+    model.eval()
+    return model
 
 
 def attention_shapes(model: PreTrainedModel) -> tuple[LayerSpec, ...]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -18,7 +17,7 @@ from transformers import (
     GenerationConfig,
     PreTrainedModel,
 )
-from transformers.distributed import DistributedConfig
+from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.logging import disable_progress_bar
 
@@ -35,7 +34,7 @@ from baton.engine.models.model_config import CONTEXT_LENGTH_NAMES
 from baton.engine.models.model_source import ModelSource
 from baton.engine.parallel.group import RankGroup
 from baton.engine.parallel.held_part import sample
-from baton.engine.parallel.layers import GatheredLayer
+from baton.engine.parallel.layers import head_size
 from baton.engine.parallel.localise import localise
 from baton.engine.parallel.plan import ShardPlan, make_plan
 
@@ -43,7 +42,9 @@ _ATTENTION_TYPES = {"full_attention", "sliding_attention", "attention"}
 _SAMPLES_PER_TENSOR = 16
 _NUM_COMPARED = 32
 # Settings about the origin of a config, which do not affect the computation.
-_VOLATILE_SETTINGS = frozenset({"_name_or_path", "architectures", "distributed_config", "dtype", "transformers_version"})
+_VOLATILE_SETTINGS = frozenset(
+    {"_name_or_path", "architectures", "distributed_config", "dtype", "transformers_version"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,7 @@ def load_model(
         return prepare_model(model.eval(), dtype_name, weights)
     empty = empty_model(load_config(source), TORCH_DTYPES[dtype_name])
     plan = make_plan(empty, group.size)
-    shapes = attention_shapes(empty.to(torch.bfloat16))
+    shapes = attention_shapes(empty_model(load_config(source)))
     divided = DistributedConfig(tp_size=group.size, tp_plan=dict(plan.styles))
     model = _load_weights(source, config, TORCH_DTYPES[dtype_name], device, divided)
     loaded = prepare_model(model.eval(), dtype_name, weights, plan, group)
@@ -307,10 +308,10 @@ def _load_weights(
 
 
 def _vocab_size(model: PreTrainedModel) -> int:
-    head: Any = model.get_output_embeddings()
-    if head is None:
+    size = head_size(model)
+    if size is None:
         raise UnsupportedModelError(f"{type(model).__name__} has no language model head; baton serves causal models.")
-    return int(head.out_features) if isinstance(head, nn.Linear | GatheredLayer) else int(head.weight.shape[0])
+    return size
 
 
 def _context_length(config: Any) -> int:

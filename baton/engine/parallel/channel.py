@@ -84,7 +84,7 @@ class Outbox:
         with self._changed:
             self._done[follower] = number
             if len(reply) > _REPLY.size:
-                self._answers[follower] = pickle.loads(reply[_REPLY.size :])  # noqa: S301 - from a child process
+                self._answers[follower] = pickle.loads(reply[_REPLY.size :])
             self._changed.notify_all()
 
     def fail(self, error: Exception) -> None:
@@ -134,7 +134,7 @@ class Inbox:
         if self._memory is None:
             raise RuntimeError("a message came before its memory")
         self._number, place, length = _HEADER.unpack(header)
-        message: Message = pickle.loads(self._memory[place : place + length])  # noqa: S301 - from this worker's rank 0
+        message: Message = pickle.loads(self._memory[place : place + length])
         return message
 
     def done(self, answer: object = None) -> None:

@@ -8,6 +8,7 @@ rank 0 is waiting for fail then too.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import selectors
 import socket
@@ -45,12 +46,13 @@ class Followers:
 
     Attributes:
         failure: why the ranks cannot continue; ``None`` while they can.
+        on_failure: called with the error when they cannot, in any thread.
     """
 
     def __init__(self, size: int, silence_s: float = SILENCE_S) -> None:
         self.size = size
         self.failure: str | None = None
-        self.on_failure: Callable[[], None] = lambda: None
+        self.on_failure: Callable[[Exception], None] = lambda error: None
         self._silence_s = silence_s
         pairs = [make_pair() for _ in range(size - 1)]
         self._own = [own for own, _ in pairs]
@@ -129,7 +131,7 @@ class Followers:
 
     def _watch(self) -> None:
         self._spawn()
-        heard = [time.monotonic()] * len(self._own)
+        heard = [math.inf] * len(self._own)  # a process says nothing before it has imported torch
         with selectors.DefaultSelector() as selector:
             for index, each in enumerate(self._own):
                 selector.register(each, selectors.EVENT_READ, index)
@@ -142,9 +144,9 @@ class Followers:
                         break
                     heard[index] = time.monotonic()
                     self._outbox.handle_reply(index, reply)
-                silence_s = time.monotonic() - min(heard)
-                if silence_s > self._silence_s:
-                    self._fail(f"rank {heard.index(min(heard)) + 1} gave no sign of life for {silence_s:.0f} s")
+                last, index = min((each, index) for index, each in enumerate(heard))
+                if time.monotonic() - last > self._silence_s:
+                    self._fail(f"rank {index + 1} gave no sign of life for {self._silence_s:g} s")
         while not self._ending:  # this thread's end would kill the followers before they end by themselves
             time.sleep(_LOOK_S)
             if all(process.poll() is not None for process in self._processes):
@@ -155,7 +157,7 @@ class Followers:
         for rank, theirs in enumerate(self._theirs, 1):
             command = [sys.executable, "-m", FOLLOWER_MODULE, str(rank), str(theirs.fileno()), str(os.getpid())]
             self._processes.append(
-                subprocess.Popen(  # noqa: S603 - this interpreter
+                subprocess.Popen(
                     command,
                     pass_fds=[theirs.fileno()],
                     env=environment,
@@ -173,12 +175,11 @@ class Followers:
         logger.error("the ranks of this worker cannot continue: %s", reason)
         for process in self._processes:
             process.kill()
-        self._outbox.fail(DeviceLostError(f"the ranks of this worker cannot continue: {reason}"))
-        self.on_failure()
+        error = DeviceLostError(f"the ranks of this worker cannot continue: {reason}")
+        self._outbox.fail(error)
+        self.on_failure(error)
 
 
 def device_of(rank: int, device_type: str) -> torch.device:
     """The device of a rank: the GPUs that Ray granted, in their order, or the CPU."""
     return torch.device("cuda", rank) if device_type == "cuda" else torch.device(device_type)
-
-

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 _LOOPBACK = "127.0.0.1"
 
@@ -34,22 +35,21 @@ class RankGroup:
         dist.all_reduce(partial)
         return partial
 
-    def gather_columns(self, columns: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
-        """Returns the columns of all ranks, side by side.
+    def gather(self, part: torch.Tensor, sizes: Sequence[int], dim: int = -1) -> torch.Tensor:
+        """Returns the parts of all ranks, one after the other along ``dim``.
 
         Args:
-            columns: this rank's, ``[..., widths[rank]]``.
-            widths: number of columns of each rank.
-
-        Returns:
-            ``[..., sum(widths)]``
+            part: this rank's, of size ``sizes[rank]`` along ``dim``; all other sizes are equal on all ranks.
+            sizes: those of all ranks.
         """
-        widest = max(widths)
-        if widths[self.rank] < widest:
-            columns = torch.nn.functional.pad(columns, (0, widest - widths[self.rank]))
-        parts = [columns.new_empty(columns.shape) for _ in range(self.size)]
-        dist.all_gather(parts, columns.contiguous())
-        return torch.cat([part[..., :width] for part, width in zip(parts, widths, strict=True)], dim=-1)
+        own, largest = sizes[self.rank], max(sizes)
+        if own < largest:
+            padding = list(part.shape)
+            padding[dim] = largest - own
+            part = torch.cat((part, part.new_empty(padding)), dim)
+        parts = [part.new_empty(part.shape) for _ in range(self.size)]
+        dist.all_gather(parts, part.contiguous())
+        return torch.cat([each.narrow(dim, 0, size) for each, size in zip(parts, sizes, strict=True)], dim)
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Replaces the tensor of each rank by rank 0's."""
@@ -67,7 +67,7 @@ class RankGroup:
             dist.destroy_process_group()
 
 
-def join_ranks(rank: int, size: int, store: dist.Store, device: torch.device, timeout_s: float) -> RankGroup:
+def join_ranks(rank: int, size: int, store: TCPStore, device: torch.device, timeout_s: float) -> RankGroup:
     """Joins the ranks of one model, which is the only model of this process.
 
     Args:
@@ -92,13 +92,11 @@ def join_ranks(rank: int, size: int, store: dist.Store, device: torch.device, ti
     return RankGroup(rank, size)
 
 
-def host_store(size: int, timeout_s: float) -> dist.TCPStore:
+def host_store(size: int, timeout_s: float) -> TCPStore:
     """Opens the store through which ranks of this machine find each other, at a free port of the loopback address."""
-    return dist.TCPStore(
-        _LOOPBACK, 0, size, is_master=True, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
-    )
+    return TCPStore(_LOOPBACK, 0, size, is_master=True, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
 
 
-def reach_store(port: int, size: int, timeout_s: float) -> dist.TCPStore:
+def reach_store(port: int, size: int, timeout_s: float) -> TCPStore:
     """Connects to the store of :func:`host_store`."""
-    return dist.TCPStore(_LOOPBACK, port, size, is_master=False, timeout=timedelta(seconds=timeout_s))
+    return TCPStore(_LOOPBACK, port, size, is_master=False, timeout=timedelta(seconds=timeout_s))

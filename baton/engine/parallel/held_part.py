@@ -37,7 +37,9 @@ def held_part(tensor: DTensor, group: RankGroup) -> HeldPart | None:
     size = tensor.shape[dim] // pieces
     each = -(-size // group.size)
     start, stop = min(group.rank * each, size), min((group.rank + 1) * each, size)
-    return HeldPart(tensor.shape, dim, tuple(range(piece * size + start, piece * size + stop) for piece in range(pieces)))
+    return HeldPart(
+        tensor.shape, dim, tuple(range(piece * size + start, piece * size + stop) for piece in range(pieces))
+    )
 
 
 def sample(tensor: torch.Tensor, step: int, group: RankGroup | None) -> torch.Tensor:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from baton.engine.parallel.group import RankGroup
 
@@ -65,26 +66,45 @@ class GatheredLayer(ParallelLayer):
         super().__init__(inner, group)
         self._widths = tuple(widths)
 
+    @property
+    def num_columns(self) -> int:
+        return sum(self._widths)
+
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        return self._group.gather_columns(self.inner(states), self._widths)
+        return self._group.gather(self.inner(states), self._widths)
+
+    def whole(self) -> nn.Linear:
+        """The layer as a whole. All ranks call this together."""
+        inner: nn.Linear = self.inner  # type: ignore[assignment]
+        weight = self._group.gather(inner.weight, self._widths, 0)
+        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=inner.bias is not None, device="meta")
+        layer.weight = nn.Parameter(weight, requires_grad=False)
+        if inner.bias is not None:
+            layer.bias = nn.Parameter(self._group.gather(inner.bias, self._widths, 0), requires_grad=False)
+        return layer
 
 
 class SplitEmbedding(ParallelLayer):
     """An embedding of which each rank holds some tokens.
 
     Args:
-        first: the first token of this rank.
-        count: the number of its tokens. The weight has one more row, of zeros, for all other tokens.
+        counts: number of tokens of each rank. The weight has one more row, of zeros, for tokens of other ranks.
     """
 
-    def __init__(self, inner: nn.Module, group: RankGroup, first: int, count: int) -> None:
+    def __init__(self, inner: nn.Module, group: RankGroup, counts: Sequence[int]) -> None:
         super().__init__(inner, group)
-        self._first, self._count = first, count
+        self._counts = tuple(counts)
+        self._first, self._count = sum(counts[: group.rank]), counts[group.rank]
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         rows = token_ids - self._first
         rows = torch.where((rows >= 0) & (rows < self._count), rows, self._count)
         return self._group.all_reduce(self.inner(rows))
+
+    def whole_weight(self) -> torch.Tensor:
+        """The rows of all tokens. All ranks call this together."""
+        weight: torch.Tensor = self.inner.weight  # type: ignore[assignment]
+        return self._group.gather(weight[: self._count], self._counts, 0)
 
 
 class SharedInput(ParallelLayer):
@@ -93,3 +113,25 @@ class SharedInput(ParallelLayer):
     def forward(self, states: torch.Tensor, *args: Any) -> torch.Tensor:
         output: torch.Tensor = self.inner(states / self._group.size, *args)
         return output
+
+
+def whole_embedding(model: PreTrainedModel) -> torch.Tensor:
+    """A model's embedding, ``[vocab_size, hidden_size]``. All ranks of a divided model call this together."""
+    layer: Any = model.get_input_embeddings()
+    weight: torch.Tensor = layer.whole_weight() if isinstance(layer, SplitEmbedding) else layer.weight
+    return weight
+
+
+def whole_head(model: PreTrainedModel) -> nn.Module:
+    """A model's language model head. All ranks of a divided model call this together."""
+    layer: Any = model.get_output_embeddings()
+    module: nn.Module = layer.whole() if isinstance(layer, GatheredLayer) else layer
+    return module
+
+
+def head_size(model: PreTrainedModel) -> int | None:
+    """Number of tokens that a model's language model head tells apart; ``None`` without a head."""
+    layer: Any = model.get_output_embeddings()
+    if layer is None:
+        return None
+    return layer.num_columns if isinstance(layer, GatheredLayer) else int(layer.weight.shape[0])

@@ -68,7 +68,7 @@ def _cut(module: nn.Module, attention: CuttableAttention, group: RankGroup) -> d
     heads = attention.heads
     own, own_kv = heads.of(group.rank, group.size), heads.kv_of(group.rank, group.size)
     if hasattr(module, "num_key_value_groups"):
-        module.num_key_value_groups = len(own) // len(own_kv)
+        setattr(module, "num_key_value_groups", len(own) // len(own_kv))  # noqa: B010 - nn.Module declares tensors only
     held: dict[str, HeldPart] = {}
     for name, dim, kept, count in (
         ("q_proj", 0, own, heads.num_heads),
@@ -90,15 +90,13 @@ def _cut(module: nn.Module, attention: CuttableAttention, group: RankGroup) -> d
     return held
 
 
-def _wrap(
-    name: str, module: nn.Module, style: str | None, held: Mapping[str, HeldPart], group: RankGroup
-) -> nn.Module:
+def _wrap(name: str, module: nn.Module, style: str | None, held: Mapping[str, HeldPart], group: RankGroup) -> nn.Module:
     part = held.get(f"{name}.weight")
     if style in styles.EMBEDDINGS and part is not None:
         return _split_embedding(module, part, group)
     if isinstance(module, nn.Linear) and part is not None:
         if style in styles.GATHERED:
-            return GatheredLayer(module, group, _widths(part.shape[0], group.size))
+            return GatheredLayer(module, group, _counts(part.shape[0], group.size))
         if part.dim == 1:  # rows of the layer, as columns of its weight
             if group.rank and module.bias is not None:
                 module.register_parameter("bias", None)  # it is added once
@@ -116,9 +114,10 @@ def _split_embedding(module: nn.Module, part: HeldPart, group: RankGroup) -> nn.
     padded = torch.cat((weight, weight.new_zeros(1, weight.shape[1])))
     weight.data = padded[:-1]  # a head that shares the weight keeps sharing it
     module.weight = nn.Parameter(padded, requires_grad=False)
-    return SplitEmbedding(module, group, part.ranges[0].start, len(part.ranges[0]))
+    return SplitEmbedding(module, group, _counts(part.shape[0], group.size))
 
 
-def _widths(columns: int, size: int) -> list[int]:
-    each = -(-columns // size)
-    return [max(0, min(columns, (rank + 1) * each) - rank * each) for rank in range(size)]
+def _counts(total: int, size: int) -> list[int]:
+    """Columns or rows of each rank, as transformers divides them."""
+    each = -(-total // size)
+    return [max(0, min(total, (rank + 1) * each) - rank * each) for rank in range(size)]

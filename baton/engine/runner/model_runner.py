@@ -24,8 +24,8 @@ from baton.engine.runner.cuda_graphs import GraphedForward, GraphFailure, make_b
 from baton.engine.runner.forward_choice import create_forward_pass
 from baton.engine.runner.forward_pass import ForwardPass, TransformersForward
 from baton.engine.runner.graph_recorder import CudaGraphRecorder, Recorder
+from baton.engine.runner.leader import CAPTURE, LeadingForward, share_cache
 from baton.engine.runner.options import RunnerOptions
-from baton.engine.runner.ranks import Leader
 
 if TYPE_CHECKING:
     from baton.engine.cpu.decoder import FusedDecoder
@@ -78,14 +78,14 @@ class ModelRunner:
         if options.cuda_graphs == "auto" and recorder is None and self.device.type == "cuda":
             recorder = CudaGraphRecorder()
         recorder = None if options.cuda_graphs == "off" else recorder
-        self.cache = PagedKVCache(
-            self.spec, num_blocks, self.device, scratch=recorder is not None, allocate=allocate
-        )
+        self.cache = PagedKVCache(self.spec, num_blocks, self.device, scratch=recorder is not None, allocate=allocate)
         self.backend = self.create_backend(self.cache)
         layers_read = () if draft is None else draft.feature_layers
-        self.local_pass: ForwardPass = create_forward_pass(loaded, self.cache, self.backend, options.decoder, layers_read, recorder)
+        self.local_pass: ForwardPass = create_forward_pass(
+            loaded, self.cache, self.backend, options.decoder, layers_read, recorder
+        )
         self.forward_pass: ForwardPass = self.local_pass
-        self._leader: Leader | None = None
+        self._followers: Followers | None = None
 
     def lead(self, followers: Followers) -> None:
         """Makes this runner compute on all ranks from now on, and its cache hold the KV of all.
@@ -95,7 +95,10 @@ class ModelRunner:
         """
         if self.loaded.group is None:
             raise ValueError("only a model that is divided among ranks has followers")
-        self._leader = Leader(self, followers, self.loaded.group)
+        share_cache(self.cache, self.loaded, followers)
+        self.spec = self.cache.spec
+        self.forward_pass = LeadingForward(self.local_pass, followers, self.loaded.group)
+        self._followers = followers
 
     def create_backend(self, cache: PagedKVCache) -> AttentionBackend:
         """Creates the attention backend of this runner's options over a cache."""
@@ -145,8 +148,8 @@ class ModelRunner:
             Exception: the device is lost; its own error is raised.
         """
         if isinstance(self.local_pass, GraphedForward):
-            if self._leader is not None:
-                self._leader.capture(max_num_seqs, max_draft_tokens, max_model_len)
+            if self._followers is not None:
+                self._followers.send((CAPTURE, max_num_seqs, max_draft_tokens, max_model_len))
             self.local_pass.capture(make_buckets(max_num_seqs, max_draft_tokens), max_model_len)
             logger.info("recorded %d CUDA graphs", self.num_graphs)
 

@@ -16,6 +16,7 @@ from baton.engine.draft.checkpoint_files import CONFIG_NAME, find_checkpoint, re
 from baton.engine.draft.eagle.eagle_formats import read_settings
 from baton.engine.draft.eagle.eagle_layout import canonical_names, default_feature_layers, format_of
 from baton.engine.draft.eagle.head import EagleHead, EagleSettings
+from baton.engine.draft.loaded_target import shape_of
 from baton.engine.draft.target_shape import TargetShape
 from baton.engine.draft.tensor_names import FileNames, eagle_file_names
 
@@ -38,7 +39,7 @@ def load_eagle(reference: str | Path, target: PreTrainedModel, dtype: torch.dtyp
     stored = read_tensors(folder)
     tensors, in_file = canonical_names(stored), eagle_file_names(stored)
     kind = format_of(config, tensors, where)
-    settings, choices = read_settings(config, tensors, TargetShape.of(target), kind, where, in_file)
+    settings, choices = read_settings(config, tensors, shape_of(target), kind, where, in_file)
     mask = tensors.pop("t2d", None)
     if not settings.maps_vocabulary:
         tensors.pop("d2t", None)

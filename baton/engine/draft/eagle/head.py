@@ -21,6 +21,7 @@ from baton.core.kv_spec import LayerSpec
 from baton.engine.draft.checkpoint import fingerprint
 from baton.engine.draft.layers import Attend, DraftLayer, LayerSettings, RotaryTable, causal_attend
 from baton.engine.draft.target_shape import TargetShape
+from baton.engine.parallel.layers import whole_embedding, whole_head
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +64,10 @@ class EagleSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """The target's modules, held outside of the module tree so that they never become part of the head."""
+    """What the head has not of its own, held outside of the module tree so that it never becomes part of the head."""
 
-    embedding: torch.Tensor
-    lm_head: nn.Module
+    embedding: torch.Tensor | None
+    lm_head: nn.Module | None
 
 
 class EagleHead(nn.Module):
@@ -74,7 +75,8 @@ class EagleHead(nn.Module):
 
     Args:
         settings: structure of the head.
-        target: its embedding and its lm_head are used where the head has none.
+        target: its embedding and its lm_head are used where the head has none. Where ranks share the target, all of
+            them create the head together.
 
     Attributes:
         d2t: int64 ``[draft_vocab_size]``, the target's id minus the draft id; zeros until loaded.
@@ -92,9 +94,10 @@ class EagleHead(nn.Module):
         self.settings = settings
         self.feature_layers = settings.feature_layers
         self.feature_layer_choices: tuple[tuple[int, ...], ...] = (settings.feature_layers,)
-        embeddings: Any = target.get_input_embeddings()
-        lm_head: Any = target.get_output_embeddings()
-        self._shared = _Shared(embeddings.weight, lm_head)
+        self._shared = _Shared(
+            None if settings.own_embedding else whole_embedding(target),
+            None if settings.own_lm_head else whole_head(target),
+        )
         self._rotary = RotaryTable(layers)
         first = settings.version == 1
         if settings.has_fc:
@@ -133,13 +136,12 @@ class EagleHead(nn.Module):
     @property
     def embedding(self) -> torch.Tensor:
         """``[target_vocab_size, hidden_size]``, its own or the target's."""
-        weight: torch.Tensor = self.embed_tokens.weight if self.settings.own_embedding else self._shared.embedding
-        return weight
+        return self.embed_tokens.weight if self._shared.embedding is None else self._shared.embedding
 
     @property
     def vocabulary_head(self) -> nn.Module:
         """The module that computes logits, its own or the target's."""
-        return self.lm_head if self.settings.own_lm_head else self._shared.lm_head
+        return self.lm_head if self._shared.lm_head is None else self._shared.lm_head
 
     @property
     def is_local(self) -> bool:

@@ -22,6 +22,7 @@ from baton.core.kv_spec import LayerSpec
 from baton.engine.batch.hidden_states import FINAL_HIDDEN
 from baton.engine.draft.checkpoint import check_tensors, fingerprint, read_tensors, write_tensors
 from baton.engine.draft.checkpoint_files import CONFIG_NAME, find_checkpoint, read_config
+from baton.engine.draft.loaded_target import shape_of
 from baton.engine.draft.medusa.medusa_layout import (
     MEDUSA_WEIGHT_NAMES,
     MedusaSettings,
@@ -31,6 +32,7 @@ from baton.engine.draft.medusa.medusa_layout import (
     truncated_size,
 )
 from baton.engine.draft.target_shape import TargetShape
+from baton.engine.parallel.layers import whole_head
 
 MAX_RANKS = 6
 """Guesses of a head that may become nodes of a tree, while serving and in evaluation."""
@@ -63,7 +65,8 @@ class MedusaHeads(nn.Module):
     def __init__(self, settings: MedusaSettings, target: PreTrainedModel) -> None:
         super().__init__()
         self.settings = settings
-        self._target = (target,)  # in a tuple, so that it does not become a submodule
+        # In a tuple, so that they do not become submodules. All ranks of a divided target create the heads together.
+        self._target = (target, None if settings.num_lm_heads else whole_head(target))
         self.blocks = nn.ModuleList(_Block(settings) for _ in range(settings.num_heads))
         self.lm_heads = nn.ModuleList(
             nn.Linear(settings.hidden_size, settings.draft_vocab_size, bias=False) for _ in range(settings.num_lm_heads)
@@ -114,10 +117,9 @@ class MedusaHeads(nn.Module):
         return fingerprint(asdict(self.settings), self.state_dict())
 
     def _lm_head(self, index: int) -> nn.Module:
-        if not self.settings.num_lm_heads:
-            shared: Any = self.target.get_output_embeddings()
-            module: nn.Module = shared
-            return module
+        _, shared = self._target
+        if shared is not None:
+            return shared
         return self.lm_heads[min(index, self.settings.num_lm_heads - 1)]
 
 
@@ -141,7 +143,7 @@ def load_medusa(
     config = read_config(folder) if (folder / CONFIG_NAME).is_file() else {}
     stored = read_tensors(folder, MEDUSA_WEIGHT_NAMES)
     tensors = canonical_names(stored, config, where)
-    shape = TargetShape.of(target)
+    shape = shape_of(target)
     _select_rows(tensors, config, shape, where)
     settings = settings_of(tensors, shape, where)
     with torch.device("meta"):
@@ -169,7 +171,7 @@ def save_medusa(heads: MedusaHeads, folder: Path, target_name: str) -> None:
         "model_type": "medusa",
         "base_model_name_or_path": target_name,
         "hidden_size": settings.hidden_size,
-        "vocab_size": TargetShape.of(heads.target).vocab_size,
+        "vocab_size": shape_of(heads.target).vocab_size,
         "truncated_vocab_size": settings.draft_vocab_size,
         "num_heads": settings.num_heads,
         "num_hidden_layers": settings.num_blocks,

@@ -12,7 +12,7 @@ from baton.engine.runner import self_check
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.self_check import check_encoding, encoding_error
 from cluster.config.config import BatonConfig
-from cluster.worker.worker_host import with_checked_encoding
+from cluster.worker.worker_model import with_checked_encoding
 from tests.fused_dtypes import FUSED_DTYPES
 from tests.tiny_models import tiny_model
 

@@ -18,7 +18,7 @@ from baton.engine.runner.device_memory import CudaMemory
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import RunnerOptions
 from baton.process.cores import usable_cores
-from cluster.worker.worker_host import engine_threads
+from cluster.worker.worker_model import engine_threads
 from tests.tiny_models import tiny_model
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
