@@ -38,6 +38,7 @@ _BATCH_PROMPTS = (
     + "The old lighthouse keeper climbed the stairs every evening, lit the lamp, and waited for the ships. " * 24,
 )
 _MAX_TOKENS = 64
+_DEGREES = ("prefill.tensor_parallel", "decode.tensor_parallel")
 _EXPLANATION = (
     "accepted drafts: output tokens that came from speculation. TTFT: time to first token. TPOT: time per output "
     "token after the first. KV: size of the KV cache that gRPC handed over. The demo hands over every prompt unless "
@@ -59,12 +60,18 @@ def demo(
     config: Annotated[
         Path | None, typer.Option("-c", "--config", help="YAML configuration file. Default: the built-in defaults.")
     ] = None,
+    tensor_parallel: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Processes among which each worker divides the model; on CPUs this shows that it works, not speed."
+        ),
+    ] = None,
 ) -> None:
     """Show a disaggregated cluster serving real requests."""
     console = Console(highlight=False)
     try:
         with StopSignals(impatient=False):
-            num_failed = _run(config, console)
+            num_failed = _run(config, console, tensor_parallel)
     except KeyboardInterrupt as error:
         _print_status(console, "stopped")
         raise typer.Exit(_INTERRUPTED) from error
@@ -76,9 +83,9 @@ def demo(
         raise typer.Exit(1)
 
 
-def _run(config: Path | None, console: Console) -> int:
+def _run(config: Path | None, console: Console, tensor_parallel: int | None) -> int:
     """Runs the whole demo and returns the number of failed requests."""
-    settings = _settings(config)
+    settings = _settings(config, tensor_parallel)
     started_s = time.monotonic()
     cluster = start_cluster(settings, _Lines(console))
     try:
@@ -90,12 +97,13 @@ def _run(config: Path | None, console: Console) -> int:
         _print_status(console, "the cluster has shut down")
 
 
-def _settings(config: Path | None) -> BatonConfig:
+def _settings(config: Path | None, tensor_parallel: int | None) -> BatonConfig:
     """The configuration, with every prompt handed over unless the file sets ``routing.local_prefill``.
 
     Otherwise an idle cluster would compute short prompts on the decode worker, without a hand-off to show.
     """
-    settings = load_config(config, {"router.port": 0})
+    degree = {} if tensor_parallel is None else dict.fromkeys(_DEGREES, tensor_parallel)
+    settings = load_config(config, {"router.port": 0, **degree})
     if "local_prefill" in settings.routing.model_fields_set:
         return settings
     return settings.model_copy(update={"routing": settings.routing.model_copy(update={"local_prefill": "never"})})

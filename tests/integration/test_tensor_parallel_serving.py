@@ -1,0 +1,171 @@
+"""A worker whose model is divided: rank 0 leads, and what the worker does is what one process does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from baton.core.kv_spec import KVEncoding
+from baton.core.request import FinishReason
+from baton.engine.draft.loading import LoadedDraft
+from baton.engine.engine import Engine
+from baton.engine.kv_cache.block_manager import BlockManager
+from baton.engine.models.model_loader import relative_distance
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.step.overlap import always
+from cluster.config.worker_config import SpeculationConfig
+from decode_worker.speculation.registry import create_controller
+from decode_worker.speculation.verification import create_verifier
+from tests.drafting import engine_over, prompts, requests_for
+from tests.drafting import run as run_requests
+from tests.engine_runs import BLOCK_SIZE, build_engine, greedy, run, tokens_of
+from tests.integration.worker_pair import Runners, pair_config, worker_pair
+from tests.medusa_copies import write_copies_of_the_lm_head
+from tests.ranked_models import (
+    NUM_TOKENS,
+    PROMPTS,
+    Build,
+    build_with_draft,
+    divisible_model,
+    many_ways,
+    ranked,
+    sampled,
+    save,
+)
+from tests.tiny_drafts import tiny_draft_lm, tiny_eagle, tiny_eagle3, tiny_target
+
+TEXTS = prompts(7, 12, 3, 18, 9, 26, 5, 14, 11, 21, 6, 16, 8, 30, 4, 10)
+LAYERS = range(2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save(divisible_model("llama"), tmp_path_factory.mktemp("model") / "llama")
+
+
+@pytest.fixture(scope="module")
+def whole(folder: str) -> ModelRunner:
+    return build_with_draft(Build(folder), None)[0]
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.thorough(covered_by="[2]"))])
+def divided(request: pytest.FixtureRequest, folder: str) -> Iterator[ModelRunner]:
+    with ranked(Build(folder), request.param) as (runner, _, _):
+        yield runner
+
+
+def test_sixteen_requests_get_the_tokens_of_one_process(whole: ModelRunner, divided: ModelRunner) -> None:
+    assert many_ways(divided) == many_ways(whole)
+
+
+def test_steps_that_are_launched_ahead_get_their_tokens(whole: ModelRunner, divided: ModelRunner) -> None:
+    params = sampled(len(PROMPTS))
+    ahead = build_engine(divided, runs_ahead=always)
+    assert tokens_of(run(ahead, PROMPTS, params)) == tokens_of(run(build_engine(whole), PROMPTS, params))
+
+
+def exported(runner: ModelRunner, encoding: KVEncoding = KVEncoding.NATIVE) -> bytes:
+    """The KV of the longest prompt, in its blocks."""
+    engine = build_engine(runner, chunk_tokens=2048, prefix_caching=False)
+    run(engine, PROMPTS[-1:], greedy(1))
+    blocks = list(range(-(-len(PROMPTS[-1]) // BLOCK_SIZE)))
+    return bytes(runner.cache.export_bytes(blocks, 0, len(PROMPTS[-1]), LAYERS, encoding=encoding))
+
+
+def test_kv_has_the_bytes_of_one_process(whole: ModelRunner, divided: ModelRunner) -> None:
+    """The first layer's are equal; those behind a sum over ranks differ by its rounding."""
+    own, other = exported(whole), exported(divided)
+    assert len(own) == len(other) == len(PROMPTS[-1]) * whole.spec.bytes_per_token
+    first = len(PROMPTS[-1]) * whole.spec.layer_bytes_per_token(0, 1)
+    assert own[:first] == other[:first]
+    numbers = [torch.frombuffer(bytearray(each), dtype=torch.float32) for each in (own, other)]
+    assert relative_distance(numbers[1], numbers[0]) < 1e-5
+
+
+@pytest.mark.parametrize("encoding", KVEncoding)
+def test_imported_kv_is_what_was_exported(divided: ModelRunner, encoding: KVEncoding) -> None:
+    data, count = exported(divided, encoding), len(PROMPTS[-1])
+    blocks = list(range(100, 100 + -(-count // BLOCK_SIZE)))
+    divided.cache.import_bytes(blocks, 0, count, LAYERS, memoryview(data), encoding)
+    again = bytes(divided.cache.export_bytes(blocks, 0, count, LAYERS, encoding=encoding))
+    if encoding is KVEncoding.NATIVE:
+        assert again == data
+    else:  # scales are encoded once more
+        assert len(again) == len(data)
+
+
+@pytest.mark.parametrize("shared_memory", ["auto", "off"])
+@pytest.mark.parametrize("sender", ["divided", "whole"])
+async def test_hand_offs_between_one_rank_and_several(
+    whole: ModelRunner, divided: ModelRunner, sender: str, shared_memory: str
+) -> None:
+    expected = tokens_of(run(build_engine(whole), PROMPTS, greedy(NUM_TOKENS)))
+    runners = Runners(divided, whole) if sender == "divided" else Runners(whole, divided)
+    config = pair_config(kv_transfer={"shared_memory": shared_memory}, speculation={"method": "none"})
+    async with worker_pair(runners, config) as pair:
+        assert await pair.generate_all(PROMPTS, greedy(NUM_TOKENS)) == expected
+        answer = await pair.generate(list(reversed(PROMPTS[-1])), greedy(NUM_TOKENS))
+        assert answer.handoff is not None
+        assert answer.handoff.num_bytes == len(PROMPTS[-1]) * whole.spec.bytes_per_token
+        await pair.settle()
+
+
+async def test_int8_hand_offs_give_what_one_rank_gives(whole: ModelRunner, divided: ModelRunner) -> None:
+    config = pair_config(kv_transfer={"encoding": "int8"}, speculation={"method": "none"})
+    found = []
+    for decode in (whole, divided):
+        runners = Runners(whole, divided) if decode is divided else Runners(divided, whole)
+        async with worker_pair(runners, config) as pair:
+            answers = [await pair.generate(prompt, greedy(NUM_TOKENS)) for prompt in PROMPTS[4:8]]
+            assert all(answer.handoff is not None and answer.handoff.num_bytes for answer in answers)
+            found.append([answer.token_ids for answer in answers])
+    assert found[0] == found[1]
+
+
+def test_an_int8_cache_is_divided_too(folder: str) -> None:
+    build = Build(folder, kv_cache="int8")
+    expected = many_ways(build_with_draft(build, None)[0])
+    with ranked(build, 2) as (runner, _, _):
+        assert many_ways(runner) == expected
+
+
+def speculating(runner: ModelRunner, draft: LoadedDraft | None, method: str) -> list[list[int]]:
+    limits = SpeculationConfig(max_draft_tokens=4, max_tree_tokens=8, tree_max_batch=4)
+    controller = create_controller(limits, runner, draft, default=method)
+    engine = engine_over(runner, controller)
+    found = run_requests(engine, requests_for(TEXTS))
+    assert controller.num_failures == 0
+    return found
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target") / "target"
+    save(tiny_target(), folder)
+    return folder
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix", "lookahead"])
+def test_methods_without_a_network(whole: ModelRunner, divided: ModelRunner, method: str) -> None:
+    assert speculating(divided, None, method) == speculating(whole, None, method)
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "medusa", "draft_model"])
+def test_methods_with_a_network(target: Path, tmp_path: Path, method: str) -> None:
+    draft = tmp_path / "draft"
+    if method == "medusa":
+        write_copies_of_the_lm_head(tiny_target(), draft, num_heads=3)
+    elif method == "draft_model":
+        save(tiny_draft_lm(), draft)
+    else:
+        (tiny_eagle(embedding=False) if method == "eagle" else tiny_eagle3()).write(draft)
+    build = Build(str(target), str(draft))
+    plain = build_with_draft(Build(str(target)), None)[0]
+    expected = run_requests(engine_over(plain), requests_for(TEXTS))
+    with ranked(build, 2) as (runner, loaded, _):
+        assert speculating(runner, loaded, method) == expected
+        drafted = runner.spec.draft_layers
+    assert bool(drafted) == (method != "medusa")
