@@ -16,7 +16,7 @@ from baton.engine.draft.loading import LoadedDraft, load_draft
 from baton.engine.kv_cache.paged_cache import Allocator
 from baton.engine.models.model_loader import LoadedModel, load_model, own_logits
 from baton.engine.models.model_source import ModelSource
-from baton.engine.parallel.followers import Followers
+from baton.engine.parallel.followers import SILENCE_S, Followers
 from baton.engine.parallel.group import RankGroup
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import RunnerOptions
@@ -45,7 +45,6 @@ class Build:
     draft: str = ""
     kv_cache: str = "native"
     num_blocks: int = NUM_BLOCKS
-    method: str = ""
 
 
 def divisible_model(name: str) -> PreTrainedModel:
@@ -88,9 +87,11 @@ def build_follower(build: Build, group: RankGroup, device: torch.device, allocat
 
 
 @contextmanager
-def joined(builder: Callable[..., ModelRunner], argument: object, size: int) -> Iterator[tuple[RankGroup, Followers]]:
+def joined(
+    builder: Callable[..., ModelRunner], argument: object, size: int, silence_s: float = SILENCE_S
+) -> Iterator[tuple[RankGroup, Followers]]:
     """This process as rank 0 of ``size``; the followers call ``builder``."""
-    followers = Followers(size)
+    followers = Followers(size, silence_s)
     group = None
     try:
         group = followers.start(f"{builder.__module__}:{builder.__name__}", argument, CPU)
@@ -102,9 +103,11 @@ def joined(builder: Callable[..., ModelRunner], argument: object, size: int) -> 
 
 
 @contextmanager
-def ranked(build: Build, size: int) -> Iterator[tuple[ModelRunner, LoadedDraft | None, Followers]]:
+def ranked(
+    build: Build, size: int, silence_s: float = SILENCE_S
+) -> Iterator[tuple[ModelRunner, LoadedDraft | None, Followers]]:
     """A runner over ``size`` ranks, and the draft that it keeps."""
-    with joined(build_follower, build, size) as (group, followers):
+    with joined(build_follower, build, size, silence_s) as (group, followers):
         runner, draft = build_with_draft(build, group)
         runner.lead(followers)
         yield runner, draft, followers

@@ -63,7 +63,8 @@ def demo(
     tensor_parallel: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Processes among which each worker divides the model; on CPUs this shows that it works, not speed."
+            min=1,
+            help="Processes among which each worker divides the model; on CPUs this shows that it works, not speed.",
         ),
     ] = None,
 ) -> None:

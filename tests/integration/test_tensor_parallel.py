@@ -44,9 +44,7 @@ def both(request: pytest.FixtureRequest, folders: dict[str, str]) -> Iterator[Bo
     whole = {name: facts_of(folder, None, with_tokens=with_tokens[name]) for name, folder in folders.items()}
     tasks = [(folder, with_tokens[name]) for name, folder in folders.items()]
     with joined(facts_of_all, tasks, request.param) as (group, _):
-        divided = {
-            name: facts_of(folder, group, with_tokens=with_tokens[name]) for name, folder in folders.items()
-        }
+        divided = {name: facts_of(folder, group, with_tokens=with_tokens[name]) for name, folder in folders.items()}
         load(tasks[0][0], group)
         yield Both(whole, divided)
 
@@ -79,5 +77,3 @@ def test_models_without_a_plan_are_refused_by_name(name: str) -> None:
     model = empty_model(CONFIGS[name](), torch.float32)
     with pytest.raises(UnsupportedModelError, match=rf"{type(model).__name__}.*no plan.*degree of 1"):
         make_plan(model, 2)
-
-

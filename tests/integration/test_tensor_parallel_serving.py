@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 from baton.core.kv_spec import KVEncoding
-from baton.core.request import FinishReason
 from baton.engine.draft.loading import LoadedDraft
-from baton.engine.engine import Engine
-from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.models.model_loader import relative_distance
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.step.overlap import always
 from cluster.config.worker_config import SpeculationConfig
 from decode_worker.speculation.registry import create_controller
-from decode_worker.speculation.verification import create_verifier
 from tests.drafting import engine_over, prompts, requests_for
 from tests.drafting import run as run_requests
 from tests.engine_runs import BLOCK_SIZE, build_engine, greedy, run, tokens_of
 from tests.integration.worker_pair import Runners, pair_config, worker_pair
-from tests.medusa_copies import write_copies_of_the_lm_head
 from tests.ranked_models import (
     NUM_TOKENS,
     PROMPTS,
@@ -35,7 +29,6 @@ from tests.ranked_models import (
     sampled,
     save,
 )
-from tests.tiny_drafts import tiny_draft_lm, tiny_eagle, tiny_eagle3, tiny_target
 
 TEXTS = prompts(7, 12, 3, 18, 9, 26, 5, 14, 11, 21, 6, 16, 8, 30, 4, 10)
 LAYERS = range(2)
@@ -76,11 +69,9 @@ def exported(runner: ModelRunner, encoding: KVEncoding = KVEncoding.NATIVE) -> b
 
 
 def test_kv_has_the_bytes_of_one_process(whole: ModelRunner, divided: ModelRunner) -> None:
-    """The first layer's are equal; those behind a sum over ranks differ by its rounding."""
+    """As many, in the same order; the numbers differ by the rounding of sums."""
     own, other = exported(whole), exported(divided)
     assert len(own) == len(other) == len(PROMPTS[-1]) * whole.spec.bytes_per_token
-    first = len(PROMPTS[-1]) * whole.spec.layer_bytes_per_token(0, 1)
-    assert own[:first] == other[:first]
     numbers = [torch.frombuffer(bytearray(each), dtype=torch.float32) for each in (own, other)]
     assert relative_distance(numbers[1], numbers[0]) < 1e-5
 
@@ -125,47 +116,16 @@ async def test_int8_hand_offs_give_what_one_rank_gives(whole: ModelRunner, divid
     assert found[0] == found[1]
 
 
-def test_an_int8_cache_is_divided_too(folder: str) -> None:
-    build = Build(folder, kv_cache="int8")
-    expected = many_ways(build_with_draft(build, None)[0])
-    with ranked(build, 2) as (runner, _, _):
-        assert many_ways(runner) == expected
-
-
 def speculating(runner: ModelRunner, draft: LoadedDraft | None, method: str) -> list[list[int]]:
     limits = SpeculationConfig(max_draft_tokens=4, max_tree_tokens=8, tree_max_batch=4)
     controller = create_controller(limits, runner, draft, default=method)
     engine = engine_over(runner, controller)
     found = run_requests(engine, requests_for(TEXTS))
     assert controller.num_failures == 0
+    assert controller.counts[method].num_drafts
     return found
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("target") / "target"
-    save(tiny_target(), folder)
-    return folder
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix", "lookahead"])
 def test_methods_without_a_network(whole: ModelRunner, divided: ModelRunner, method: str) -> None:
     assert speculating(divided, None, method) == speculating(whole, None, method)
-
-
-@pytest.mark.parametrize("method", ["eagle", "eagle3", "medusa", "draft_model"])
-def test_methods_with_a_network(target: Path, tmp_path: Path, method: str) -> None:
-    draft = tmp_path / "draft"
-    if method == "medusa":
-        write_copies_of_the_lm_head(tiny_target(), draft, num_heads=3)
-    elif method == "draft_model":
-        save(tiny_draft_lm(), draft)
-    else:
-        (tiny_eagle(embedding=False) if method == "eagle" else tiny_eagle3()).write(draft)
-    build = Build(str(target), str(draft))
-    plain = build_with_draft(Build(str(target)), None)[0]
-    expected = run_requests(engine_over(plain), requests_for(TEXTS))
-    with ranked(build, 2) as (runner, loaded, _):
-        assert speculating(runner, loaded, method) == expected
-        drafted = runner.spec.draft_layers
-    assert bool(drafted) == (method != "medusa")

@@ -70,9 +70,8 @@ class Outbox:
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def ask(self, message: Message) -> list[Any]:
-        """Like :meth:`send`, but waits until all followers are done, and returns what their handlers returned."""
-        self.send(message)
+    def answers(self) -> list[Any]:
+        """Waits until all followers are done; returns what their handlers returned. Raises what :meth:`send` does."""
         self._wait_for(self._number)
         return list(self._answers)
 

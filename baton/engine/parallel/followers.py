@@ -8,7 +8,6 @@ rank 0 is waiting for fail then too.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import selectors
 import socket
@@ -17,23 +16,26 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
 import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from baton.engine.device.device_errors import DeviceLostError
 from baton.engine.parallel.channel import Message, Outbox, make_pair, read_reply
-from baton.engine.parallel.group import RankGroup, host_store, join_ranks
+from baton.engine.parallel.group import EXCHANGE_TIMEOUT_S, RankGroup, has_joined, host_store, join_ranks
 
 logger = logging.getLogger(__name__)
 
-FOLLOWER_MODULE = "baton.engine.runner.follower"
+_PROCESS = "baton.engine.parallel.follower_process"
+_FOLLOW = "baton.engine.runner.follower:follow"
 SILENCE_S = 10.0
 """A follower that gives no sign of life for so long is frozen; it gives two a second."""
-EXCHANGE_TIMEOUT_S = 1800.0
-"""How long ranks wait for one another. They read different amounts of weights, and compile at different times."""
-_LOOK_S = 0.5
+FIRST_SIGN_S = 60.0
+"""How long a process may take until its first sign of life."""
+_LOOK_S = 0.2
 _END_S = 5.0
 
 
@@ -59,7 +61,7 @@ class Followers:
         self._theirs = [theirs for _, theirs in pairs]
         self._outbox = Outbox(self._own)
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._started = threading.Event()
+        self._alive = threading.Event()  # all followers gave a sign of life, or one failed
         self._ending = False
         # Linux ends the followers with the thread that started them, so that thread stays.
         self._watcher = threading.Thread(target=self._watch, name="baton-ranks", daemon=True)
@@ -83,12 +85,26 @@ class Followers:
         """
         store = host_store(self.size, EXCHANGE_TIMEOUT_S)
         self._watcher.start()
-        self._started.wait()
-        self.send(("begin", self.size, store.port, device.type, builder, argument, logging.getLogger().level))
-        try:
-            return join_ranks(0, self.size, store, device, EXCHANGE_TIMEOUT_S)
-        except RuntimeError as error:
-            raise self.lost(error) from error
+        self._alive.wait()
+        level = logging.getLogger().level
+        self.send(("begin", _FOLLOW, level, self.size, store.port, device.type, builder, argument))
+        while not has_joined(store, self.size):
+            self._check()
+            time.sleep(_LOOK_S)
+        # In another thread, because nothing else can end the wait for a process that ends just now.
+        joining: Future[RankGroup] = Future()
+        threading.Thread(target=_run_into, args=(joining, self.size, store, device), daemon=True).start()
+        while True:
+            try:
+                return joining.result(_LOOK_S)
+            except TimeoutError:
+                self._check()
+            except RuntimeError as error:
+                raise self.lost(error) from error
+
+    def _check(self) -> None:
+        if self.failure is not None:
+            raise DeviceLostError(f"the ranks of this worker cannot continue: {self.failure}")
 
     def send(self, message: Message) -> None:
         """Sends a message to all followers; one thread at a time.
@@ -103,10 +119,8 @@ class Followers:
 
     def ask(self, message: Message) -> list[Any]:
         """Sends a message, and returns the followers' answers. Raises what :meth:`send` does."""
-        try:
-            return self._outbox.ask(message)
-        except OSError as error:
-            raise self.lost(error) from error
+        self.send(message)
+        return self._outbox.answers()
 
     def lost(self, cause: Exception) -> DeviceLostError:
         """The error to raise after ``cause`` interrupted something that all ranks do: they are out of step now."""
@@ -131,7 +145,8 @@ class Followers:
 
     def _watch(self) -> None:
         self._spawn()
-        heard = [math.inf] * len(self._own)  # a process says nothing before it has imported torch
+        heard = [time.monotonic() + FIRST_SIGN_S - self._silence_s] * len(self._own)
+        silent = set(range(len(self._own)))
         with selectors.DefaultSelector() as selector:
             for index, each in enumerate(self._own):
                 selector.register(each, selectors.EVENT_READ, index)
@@ -143,6 +158,9 @@ class Followers:
                         self._fail(f"rank {index + 1} has ended; see the worker's log")
                         break
                     heard[index] = time.monotonic()
+                    silent.discard(index)
+                    if not silent:
+                        self._alive.set()
                     self._outbox.handle_reply(index, reply)
                 last, index = min((each, index) for index, each in enumerate(heard))
                 if time.monotonic() - last > self._silence_s:
@@ -155,7 +173,7 @@ class Followers:
     def _spawn(self) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         for rank, theirs in enumerate(self._theirs, 1):
-            command = [sys.executable, "-m", FOLLOWER_MODULE, str(rank), str(theirs.fileno()), str(os.getpid())]
+            command = [sys.executable, "-m", _PROCESS, str(rank), str(theirs.fileno()), str(os.getpid())]
             self._processes.append(
                 subprocess.Popen(
                     command,
@@ -166,7 +184,6 @@ class Followers:
                 )
             )
             theirs.close()
-        self._started.set()
 
     def _fail(self, reason: str) -> None:
         if self.failure is not None or self._ending:
@@ -177,9 +194,12 @@ class Followers:
             process.kill()
         error = DeviceLostError(f"the ranks of this worker cannot continue: {reason}")
         self._outbox.fail(error)
+        self._alive.set()
         self.on_failure(error)
 
 
-def device_of(rank: int, device_type: str) -> torch.device:
-    """The device of a rank: the GPUs that Ray granted, in their order, or the CPU."""
-    return torch.device("cuda", rank) if device_type == "cuda" else torch.device(device_type)
+def _run_into(joining: Future[RankGroup], size: int, store: TCPStore, device: torch.device) -> None:
+    try:
+        joining.set_result(join_ranks(0, size, store, device, EXCHANGE_TIMEOUT_S))
+    except Exception as error:  # noqa: BLE001 - the waiting thread raises it
+        joining.set_exception(error)

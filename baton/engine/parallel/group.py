@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 _LOOPBACK = "127.0.0.1"
+EXCHANGE_TIMEOUT_S = 600.0
+"""How long ranks wait for one another. They read different amounts of weights, and compile at different times."""
 
 
 class RankGroup:
@@ -78,6 +80,7 @@ def join_ranks(rank: int, size: int, store: TCPStore, device: torch.device, time
     Raises:
         RuntimeError: the others cannot be reached.
     """
+    store.set(_joins(rank), "")
     os.environ["LOCAL_RANK"] = str(rank)  # transformers takes the GPU of that number
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -100,3 +103,12 @@ def host_store(size: int, timeout_s: float) -> TCPStore:
 def reach_store(port: int, size: int, timeout_s: float) -> TCPStore:
     """Connects to the store of :func:`host_store`."""
     return TCPStore(_LOOPBACK, port, size, is_master=False, timeout=timedelta(seconds=timeout_s))
+
+
+def has_joined(store: TCPStore, size: int) -> bool:
+    """Whether all ranks but the first have called :func:`join_ranks`."""
+    return bool(store.check([_joins(rank) for rank in range(1, size)]))
+
+
+def _joins(rank: int) -> str:
+    return f"rank {rank} joins"

@@ -1,14 +1,8 @@
-"""The process of a follower: ``python -m baton.engine.runner.follower RANK DESCRIPTOR PARENT``."""
+"""What a follower does: it builds the same runner as rank 0, and computes its part of each step."""
 
 from __future__ import annotations
 
-import ctypes
 import importlib
-import logging
-import os
-import signal
-import socket
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,22 +10,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from baton.core.errors import BatonError
 from baton.engine.batch.attention_groups import Span
 from baton.engine.batch.batch import ModelInput
 from baton.engine.device.uploads import TORCH_DTYPES
 from baton.engine.kv_cache.shared_tensors import Address, SharedTensors
 from baton.engine.parallel.channel import Inbox, run_messages
-from baton.engine.parallel.followers import EXCHANGE_TIMEOUT_S, device_of
-from baton.engine.parallel.group import RankGroup, join_ranks, reach_store
+from baton.engine.parallel.group import EXCHANGE_TIMEOUT_S, RankGroup, join_ranks, reach_store
 from baton.engine.runner.cuda_graphs import GraphedForward
 from baton.engine.runner.forward_pass import TransformersForward
 from baton.engine.runner.leader import CAPTURE, FORWARD, MOVE, SHARE
 from baton.engine.runner.model_runner import ModelRunner
-
-logger = logging.getLogger(__name__)
-
-_PR_SET_PDEATHSIG = 1
 
 
 class Follower:
@@ -80,15 +68,12 @@ class Follower:
         return [self._tensors.address_of(tensor) for pair in pairs for tensor in pair]
 
 
-def main(rank: int, descriptor: int, parent: int) -> None:
-    """Joins the ranks, builds the runner that rank 0 asks for, and follows until rank 0 ends."""
-    _end_with(parent)
-    inbox = Inbox(socket.socket(fileno=descriptor))
-    begin = inbox.receive()
-    if begin is None:
-        return
-    _, size, port, device_type, builder, argument, log_level = begin
-    logging.basicConfig(level=log_level, format=f"%(asctime)s rank {rank} %(levelname)s %(name)s: %(message)s")
+def follow(inbox: Inbox, rank: int, size: int, port: int, device_type: str, builder: str, argument: object) -> None:
+    """Joins the ranks, builds the runner that rank 0 asks for, and follows until rank 0 ends.
+
+    Args:
+        builder, argument: see :meth:`baton.engine.parallel.followers.Followers.start`.
+    """
     device = device_of(rank, device_type)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -101,21 +86,6 @@ def main(rank: int, descriptor: int, parent: int) -> None:
     Follower(runner, tensors, group).run(inbox)
 
 
-def _end_with(parent: int) -> None:
-    """Makes Linux kill this process as soon as its parent ends, even while it is stopped."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it has ended before
-        sys.exit(1)
-
-
-if __name__ == "__main__":
-    try:
-        main(*map(int, sys.argv[1:]))
-    except BatonError as error:  # rank 0 has it too
-        logger.info("%s", error.message)
-    except Exception:
-        logger.critical("a rank of this worker has failed", exc_info=True)
-    # Without the destructors of the process group and of CUDA, which wait for ranks that may have ended.
-    logging.shutdown()
-    os._exit(1)
+def device_of(rank: int, device_type: str) -> torch.device:
+    """The device of a rank: the GPUs that Ray granted, in their order, or the CPU."""
+    return torch.device("cuda", rank) if device_type == "cuda" else torch.device(device_type)
