@@ -14,49 +14,73 @@ Address: TypeAlias = tuple[Any, ...]
 """What another process needs to open a tensor; pickle knows it."""
 
 _MEMORY_NAME = "baton-rank-kv"
+_ALIGNMENT = 64
 
 
 class SharedTensors:
-    """Allocates tensors whose memory other processes of this user can open while this process runs."""
+    """Allocates tensors whose memory other processes of this user can open while this process runs.
+
+    On a CPU they lie in one file without a name, as large as the machine's memory, of which the system provides the
+    pages that are used. It ends with the processes that use it.
+    """
 
     def __init__(self) -> None:
-        self._files: dict[int, int] = {}  # by address
+        self._descriptor: int | None = None
+        self._memory: mmap.mmap | None = None
+        self._offset = 0
+        self._places: dict[int, int] = {}  # offset of each tensor, by address
 
     def allocate(self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Returns zeros; their memory has no name, so it ends with the processes that use it."""
+        """Returns zeros."""
         num_bytes = math.prod(shape) * dtype.itemsize
         if device.type != "cpu" or not num_bytes:
             return torch.zeros(shape, dtype=dtype, device=device)
-        descriptor = os.memfd_create(_MEMORY_NAME, os.MFD_CLOEXEC)
-        os.ftruncate(descriptor, num_bytes)
-        tensor = torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=dtype).view(shape)
-        self._files[tensor.data_ptr()] = descriptor
+        if self._memory is None:
+            size = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+            self._descriptor = os.memfd_create(_MEMORY_NAME, os.MFD_CLOEXEC)
+            os.ftruncate(self._descriptor, size)
+            self._memory = mmap.mmap(self._descriptor, size)
+        tensor = _tensor_at(self._memory, self._offset, shape, dtype)
+        self._places[tensor.data_ptr()] = self._offset
+        self._offset += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
         return tensor
 
     def address_of(self, tensor: torch.Tensor) -> Address:
         """The address of a tensor that :meth:`allocate` returned."""
-        descriptor = self._files.get(tensor.data_ptr())
-        if descriptor is None:
-            if tensor.is_cuda:
-                return ("cuda", *reduce_tensor(tensor))  # type: ignore[no-untyped-call]
-            return ("empty", tuple(tensor.shape), tensor.dtype)
-        return ("cpu", os.getpid(), descriptor, tuple(tensor.shape), tensor.dtype)
+        if tensor.is_cuda:
+            return ("cuda", *reduce_tensor(tensor))  # type: ignore[no-untyped-call]
+        shape = tuple(tensor.shape)
+        if not tensor.numel():
+            return ("empty", shape, tensor.dtype)
+        return ("cpu", os.getpid(), self._descriptor, self._places[tensor.data_ptr()], shape, tensor.dtype)
 
 
-def open_tensor(address: Address) -> torch.Tensor:
-    """The tensor behind an address of :meth:`SharedTensors.address_of`, which lives in another process.
+class OpenedTensors:
+    """Opens tensors of other processes."""
 
-    Raises:
-        OSError: that process has ended, or belongs to another user.
-    """
-    kind, *rest = address
-    if kind == "cuda":
-        rebuild, arguments = rest
-        opened: torch.Tensor = rebuild(*arguments)
-        return opened
-    if kind == "empty":
-        shape, dtype = rest
-        return torch.empty(shape, dtype=dtype)
-    pid, descriptor, shape, dtype = rest
-    with open(f"/proc/{pid}/fd/{descriptor}", "r+b") as file:
-        return torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=dtype).view(shape)
+    def __init__(self) -> None:
+        self._memories: dict[tuple[int, int], mmap.mmap] = {}
+
+    def open(self, address: Address) -> torch.Tensor:
+        """The tensor behind an address of :meth:`SharedTensors.address_of`.
+
+        Raises:
+            OSError: its process has ended, or belongs to another user.
+        """
+        kind, *rest = address
+        if kind == "cuda":
+            rebuild, arguments = rest
+            opened: torch.Tensor = rebuild(*arguments)
+            return opened
+        if kind == "empty":
+            shape, dtype = rest
+            return torch.empty(shape, dtype=dtype)
+        pid, descriptor, offset, shape, dtype = rest
+        if (pid, descriptor) not in self._memories:
+            with open(f"/proc/{pid}/fd/{descriptor}", "r+b") as file:
+                self._memories[pid, descriptor] = mmap.mmap(file.fileno(), 0)
+        return _tensor_at(self._memories[pid, descriptor], offset, shape, dtype)
+
+
+def _tensor_at(memory: mmap.mmap, offset: int, shape: tuple[int, int, int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape), offset=offset).view(shape)

@@ -13,7 +13,7 @@ import torch
 from baton.engine.batch.batch import ForwardBatch
 from baton.engine.batch.hidden_states import HiddenStates
 from baton.engine.kv_cache.paged_cache import PagedKVCache
-from baton.engine.kv_cache.shared_tensors import Address, open_tensor
+from baton.engine.kv_cache.shared_tensors import Address, OpenedTensors
 from baton.engine.models.model_loader import LoadedModel
 from baton.engine.parallel.followers import Followers
 from baton.engine.parallel.group import RankGroup
@@ -60,7 +60,8 @@ def share_cache(cache: PagedKVCache, loaded: LoadedModel, followers: Followers) 
         DeviceLostError: a follower failed.
     """
     addresses: list[list[Address]] = followers.ask((SHARE,))
-    others = [[open_tensor(address) for address in of_rank] for of_rank in addresses]
+    opened = OpenedTensors()
+    others = [[opened.open(address) for address in of_rank] for of_rank in addresses]
 
     def move(sources: Sequence[int], targets: Sequence[int]) -> None:
         followers.send((MOVE, list(sources), list(targets)))
