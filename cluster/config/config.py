@@ -142,6 +142,20 @@ class BatonConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _whole_models_for_the_fused_decoder(self) -> BatonConfig:
+        engine = self.engine
+        asks = "decoder: fused" if engine.decoder == "fused" else f"weights: {engine.weights}"
+        if engine.decoder == "fused" or engine.weights in ("int8", "int4"):
+            for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
+                if pool.num_ranks > 1:
+                    raise ValueError(
+                        f"engine: {asks} needs the fused decoder, which computes whole models only, but workers of"
+                        f" {name} divide the model among {pool.num_ranks} processes; remove that key, or set"
+                        f" {name}.tensor_parallel and {name}.resources.gpus to at most 1"
+                    )
+        return self
+
+    @model_validator(mode="after")
     def _kv_is_encoded_once(self) -> BatonConfig:
         if self.engine.kv_cache != "native" and self.kv_transfer.encoding != "native":
             raise ValueError(

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from baton.core.config_section import DraftReference, Niceness, NonEmptyString, PositiveInt, Section
 from baton.core.roles import SpeculationMethod
 
+MAX_RANKS = 64
 AcceptanceRule = Literal["match", "residual", "typical"]
 
 
@@ -31,7 +32,7 @@ class PoolConfig(Section):
     """A pool of workers and the limits of their schedulers."""
 
     workers: PositiveInt = 1
-    tensor_parallel: PositiveInt | None = None
+    tensor_parallel: Annotated[int, Field(ge=1, le=MAX_RANKS)] | None = None
     """Processes among which a worker divides the model; the pools may differ. null: one per GPU, or one on a CPU."""
     chunk_tokens: PositiveInt = 512
     """Token budget of one engine step; longer prompts are prefilled in chunks."""
@@ -53,8 +54,10 @@ class PoolConfig(Section):
     @model_validator(mode="after")
     def _a_gpu_for_each_rank(self) -> PoolConfig:
         gpus, degree = self.resources.gpus, self.tensor_parallel
-        if gpus > 1 and gpus != int(gpus):
-            raise ValueError(f"resources.gpus is {gpus:g}; give a whole number, or a fraction of one GPU")
+        if gpus > 1 and (gpus != int(gpus) or gpus > MAX_RANKS):
+            raise ValueError(
+                f"resources.gpus is {gpus:g}; give a fraction of one GPU, or a whole number of at most {MAX_RANKS}"
+            )
         if degree is not None and gpus and degree != max(1, gpus):
             raise ValueError(
                 f"tensor_parallel is {degree}, but resources.gpus is {gpus:g}; each process needs a GPU of its own, so"

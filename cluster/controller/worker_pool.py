@@ -301,7 +301,7 @@ class WorkerPool:
         self._num_started += 1
         memory = f"; memory: {info.memory.describe()}" if info.memory is not None and info.memory.total else ""
         failure = f"; {info.graph_failure}" if info.graph_failure else ""
-        self._listener.report(f"{member.worker_id} is ready at {info.address} ({info.device}){memory}{failure}")
+        self._listener.report(f"{member.worker_id} is ready at {info.address} ({info.hardware}){memory}{failure}")
         self._notify()
 
     async def _wait_for_place(self, member: PoolMember) -> None:

@@ -108,5 +108,5 @@ class StepCostFeed:
 
 def traits_of(info: WorkerInfo) -> WorkerTraits:
     """The traits of a worker that the model depends on."""
-    kind = (info.kv_fingerprint, info.pool, info.device, info.dtype, str(info.num_threads))
+    kind = (info.kv_fingerprint, info.pool, info.device, info.dtype, str(info.num_ranks), str(info.num_threads))
     return WorkerTraits(kind, info.chunk_tokens)

@@ -36,7 +36,9 @@ class WorkerInfo:
         address: address of its gRPC server, ``host:port``.
         kv_fingerprint: fingerprint of its KV layout; equal across both pools.
         draft_method: the speculation method of its draft; empty without a draft.
-        num_threads: threads of its engine; 0 if unknown.
+        device: what each of its ranks computes on.
+        num_ranks: processes among which it divides the model.
+        num_threads: threads of each; 0 if unknown.
         chunk_tokens: token budget of one of its steps.
         max_num_seqs: largest number of sequences in one of its steps.
         kv_blocks: size of its KV cache in blocks; 0 if unknown.
@@ -59,12 +61,18 @@ class WorkerInfo:
     block_size: int
     dtype: str
     draft_method: str
+    num_ranks: int = 1
     num_threads: int = 0
     chunk_tokens: int = 512
     max_num_seqs: int = 64
     kv_blocks: int = 0
     memory: MemoryBudget | None = None
     graph_failure: str = ""
+
+    @property
+    def hardware(self) -> str:
+        """The devices of all ranks, for people."""
+        return self.device if self.num_ranks == 1 else f"{self.num_ranks} x {self.device}"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -195,6 +195,7 @@ class WorkerHost:
             block_size=runner.spec.block_size,
             dtype=runner.spec.dtype,
             draft_method=context.draft.method if context.draft else "",
+            num_ranks=context.pool.num_ranks,
             num_threads=context.num_threads,
             chunk_tokens=context.pool.chunk_tokens,
             max_num_seqs=context.pool.max_num_seqs,

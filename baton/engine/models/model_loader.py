@@ -104,8 +104,8 @@ def pick_device(name: str) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ConfigError(
-            "engine.device is cuda, but no GPU is visible to this worker. Give the pool resources.gpus: 1, "
-            "or set engine.device to auto or cpu."
+            "engine.device is cuda, but no GPU is visible to this worker. Give the pool resources.gpus: 1 "
+            "or more, or set engine.device to auto or cpu."
         )
     return torch.device("cuda", 0)
 

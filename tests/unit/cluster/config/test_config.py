@@ -42,6 +42,26 @@ def test_the_gpu_example_places_pools_on_different_accelerators():
     assert config.ray.address == "auto"
 
 
+@pytest.mark.parametrize(
+    ("pool", "num_ranks"),
+    [
+        ({}, 1),
+        ({"tensor_parallel": 3}, 3),
+        ({"resources": {"gpus": 0.5}}, 1),
+        ({"resources": {"gpus": 1}}, 1),
+        ({"resources": {"gpus": 4}}, 4),
+        ({"tensor_parallel": 4, "resources": {"gpus": 4}}, 4),
+        ({"tensor_parallel": 1, "resources": {"gpus": 0.5}}, 1),
+    ],
+)
+def test_a_worker_has_a_rank_for_each_gpu_or_as_many_as_configured(pool, num_ranks):
+    config = BatonConfig.from_dict({"decode": pool})
+    assert config.decode.num_ranks == num_ranks
+    assert config.prefill.num_ranks == 1
+    obstacle = config.role_change_obstacle()
+    assert ("resources" in obstacle or "tensor_parallel" in obstacle) == (pool not in ({}, {"tensor_parallel": 1}))
+
+
 @pytest.mark.parametrize("name", ["local.yaml", "gpu-cluster.yaml"])
 def test_a_configuration_round_trips_through_json(name):
     config = load_config(DEPLOY / name)
@@ -99,7 +119,20 @@ def test_a_configuration_is_immutable():
         ("speculation: {draft: ''}", "speculation.draft must have at least 1 character, got ''."),
         ("model: ''", "model must have at least 1 character, got ''."),
         ("prefill: {resources: {labels: {a: 1}}}", "prefill.resources.labels.a must be a valid string, got 1."),
-        ("prefill: {resources: {gpus: 2}}", "prefill.resources.gpus must be less than or equal to 1, got 2."),
+        ("prefill: {resources: {gpus: 1.5}}", "prefill: resources.gpus is 1.5; give a fraction of one GPU, or a whole"),
+        ("prefill: {resources: {gpus: 65}}", "prefill: resources.gpus is 65; give a fraction of one GPU, or a whole"),
+        (
+            "decode: {tensor_parallel: 4, resources: {gpus: 2}}",
+            "decode: tensor_parallel is 4, but resources.gpus is 2; each process needs a GPU of its own",
+        ),
+        ("decode: {tensor_parallel: 2, resources: {gpus: 0.5}}", "set resources.gpus to 2, or leave tensor_parallel"),
+        ("decode: {tensor_parallel: 0}", "decode.tensor_parallel must be greater than or equal to 1, got 0."),
+        ("decode: {tensor_parallel: 65}", "decode.tensor_parallel must be less than or equal to 64, got 65."),
+        (
+            "decode: {tensor_parallel: 2}\nengine: {decoder: fused}",
+            "engine: decoder: fused needs the fused decoder, which computes whole models only, but workers of decode",
+        ),
+        ("prefill: {resources: {gpus: 2}}\nengine: {weights: int8}", "engine: weights: int8 needs the fused decoder"),
         ("engine: {gpu_memory_utilization: 90}", "engine.gpu_memory_utilization"),
         ("engine: {gpu_memory_utilization: 0}", "engine.gpu_memory_utilization"),
         (
