@@ -18,21 +18,24 @@ class HeadRows:
         num_heads: heads of a row.
         dim: numbers of a vector, in the cache's encoding.
         parts: the heads that each tensor ``[num_slots, len(heads), dim]`` holds. Several may hold the same ones.
+        sources: parts that together hold each head once.
     """
 
     num_heads: int
     dim: int
     parts: tuple[tuple[range, torch.Tensor], ...]
+    sources: tuple[tuple[range, torch.Tensor], ...]
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> HeadRows:
         """All heads in one tensor."""
         _, num_heads, dim = tensor.shape
-        return cls(num_heads, dim, ((range(num_heads), tensor),))
+        parts = ((range(num_heads), tensor),)
+        return cls(num_heads, dim, parts, parts)
 
     @property
     def whole(self) -> torch.Tensor | None:
-        """The tensor that holds all heads; ``None`` if several share them."""
+        """The only tensor, which holds all heads; ``None`` if there are several."""
         return self.parts[0][1] if len(self.parts) == 1 else None
 
     @property
@@ -44,7 +47,7 @@ class HeadRows:
         if (tensor := self.whole) is not None:
             torch.index_select(tensor, 0, slots, out=out)
             return
-        for heads, tensor in self.parts:
+        for heads, tensor in self.sources:
             out[:, heads.start : heads.stop].copy_(tensor.index_select(0, slots.to(tensor.device)))
 
     def write(self, slots: torch.Tensor, rows: torch.Tensor) -> None:
@@ -76,4 +79,6 @@ def join_rows(ranks: Sequence[torch.Tensor], heads: Sequence[range], num_heads: 
         heads: the heads that each holds.
         num_heads: heads of the whole layer.
     """
-    return HeadRows(num_heads, ranks[0].shape[2], tuple(zip(heads, ranks, strict=True)))
+    parts = tuple(zip(heads, ranks, strict=True))
+    sources = {held.start: (held, tensor) for held, tensor in reversed(parts)}
+    return HeadRows(num_heads, ranks[0].shape[2], parts, tuple(sources.values()))

@@ -27,7 +27,7 @@ _REPLY = struct.Struct("<Q")  # number of the message that is done
 _BEAT = 0
 _NUM_PLACES = 4
 _LEAST_PLACE_BYTES = 2**20
-_MAX_REPLY_BYTES = 2**17
+_MAX_REPLY_BYTES = 2**18
 _BEAT_S = 0.5
 MEMORY_NAME = "baton-ranks"
 

@@ -36,6 +36,7 @@ SILENCE_S = 10.0
 FIRST_SIGN_S = 60.0
 """How long a process may take until its first sign of life."""
 _LOOK_S = 0.2
+_BLAME_S = 1.0
 _END_S = 5.0
 
 
@@ -62,6 +63,7 @@ class Followers:
         self._outbox = Outbox(self._own)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._alive = threading.Event()  # all followers gave a sign of life, or one failed
+        self._failed = threading.Event()
         self._ending = False
         # Linux ends the followers with the thread that started them, so that thread stays.
         self._watcher = threading.Thread(target=self._watch, name="baton-ranks", daemon=True)
@@ -124,7 +126,8 @@ class Followers:
 
     def lost(self, cause: Exception) -> DeviceLostError:
         """The error to raise after ``cause`` interrupted something that all ranks do: they are out of step now."""
-        self._fail(f"rank 0 could not continue: {type(cause).__name__}: {cause}")
+        if not self._failed.wait(_BLAME_S):  # the end of another rank shows here first
+            self._fail(f"rank 0 could not continue: {type(cause).__name__}: {cause}")
         return DeviceLostError(f"the ranks of this worker cannot continue: {self.failure}")
 
     def close(self) -> None:
@@ -144,7 +147,10 @@ class Followers:
             self._watcher.join()
 
     def _watch(self) -> None:
-        self._spawn()
+        try:
+            self._spawn()
+        except OSError as error:
+            self._fail(f"no process could be started: {error}")
         heard = [time.monotonic() + FIRST_SIGN_S - self._silence_s] * len(self._own)
         silent = set(range(len(self._own)))
         with selectors.DefaultSelector() as selector:
@@ -165,10 +171,6 @@ class Followers:
                 last, index = min((each, index) for index, each in enumerate(heard))
                 if time.monotonic() - last > self._silence_s:
                     self._fail(f"rank {index + 1} gave no sign of life for {self._silence_s:g} s")
-        while not self._ending:  # this thread's end would kill the followers before they end by themselves
-            time.sleep(_LOOK_S)
-            if all(process.poll() is not None for process in self._processes):
-                break
 
     def _spawn(self) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -189,6 +191,7 @@ class Followers:
         if self.failure is not None or self._ending:
             return
         self.failure = reason
+        self._failed.set()
         logger.error("the ranks of this worker cannot continue: %s", reason)
         for process in self._processes:
             process.kill()
