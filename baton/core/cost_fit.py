@@ -98,7 +98,7 @@ class CostFit:
 
         Drops impossible samples, and outliers that the next samples do not confirm.
         """
-        if not _is_plausible(features, ms):
+        if not is_plausible(ms) or not _are_plausible(features):
             return
         for own_features, own_ms in self._admit(features, ms):
             self._take(own_features, own_ms, now_s)
@@ -170,8 +170,13 @@ class CostFit:
         return _blend(1.0, mean, float(weights.sum()))
 
 
-def _is_plausible(features: Sequence[float], ms: float) -> bool:
-    return _SMALLEST_MS < ms < _LARGEST_MS and min(features) >= 0.0 and 0.0 < max(features) < _LARGEST_FEATURE
+def is_plausible(ms: float) -> bool:
+    """Whether a step can take so long."""
+    return _SMALLEST_MS < ms < _LARGEST_MS
+
+
+def _are_plausible(features: Sequence[float]) -> bool:
+    return min(features) >= 0.0 and 0.0 < max(features) < _LARGEST_FEATURE
 
 
 def _blend(before: float, measured: float, count: float) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from baton.core.cost_fit import CostFit
+from baton.core.cost_fit import CostFit, is_plausible
 from baton.core.speculation_rates import SpeculationRates
 from baton.core.step_costs import STEP_PRIOR, Pace, StepCostReport, StepCosts, StepSample
 
@@ -38,6 +38,8 @@ class StepCostModel:
         """Learns from a step. Ignores an impossible one, and an outlier that the next steps do not confirm."""
         self._rates.observe(sample.decoding, sample.decoding + sample.accepted_tokens, sample.drafted_tokens)
         ms, now_s = sample.ms, self._clock()
+        if not is_plausible(ms) or not 0.0 <= sample.draft_ms <= ms:
+            return
         if sample.drafted_tokens:
             ms -= sample.draft_ms
             self._guessing.observe((sample.drafted_tokens,), sample.draft_ms, now_s)

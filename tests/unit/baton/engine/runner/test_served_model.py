@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -80,9 +81,9 @@ def test_float32_is_used_without_numba(source: ModelSource, monkeypatch: pytest.
 def test_an_explicit_dtype_is_loaded_once(source: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def noted(source: ModelSource, dtype: str, device: torch.device, weights: str) -> LoadedModel:
+    def noted(source: ModelSource, dtype: str, *others: Any) -> LoadedModel:
         asked.append(dtype)
-        return load_model(source, dtype, device, weights)
+        return load_model(source, dtype, *others)
 
     monkeypatch.setattr(served_model, "load_model", noted)
     assert load_served_model(source, "bfloat16", CPU).dtype_name == "bfloat16"

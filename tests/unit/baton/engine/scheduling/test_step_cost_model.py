@@ -101,6 +101,15 @@ def test_impossible_samples_are_ignored(ms: float) -> None:
     assert fit.pace().costs == STEP_PRIOR
 
 
+@pytest.mark.parametrize(("ms", "draft_ms"), [(0.0, -1.0), (5e6, 5e6 - 1.0), (3.0, -1.0), (3.0, 4.0), (3.0, math.nan)])
+def test_steps_with_an_impossible_time_of_drafting_are_ignored(ms: float, draft_ms: float) -> None:
+    """Even where the difference of the two would be possible."""
+    fit = StepCostModel(lambda: 0.0)
+    for _ in range(30):
+        fit.measured(StepSample(ms, 0, 0, 1, 1, 5, 2, 1, draft_ms=draft_ms))
+    assert fit.report().costs == STEP_PRIOR
+
+
 @pytest.mark.parametrize("num_before", [8, 20, 500])
 def test_a_step_delayed_by_compilation_is_ignored(num_before: int) -> None:
     steps, fit, undisturbed = Steps(GPU, 0.05), StepCostModel(lambda: 0.0), StepCostModel(lambda: 0.0)
