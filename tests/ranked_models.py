@@ -16,7 +16,7 @@ from baton.engine.draft.loading import LoadedDraft, load_draft
 from baton.engine.kv_cache.paged_cache import Allocator
 from baton.engine.models.model_loader import LoadedModel, load_model, own_logits
 from baton.engine.models.model_source import ModelSource
-from baton.engine.parallel.followers import SILENCE_S, Followers
+from baton.engine.parallel.followers import LOADING_SILENCE_S, SILENCE_S, Followers
 from baton.engine.parallel.group import RankGroup
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import RunnerOptions
@@ -88,26 +88,28 @@ def build_follower(build: Build, group: RankGroup, device: torch.device, allocat
 
 @contextmanager
 def joined(
-    builder: Callable[..., ModelRunner], argument: object, size: int, silence_s: float = SILENCE_S
+    builder: Callable[..., ModelRunner],
+    argument: object,
+    size: int,
+    silence_s: float = SILENCE_S,
+    loading_silence_s: float = LOADING_SILENCE_S,
 ) -> Iterator[tuple[RankGroup, Followers]]:
     """This process as rank 0 of ``size``; the followers call ``builder``."""
-    followers = Followers(size, silence_s)
-    group = None
+    followers = Followers(size, silence_s, loading_silence_s)
     try:
         group = followers.start(f"{builder.__module__}:{builder.__name__}", argument, CPU)
         yield group, followers
     finally:
         followers.close()
-        if group is not None:
-            group.leave()
+        RankGroup(0, size).leave()
 
 
 @contextmanager
 def ranked(
-    build: Build, size: int, silence_s: float = SILENCE_S
+    build: Build, size: int, silence_s: float = SILENCE_S, loading_silence_s: float = LOADING_SILENCE_S
 ) -> Iterator[tuple[ModelRunner, LoadedDraft | None, Followers]]:
     """A runner over ``size`` ranks, and the draft that it keeps."""
-    with joined(build_follower, build, size, silence_s) as (group, followers):
+    with joined(build_follower, build, size, silence_s, loading_silence_s) as (group, followers):
         runner, draft = build_with_draft(build, group)
         runner.lead(followers)
         yield runner, draft, followers

@@ -27,7 +27,8 @@ from tests.engine_runs import build_engine
 from tests.ranked_models import PROMPTS, Build, build_with_draft, divisible_model, ranked, sampled, save
 from tests.waiting import until
 
-SILENCE_S = 2.0
+SILENCE_S = 5.0
+LOADING_SILENCE_S = 20.0
 NUM_TOKENS = 24
 REQUESTS = range(8, 12)
 PREFILL, DECODE = 1, 9
@@ -156,7 +157,7 @@ def lost_at(folder: str, name: str, wanted: signal.Signals) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Followers, "start", interrupted)
-        with ranked(Build(folder), 2, SILENCE_S):
+        with ranked(Build(folder), 2, SILENCE_S, LOADING_SILENCE_S):
             yield
 
 

@@ -75,6 +75,11 @@ class Outbox:
         self._wait_for(self._number)
         return list(self._answers)
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether all followers are done with some message: the first one makes them load the model."""
+        return min(self._done) > _BEAT
+
     def handle_reply(self, follower: int, reply: bytes) -> None:
         """Takes what a follower sent. Any thread may call it."""
         (number,) = _REPLY.unpack_from(reply)

@@ -33,8 +33,8 @@ _PROCESS = "baton.engine.parallel.follower_process"
 _FOLLOW = "baton.engine.runner.follower:follow"
 SILENCE_S = 10.0
 """A follower that gives no sign of life for so long is frozen; it gives two a second."""
-FIRST_SIGN_S = 60.0
-"""How long a process may take until its first sign of life."""
+LOADING_SILENCE_S = 60.0
+"""The same while it loads: the import of a large library stops all threads of Python."""
 _LOOK_S = 0.2
 _BLAME_S = 1.0
 _END_S = 5.0
@@ -46,17 +46,19 @@ class Followers:
     Args:
         size: number of ranks, this one included.
         silence_s: see :data:`SILENCE_S`.
+        loading_silence_s: see :data:`LOADING_SILENCE_S`.
 
     Attributes:
         failure: why the ranks cannot continue; ``None`` while they can.
         on_failure: called with the error when they cannot, in any thread.
     """
 
-    def __init__(self, size: int, silence_s: float = SILENCE_S) -> None:
+    def __init__(self, size: int, silence_s: float = SILENCE_S, loading_silence_s: float = LOADING_SILENCE_S) -> None:
         self.size = size
         self.failure: str | None = None
         self.on_failure: Callable[[Exception], None] = lambda error: None
         self._silence_s = silence_s
+        self._loading_silence_s = loading_silence_s
         pairs = [make_pair() for _ in range(size - 1)]
         self._own = [own for own, _ in pairs]
         self._theirs = [theirs for _, theirs in pairs]
@@ -151,7 +153,7 @@ class Followers:
             self._spawn()
         except OSError as error:
             self._fail(f"no process could be started: {error}")
-        heard = [time.monotonic() + FIRST_SIGN_S - self._silence_s] * len(self._own)
+        heard = [time.monotonic()] * len(self._own)
         silent = set(range(len(self._own)))
         with selectors.DefaultSelector() as selector:
             for index, each in enumerate(self._own):
@@ -169,8 +171,9 @@ class Followers:
                         self._alive.set()
                     self._outbox.handle_reply(index, reply)
                 last, index = min((each, index) for index, each in enumerate(heard))
-                if time.monotonic() - last > self._silence_s:
-                    self._fail(f"rank {index + 1} gave no sign of life for {self._silence_s:g} s")
+                allowed_s = self._silence_s if self._outbox.is_answered else self._loading_silence_s
+                if time.monotonic() - last > allowed_s:
+                    self._fail(f"rank {index + 1} gave no sign of life for {allowed_s:g} s")
 
     def _spawn(self) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
