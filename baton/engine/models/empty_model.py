@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers.initialization import no_init_weights
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -18,9 +20,9 @@ _NUM_TOKENS = 4
 
 
 def empty_model(config: Any, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
-    """The model of a config on the ``meta`` device."""
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    """The model of a config on the ``meta`` device. It gets a copy of the config, which it may change."""
+    with torch.device("meta"), no_init_weights():
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
     model.eval()
     return model
 

@@ -148,9 +148,9 @@ def load_model(
     if group is None:
         model = _load_weights(source, config, TORCH_DTYPES[dtype_name], device)
         return prepare_model(model.eval(), dtype_name, weights)
-    empty = empty_model(load_config(source), TORCH_DTYPES[dtype_name])
+    empty = empty_model(config, TORCH_DTYPES[dtype_name])
     plan = make_plan(empty, group.size)
-    shapes = attention_shapes(empty_model(load_config(source)))
+    shapes = attention_shapes(empty_model(config))
     divided = DistributedConfig(tp_size=group.size, tp_plan=dict(plan.styles))
     model = _load_weights(source, config, TORCH_DTYPES[dtype_name], device, divided)
     loaded = prepare_model(model.eval(), dtype_name, weights, plan, group)

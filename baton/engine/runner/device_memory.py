@@ -22,9 +22,9 @@ from baton.engine.sampling.verification import sampling_row
 CONTEXT_BYTES = 512 * 2**20
 """Estimate of CUDA's context and the kernels of torch and its libraries, which torch's allocator does not count."""
 SMALL_CACHE_BLOCKS = 16
-_BYTES_PER_GRAPH = 8 * 2**20
+BYTES_PER_GRAPH = 8 * 2**20
 """Estimate of the driver's own memory for a graph of one or two thousand kernels."""
-_SIDE_WORKSPACE_BYTES = 64 * 2**20
+SIDE_WORKSPACE_BYTES = 64 * 2**20
 """Estimate of cuBLAS' workspace for the stream that graphs are recorded on."""
 _INT32_BYTES = _FLOAT32_BYTES = 4
 
@@ -214,4 +214,4 @@ def _graph_bytes(runner: ModelRunner, limits: StepLimits, memory: DeviceMemory, 
         .stop
         for bucket in buckets
     )
-    return pool + rows + plan_words * _INT32_BYTES + len(buckets) * _BYTES_PER_GRAPH + _SIDE_WORKSPACE_BYTES
+    return pool + rows + plan_words * _INT32_BYTES + len(buckets) * BYTES_PER_GRAPH + SIDE_WORKSPACE_BYTES

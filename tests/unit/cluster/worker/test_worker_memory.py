@@ -58,8 +58,8 @@ class FakeMemory:
 def _small_context(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("baton.engine.runner.device_memory", "cluster.worker.worker_memory"):
         monkeypatch.setattr(f"{module}.CONTEXT_BYTES", MIB)
-    monkeypatch.setattr("baton.engine.runner.device_memory._BYTES_PER_GRAPH", 1000)
-    monkeypatch.setattr("baton.engine.runner.device_memory._SIDE_WORKSPACE_BYTES", MIB)
+    monkeypatch.setattr("baton.engine.runner.device_memory.BYTES_PER_GRAPH", 1000)
+    monkeypatch.setattr("baton.engine.runner.device_memory.SIDE_WORKSPACE_BYTES", MIB)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,106 @@
+"""``baton check``: whether the workers of a configuration fit on their GPUs, before anything starts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from baton.core.errors import InternalError, rebuild_error
+from cluster.config.fit_rows import FitRow
+
+if TYPE_CHECKING:
+    from cluster.config.config import BatonConfig
+
+_GIB = 2**30
+_SHOWN = 2000
+
+
+def check(
+    config: Annotated[
+        Path | None, typer.Option("-c", "--config", help="YAML configuration file. Default: the built-in defaults.")
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override one value, such as prefill.resources.gpus=4."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
+) -> None:
+    """Compute whether each pool's workers fit on their GPUs. Reads the model's config only, and starts nothing."""
+    from cluster.config.config import load_config
+    from cluster.config.config_reading import parse_override
+
+    settings = load_config(config, dict(parse_override(text) for text in assignments or []))
+    rows = fit_rows(settings)
+    if as_json:
+        sys.stdout.write(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    else:
+        Console().print(render(settings, rows))
+    if any(row.problem for row in rows):
+        raise typer.Exit(1)
+
+
+def fit_rows(settings: BatonConfig) -> list[FitRow]:
+    """A row for each pool, computed in a process of its own, since this one does without torch.
+
+    Raises:
+        BatonError: the model does not exist, or cannot be served or divided like this.
+    """
+    process = subprocess.run(
+        [sys.executable, "-m", "cluster.worker.fit"],
+        input=json.dumps(settings.to_dict()),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    try:
+        answer = json.loads(process.stdout)
+    except ValueError as error:
+        raise InternalError(f"the check failed: {process.stderr.strip()[-_SHOWN:]}") from error
+    if "error" in answer:
+        raise rebuild_error(answer["code"], answer["error"])
+    return [FitRow(**row) for row in answer["rows"]]
+
+
+def render(settings: BatonConfig, rows: Sequence[FitRow]) -> RenderableType:
+    """A table of the pools, and a sentence for each that does not fit."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("pool", "workers", "GPUs each", "weights", "largest step", "KV per token", "KV tokens", "fits"):
+        table.add_column(title, justify="left" if title == "pool" else "right")
+    for row in rows:
+        gpus = "CPU" if not row.gpu else f"{row.num_ranks} x {row.gpu} ({row.memory / _GIB:.1f} GiB)"
+        table.add_row(
+            row.pool,
+            str(row.workers),
+            gpus if row.gpu or row.num_ranks == 1 else f"CPU, {row.num_ranks} ranks",
+            _gib(row.weights),
+            f"~{_gib(row.step)}",
+            f"{row.kv_per_token / 1024:.0f} KiB",
+            f"{row.kv_tokens:,}" if row.memory else "-",
+            Text("no", style="red") if row.problem else Text("yes" if row.memory else "-", style="green"),
+        )
+    first = rows[0]
+    notes = [
+        f"{settings.model}: {first.num_parameters / 1e9:.2f} billion parameters, {first.whole_kv_per_token / 1024:.0f} "
+        "KiB of KV per token over all heads. Weights, largest step and KV are those of one GPU. The step is an "
+        "estimate, which a worker replaces by a measurement. Drafts are not counted."
+    ]
+    for row in rows:
+        if row.problem:
+            what_helps = f" One of these helps: {'; '.join(row.remedies)}." if row.remedies else ""
+            notes.append(f"{row.pool}: {row.problem}.{what_helps}")
+    return Group(table, *(Text(note) for note in notes))
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / _GIB:.1f} GiB"

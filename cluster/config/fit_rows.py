@@ -1,0 +1,37 @@
+"""What ``baton check`` says about each pool. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class FitRow:
+    """One pool. Sizes are bytes, of the rank with most.
+
+    Attributes:
+        num_ranks: processes among which a worker divides the model.
+        gpu: type of the GPU of each rank; empty if unknown or on a CPU.
+        memory: of that GPU; 0 if unknown.
+        num_parameters: of the whole model.
+        weights: those of a rank.
+        step: estimate of what the largest step and CUDA graphs take.
+        kv_per_token: KV of one token on a rank; ``whole_kv_per_token`` is that of all heads.
+        kv_tokens: tokens for which a worker has room; 0 on a CPU.
+        problem: why it does not fit; empty if it does.
+        remedies: settings, of which each alone makes it fit.
+    """
+
+    pool: str
+    workers: int
+    num_ranks: int
+    gpu: str
+    num_parameters: int
+    weights: int
+    step: int
+    kv_per_token: int
+    whole_kv_per_token: int
+    memory: int = 0
+    kv_tokens: int = 0
+    problem: str = ""
+    remedies: list[str] = field(default_factory=list)

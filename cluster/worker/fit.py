@@ -1,0 +1,168 @@
+"""Whether the workers of a configuration fit on their GPUs, from the model's config alone: no weights are read.
+
+``python -m cluster.worker.fit`` takes a configuration as JSON on standard input and prints the rows as JSON. It is a
+process of its own, because the control plane does without torch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from baton.core.accelerators import MEMORY_BYTES, WITH_FP8
+from baton.core.errors import BatonError, UnsupportedModelError
+from baton.core.kv_spec import KVEncoding
+from baton.core.roles import DECODE, PREFILL
+from baton.engine.models.footprint import Footprint, footprint_of
+from baton.engine.models.model_loader import check_architecture, load_config, stored_dtype
+from baton.engine.models.model_source import resolve_model
+from baton.engine.runner.cuda_graphs import make_buckets
+from baton.engine.runner.device_memory import BYTES_PER_GRAPH, CONTEXT_BYTES, SIDE_WORKSPACE_BYTES
+from cluster.config.config import BatonConfig
+from cluster.config.fit_rows import FitRow
+from cluster.config.worker_config import MAX_RANKS, PoolConfig
+
+_GRAPH_TOKENS = 512
+_GIB = 2**30
+
+
+class FitChecker:
+    """Computes footprints of one model, each once.
+
+    Args:
+        config: the configuration of the cluster.
+
+    Raises:
+        BatonError: the model does not exist, or its architecture is not supported.
+    """
+
+    def __init__(self, config: BatonConfig) -> None:
+        self._config = config
+        self._source = resolve_model(config.model)
+        self._model_config = load_config(self._source)
+        check_architecture(self._model_config)
+        self._dtype = stored_dtype(self._model_config) if config.dtype == "auto" else config.dtype
+        self._known: dict[tuple[int, str, str], Footprint] = {}
+
+    def row(self, name: str) -> FitRow:
+        """The row of a pool."""
+        pool = self._config.pool(name)
+        gpu = pool.resources.accelerator_type
+        row = self._row(name, pool.num_ranks, self._config.engine.weights, self._config.engine.kv_cache)
+        if row.problem and gpu is not None:
+            row.remedies = self._remedies(name, pool, gpu)
+        return row
+
+    def _row(self, name: str, num_ranks: int, weights: str, kv_cache: str) -> FitRow:
+        config, pool = self._config, self._config.pool(name)
+        found = self._footprint(num_ranks, weights, kv_cache)
+        rows = pool.max_num_seqs * (1 + self._draft_tokens(name))
+        has_graphs = name == DECODE and config.engine.cuda_graphs == "auto"
+        step = found.step_bytes(max(pool.chunk_tokens, rows), min(rows, max(pool.chunk_tokens, pool.max_num_seqs)))
+        graphs = self._graph_bytes(name, found) if has_graphs else 0
+        gpu = pool.resources.accelerator_type
+        row = FitRow(
+            pool=name,
+            workers=pool.workers,
+            num_ranks=num_ranks,
+            gpu=gpu or "",
+            num_parameters=found.num_parameters,
+            weights=found.weights,
+            step=step + graphs,
+            kv_per_token=found.kv_per_token,
+            whole_kv_per_token=found.whole_kv_per_token,
+        )
+        if not pool.resources.gpus:
+            return row
+        if gpu not in MEMORY_BYTES:
+            row.problem = (
+                f"the memory of its GPUs is not known: set {name}.resources.accelerator_type to one of "
+                f"{', '.join(MEMORY_BYTES)}"
+            )
+            return row
+        row.memory = MEMORY_BYTES[gpu]
+        share = min(1.0, pool.resources.gpus)
+        kept = CONTEXT_BYTES + row.weights + row.step
+        room = int(row.memory * config.engine.gpu_memory_utilization * share) - kept
+        wanted = self._wanted_bytes(pool, found)
+        row.kv_tokens = max(0, (room if wanted is None else wanted) // found.kv_per_token)
+        longest = config.max_model_len or 2
+        if wanted is not None and wanted + kept > row.memory * share:
+            row.problem = f"a KV cache of {wanted / _GIB:.1f} GiB does not fit beside weights and the largest step"
+        elif row.kv_tokens < longest:
+            row.problem = (
+                "weights and the largest step leave no room for KV"
+                if not row.kv_tokens
+                else f"a request of max_model_len {longest} does not fit into a KV cache of {row.kv_tokens} tokens"
+            )
+        return row
+
+    def _draft_tokens(self, name: str) -> int:
+        speculation = self._config.speculation
+        if name != DECODE or speculation.method == "none":
+            return 0
+        return max(speculation.max_draft_tokens, speculation.max_tree_tokens)
+
+    def _graph_bytes(self, name: str, found: Footprint) -> int:
+        buckets = make_buckets(self._config.pool(name).max_num_seqs, self._draft_tokens(name))
+        return len(buckets) * BYTES_PER_GRAPH + SIDE_WORKSPACE_BYTES + found.step_bytes(_GRAPH_TOKENS, _GRAPH_TOKENS)
+
+    def _wanted_bytes(self, pool: PoolConfig, found: Footprint) -> int | None:
+        if pool.kv_blocks is not None:
+            return pool.kv_blocks * self._config.engine.block_size * found.kv_per_token
+        return None if pool.kv_memory_gib is None else int(pool.kv_memory_gib * _GIB)
+
+    def _footprint(self, num_ranks: int, weights: str, kv_cache: str) -> Footprint:
+        key = num_ranks, weights, kv_cache
+        if key not in self._known:
+            own = weights if weights == "fp8" else "native"
+            self._known[key] = footprint_of(self._model_config, self._dtype, num_ranks, own, KVEncoding(kv_cache))
+        return self._known[key]
+
+    def _remedies(self, name: str, pool: PoolConfig, gpu: str) -> list[str]:
+        """Single changes with which the pool fits."""
+        engine, found = self._config.engine, []
+        degree = pool.num_ranks * 2
+        while degree <= MAX_RANKS and pool.resources.gpus >= 1:
+            try:
+                if not self._row(name, degree, engine.weights, engine.kv_cache).problem:
+                    found.append(f"{name}.resources.gpus: {degree}")
+                    break
+            except UnsupportedModelError:  # it cannot be divided so often
+                pass
+            degree *= 2
+        can_be_fp8 = engine.weights == "native" and self._dtype == "bfloat16" and gpu in WITH_FP8
+        if can_be_fp8 and not self._row(name, pool.num_ranks, "fp8", engine.kv_cache).problem:
+            found.append("engine.weights: fp8")
+        if engine.kv_cache == "native" and not self._row(name, pool.num_ranks, engine.weights, "int8").problem:
+            found.append("engine.kv_cache: int8")
+        row = self._row(name, pool.num_ranks, engine.weights, engine.kv_cache)
+        if (self._config.max_model_len or 0) > row.kv_tokens >= 2:
+            found.append(f"max_model_len: {row.kv_tokens}")
+        return found
+
+
+def check(config: BatonConfig) -> list[FitRow]:
+    """A row for each pool.
+
+    Raises:
+        BatonError: the model does not exist, or cannot be served or divided like this.
+    """
+    checker = FitChecker(config)
+    return [checker.row(name) for name in (PREFILL, DECODE)]
+
+
+def main() -> None:
+    """Reads a configuration, and prints ``{"rows": [...]}`` or ``{"error": ..., "code": ...}``."""
+    answer: dict[str, Any]
+    try:
+        answer = {"rows": [asdict(row) for row in check(BatonConfig.from_dict(json.load(sys.stdin)))]}
+    except BatonError as error:
+        answer = {"error": error.message, "code": error.code}
+    sys.stdout.write(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()
