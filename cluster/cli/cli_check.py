@@ -75,32 +75,24 @@ def fit_rows(settings: BatonConfig) -> list[FitRow]:
 def render(settings: BatonConfig, rows: Sequence[FitRow]) -> RenderableType:
     """A table of the pools, and a sentence for each that does not fit."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("pool", "workers", "GPUs each", "weights", "largest step", "KV per token", "KV tokens", "fits"):
-        table.add_column(title, justify="left" if title == "pool" else "right")
+    for title in ("pool", "each of", "GPU\nGiB", "weights\nGiB", "step\nGiB", "KV\nKiB/token", "KV\ntokens", "fits"):
+        table.add_column(title, justify="left" if title in ("pool", "each of") else "right", no_wrap=True)
     for row in rows:
-        gpus = "CPU" if not row.gpu else f"{row.num_ranks} x {row.gpu} ({row.memory / _GIB:.1f} GiB)"
         table.add_row(
-            row.pool,
-            str(row.workers),
-            gpus if row.gpu or row.num_ranks == 1 else f"CPU, {row.num_ranks} ranks",
-            _gib(row.weights),
-            f"~{_gib(row.step)}",
-            f"{row.kv_per_token / 1024:.0f} KiB",
+            f"{row.workers} {row.pool}",
+            row.hardware,
+            f"{row.memory / _GIB:.1f}" if row.memory else "-",
+            f"{row.weights / _GIB:.1f}",
+            f"~{row.step / _GIB:.1f}",
+            f"{row.kv_per_token / 1024:.0f}",
             f"{row.kv_tokens:,}" if row.memory else "-",
             Text("no", style="red") if row.problem else Text("yes" if row.memory else "-", style="green"),
         )
     first = rows[0]
     notes = [
         f"{settings.model}: {first.num_parameters / 1e9:.2f} billion parameters, {first.whole_kv_per_token / 1024:.0f} "
-        "KiB of KV per token over all heads. Weights, largest step and KV are those of one GPU. The step is an "
-        "estimate, which a worker replaces by a measurement. Drafts are not counted."
+        "KiB of KV per token over all heads. The sizes are those of one GPU. The largest step is an estimate, which a "
+        "worker replaces by a measurement. Drafts are not counted.",
+        *(row.explain() for row in rows if row.problem),
     ]
-    for row in rows:
-        if row.problem:
-            what_helps = f" One of these helps: {'; '.join(row.remedies)}." if row.remedies else ""
-            notes.append(f"{row.pool}: {row.problem}.{what_helps}")
     return Group(table, *(Text(note) for note in notes))
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / _GIB:.1f} GiB"

@@ -15,6 +15,7 @@ from typing import Protocol
 import psutil
 
 from baton.client.local_cluster import RunState, clear_state, read_state, run_folder, write_state
+from baton.core.accelerators import MEMORY_BYTES
 from baton.core.errors import BatonError, ConfigError, DeadlineError
 from baton.engine.models.default_model import default_model_folder, is_default_model
 from baton.engine.models.model_config import check_context_length, read_model_config, stated_context_length
@@ -63,6 +64,7 @@ def start_cluster(config: BatonConfig, report: Report) -> RunningCluster:
         BatonError: the port is taken, the model is unavailable, max_model_len or the draft does not fit it, or a part
             of the cluster cannot start.
     """
+    _check_fit(config, report)
     if config.ray.is_local:
         _check_profile(config)
         listen(config.router.host, config.router.port).close()
@@ -73,6 +75,22 @@ def start_cluster(config: BatonConfig, report: Report) -> RunningCluster:
     from cluster.controller.launch import Cluster  # importing ray takes a second, and most commands do not need it
 
     return Cluster.start(config, report)
+
+
+def _check_fit(config: BatonConfig, report: Report) -> None:
+    """Raises :class:`ConfigError` if the workers cannot fit on their GPUs, where their memory is known."""
+    pools = (config.prefill, config.decode)
+    known = any(pool.resources.gpus and pool.resources.accelerator_type in MEMORY_BYTES for pool in pools)
+    if not known or config.simulation.profile is not None:
+        return
+    from cluster.cli.cli_check import fit_rows
+
+    rows = [row for row in fit_rows(config) if row.memory]
+    for row in rows:
+        report(f"{row.pool}: {row.hardware} per worker, room for {row.kv_tokens:,} tokens of KV")
+    problems = [row.explain() for row in rows if row.problem]
+    if problems:
+        raise ConfigError("\n".join([*problems, "`baton check` shows the sizes."]))
 
 
 def check_configuration(config: BatonConfig) -> None:

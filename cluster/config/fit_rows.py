@@ -35,3 +35,15 @@ class FitRow:
     kv_tokens: int = 0
     problem: str = ""
     remedies: list[str] = field(default_factory=list)
+
+    @property
+    def hardware(self) -> str:
+        """What a worker runs on: ``2 x H100``."""
+        if self.gpu:
+            return f"{self.num_ranks} x {self.gpu}"
+        return "CPU" if self.num_ranks == 1 else f"CPU, {self.num_ranks} ranks"
+
+    def explain(self) -> str:
+        """The problem and what to do about it, in sentences."""
+        remedies = f" One of these helps: {'; '.join(self.remedies)}." if self.remedies else ""
+        return f"{self.pool}: {self.problem}.{remedies}"

@@ -23,6 +23,7 @@ def empty_model(config: Any, dtype: torch.dtype = torch.bfloat16) -> PreTrainedM
     """The model of a config on the ``meta`` device. It gets a copy of the config, which it may change."""
     with torch.device("meta"), no_init_weights():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
+    model.tie_weights()
     model.eval()
     return model
 

@@ -1,0 +1,116 @@
+"""``baton check``, and what ``baton up`` refuses by it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.core.errors import ConfigError, UnsupportedModelError
+from benchmarks.published_models import MODELS
+from cluster.cli.cli import run
+from cluster.cli.cli_check import fit_rows
+from cluster.cli.cli_up import start_cluster
+from cluster.config.config import BatonConfig
+from cluster.config.fit_rows import FitRow
+from cluster.worker import fit
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The config of a model of 8 billion parameters, without weights."""
+    path = tmp_path_factory.mktemp("model")
+    config = MODELS["Llama-3.1-8B"].config()
+    config.dtype = "bfloat16"
+    config.save_pretrained(path)
+    return str(path)
+
+
+def on(folder: str, gpu: str | None = "H100", gpus: float = 1, **changes: Any) -> BatonConfig:
+    pool = {"resources": {"gpus": gpus, "accelerator_type": gpu}}
+    return BatonConfig.from_dict({"model": folder, "prefill": pool, "decode": pool, **changes})
+
+
+def prefill_row(config: BatonConfig) -> FitRow:
+    return fit.FitChecker(config).row("prefill")
+
+
+def test_a_model_that_fits(folder: str) -> None:
+    row = prefill_row(on(folder, max_model_len=32768))
+    assert row.problem == ""
+    assert row.weights / 2**30 == pytest.approx(14.96, abs=0.01)
+    assert row.kv_per_token == 131072
+    expected = (79.1 * 2**30 * 0.9 - 2**29 - row.weights - row.step) / row.kv_per_token
+    assert row.kv_tokens == pytest.approx(expected, abs=2)
+
+
+def test_remedies_are_settings_with_which_it_fits(folder: str) -> None:
+    config = on(folder, "A10G", max_model_len=131072)
+    row = prefill_row(config)
+    assert "does not fit into a KV cache of" in row.problem
+    assert "prefill.resources.gpus: 2" in row.remedies
+    assert f"max_model_len: {row.kv_tokens}" in row.remedies
+    assert prefill_row(on(folder, "A10G", 2, max_model_len=131072)).problem == ""
+    assert prefill_row(on(folder, "A10G", max_model_len=row.kv_tokens)).problem == ""
+
+
+def test_fp8_helps_only_where_the_gpu_has_it(folder: str) -> None:
+    large = {"max_model_len": 65536}
+    assert "engine.weights: fp8" not in prefill_row(on(folder, "A10G", **large)).remedies
+    assert "engine.weights: fp8" in prefill_row(on(folder, "L4", **large)).remedies
+
+
+def test_weights_that_do_not_fit_at_all(folder: str) -> None:
+    row = prefill_row(on(folder, "T4"))
+    assert row.problem == "weights and the largest step leave no room for KV"
+    assert row.remedies == ["prefill.resources.gpus: 2"]
+
+
+def test_a_configured_cache_that_is_too_large(folder: str) -> None:
+    config = on(folder)
+    pool = {**config.to_dict()["prefill"], "kv_memory_gib": 70}
+    row = prefill_row(BatonConfig.from_dict({**config.to_dict(), "prefill": pool}))
+    assert row.problem == "a KV cache of 70.0 GiB does not fit beside weights and the largest step"
+
+
+def test_unknown_gpus_and_cpus(folder: str) -> None:
+    row = prefill_row(on(folder, None))
+    assert "set prefill.resources.accelerator_type to one of T4, L4, A10G" in row.problem
+    row = prefill_row(BatonConfig.from_dict({"model": folder, "prefill": {"tensor_parallel": 2}}))
+    assert (row.problem, row.memory, row.hardware) == ("", 0, "CPU, 2 ranks")
+
+
+def test_the_command_prints_a_table_and_fails_if_something_does_not_fit(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    file = tmp_path / "config.yaml"
+    file.write_text(json.dumps(on(folder, "A10G", max_model_len=131072).to_dict()))
+    assert run(["check", "-c", str(file)]) == 1
+    printed = capsys.readouterr().out
+    assert "1 x A10G" in printed
+    assert "8.03 billion parameters, 128 KiB of KV per token" in printed
+    assert "One of these helps: prefill.resources.gpus: 2" in " ".join(printed.split())
+    assert run(["check", "-c", str(file), "--set", "max_model_len=1000", "--json"]) == 0
+    assert [row["pool"] for row in json.loads(capsys.readouterr().out)] == ["prefill", "decode"]
+
+
+def test_errors_of_the_other_process_are_the_users(folder: str) -> None:
+    with pytest.raises(
+        UnsupportedModelError, match=r"among 12 ranks.*degrees are: 1, 2, .* 8, 16, 32\."
+    ):
+        fit_rows(on(folder, gpus=12))
+    with pytest.raises(ConfigError, match="nowhere"):
+        fit_rows(on("/nowhere"))
+
+
+def test_up_refuses_what_cannot_fit(folder: str) -> None:
+    reports: list[str] = []
+    with pytest.raises(ConfigError, match=r"prefill: weights and .*resources\.gpus: 2\.\ndecode: .*\n`baton check`"):
+        start_cluster(on(folder, "T4"), reports.append)
+    assert reports == [
+        "prefill: 1 x T4 per worker, room for 0 tokens of KV",
+        "decode: 1 x T4 per worker, room for 0 tokens of KV",
+    ]
