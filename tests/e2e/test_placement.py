@@ -340,7 +340,8 @@ async def test_the_gpu_example_fits_the_example_machines(nodes):
                 placed = pools.placed(pool)
                 assert [worker.node for worker in placed] == [f"example {pool}"] * config.pool(pool).workers
                 granted = [gpu for worker in placed for gpu in worker.gpus]
-                assert len(granted) == len(set(granted)) == config.pool(pool).workers
+                wanted = config.pool(pool).workers * config.pool(pool).resources.gpus
+                assert len(granted) == len(set(granted)) == wanted
     finally:
         for node in joined:
             nodes.ray_cluster.remove_node(node)

@@ -28,7 +28,8 @@ from tests.ranked_models import PROMPTS, Build, build_with_draft, divisible_mode
 from tests.waiting import until
 
 SILENCE_S = 5.0
-LOADING_SILENCE_S = 20.0
+LOADING_SILENCE_S = 12.0
+END_S = 15.0
 NUM_TOKENS = 24
 REQUESTS = range(8, 12)
 PREFILL, DECODE = 1, 9
@@ -86,6 +87,14 @@ def send_signal_at(followers: Followers, name: str, number: int, wanted: signal.
     followers.send = interrupting  # type: ignore[method-assign]
 
 
+def wait_for_end(pid: int) -> None:
+    """Returns when a process has ended; its parent need not have asked for its status."""
+    deadline = time.monotonic() + END_S
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, f"process {pid} is still there"
+        time.sleep(0.05)
+
+
 SIGNALS = pytest.mark.parametrize("wanted", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 
 
@@ -108,7 +117,7 @@ def test_another_worker_continues_with_the_same_tokens(
             finish(build_engine(runner), given)
         assert followers.failure is not None
         for pid in followers.pids:
-            assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+            wait_for_end(pid)
     resumed = [
         Request(each.request_id, each.prompt_token_ids, each.params, output_token_ids=list(each.output_token_ids))
         for each in given
@@ -179,8 +188,4 @@ def test_followers_end_with_their_leader(folder: str) -> None:
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    pid = int(out.stdout)
-    deadline = time.monotonic() + 10
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for_end(int(out.stdout))

@@ -13,9 +13,11 @@ from benchmarks.published_models import MODELS
 from cluster.cli.cli import run
 from cluster.cli.cli_check import fit_rows
 from cluster.cli.cli_up import start_cluster
-from cluster.config.config import BatonConfig
+from cluster.config.config import BatonConfig, load_config
 from cluster.config.fit_rows import FitRow
 from cluster.worker import fit
+
+DEPLOY = Path(__file__).resolve().parents[4] / "deploy"
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +100,7 @@ def test_the_command_prints_a_table_and_fails_if_something_does_not_fit(
 
 
 def test_errors_of_the_other_process_are_the_users(folder: str) -> None:
-    with pytest.raises(
-        UnsupportedModelError, match=r"among 12 ranks.*degrees are: 1, 2, .* 8, 16, 32\."
-    ):
+    with pytest.raises(UnsupportedModelError, match=r"among 12 ranks.*degrees are: 1, 2, .* 8, 16, 32\."):
         fit_rows(on(folder, gpus=12))
     with pytest.raises(ConfigError, match="nowhere"):
         fit_rows(on("/nowhere"))
@@ -114,3 +114,12 @@ def test_up_refuses_what_cannot_fit(folder: str) -> None:
         "prefill: 1 x T4 per worker, room for 0 tokens of KV",
         "decode: 1 x T4 per worker, room for 0 tokens of KV",
     ]
+
+
+def test_the_gpu_example_fits(tmp_path: Path) -> None:
+    """deploy/gpu-cluster.yaml, with the shapes of its model."""
+    MODELS["Llama-3.1-70B"].config().save_pretrained(tmp_path)
+    config = load_config(DEPLOY / "gpu-cluster.yaml", {"model": str(tmp_path)})
+    for row in fit.check(config):
+        assert row.problem == ""
+        assert row.kv_tokens > 10 * (config.max_model_len or 0)

@@ -38,7 +38,7 @@ def test_the_gpu_example_places_pools_on_different_accelerators():
     config = load_config(DEPLOY / "gpu-cluster.yaml")
     assert config.prefill.resources.accelerator_type == "H100"
     assert config.decode.resources.accelerator_type == "H200"
-    assert config.prefill.resources.gpus == config.decode.resources.gpus == 1
+    assert (config.prefill.num_ranks, config.decode.num_ranks) == (4, 2)
     assert config.ray.address == "auto"
 
 
