@@ -16,6 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from baton.core.errors import ConfigError, InternalError
 from baton.core.logs import configure_logging
 from baton.core.progress import progress_to
+from baton.engine.device.device_errors import DeviceLostError
 from baton.engine.models.model_config import check_context_length
 from baton.engine.models.model_loader import pick_device
 from baton.engine.parallel.followers import Followers
@@ -173,6 +174,9 @@ class WorkerHost:
         task = RankTask(self._worker_id, self._config.to_dict(), self._pool)
         try:
             return load_with_followers(task, self._config, self._followers, device)
+        except DeviceLostError as error:
+            self._followers.close()
+            raise InternalError(f"{self._worker_id} could not start: {error}") from error
         except BaseException:
             self._followers.close()
             raise

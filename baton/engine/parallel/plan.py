@@ -151,6 +151,9 @@ def _obstacle(
     for each in attention.values():
         if not each.heads.can_split(size):
             return f"{each.name} has {each.heads.num_heads} heads and {each.heads.num_kv_heads} KV heads"
+        own = [name for name, _ in model.get_submodule(each.name).named_parameters(recurse=False)]
+        if own and each.heads.num_heads % size:  # such as sinks, which are divided evenly
+            return f"{each.name}.{own[0]} has {each.heads.num_heads} heads"
     cut = {projection for each in attention.values() for projection in each.projections}
     num_heads = model.config.get_text_config(decoder=True).num_attention_heads
     for name, module in model.named_modules():

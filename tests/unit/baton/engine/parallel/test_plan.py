@@ -41,6 +41,12 @@ def test_an_uneven_number_of_heads_is_cut_afterwards() -> None:
     assert plan.style_of("model.layers.1.mlp.down_proj") == "rowwise"
 
 
+def test_sinks_need_an_even_number_of_heads() -> None:
+    changes = {"num_attention_heads": 6, "num_key_value_heads": 6, "swa_num_attention_heads": 6}
+    with pytest.raises(UnsupportedModelError, match=r"sinks has 6 heads.*degrees are: 1, 2, 3, 6\.$"):
+        plan_of("mimo_v2_flash", 4, **changes)
+
+
 @pytest.mark.parametrize(
     ("name", "size", "reason", "degrees"),
     [
