@@ -102,7 +102,17 @@ def batch_of(sequences: Sequence[ScheduledSequence]) -> ForwardBatch:
     for sequence in sequences:
         start = rows_of[-1].stop if rows_of else 0
         rows_of.append(range(start, start + len(sequence.draft) + 1))
-    return ForwardBatch(list(sequences), nothing, nothing, nothing, nothing.numpy(), [], nothing, rows_of, [])
+    return ForwardBatch(
+        token_ids=nothing,
+        positions=nothing,
+        slots=nothing,
+        logit_rows=nothing,
+        groups=[],
+        sequences=list(sequences),
+        starts=[],
+        rows_of=rows_of,
+        host_ints=nothing.numpy(),
+    )
 
 
 def logits_of(table: Table, sequence: ScheduledSequence) -> torch.Tensor:
