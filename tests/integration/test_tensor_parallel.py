@@ -16,6 +16,7 @@ from tests.architectures import KIND_OF
 from tests.ranked_models import Facts, divisible_model, facts_of, facts_of_all, joined, load, save
 from tests.tiny_models import CONFIGS
 
+pytestmark = pytest.mark.timeout(1800)  # the fixture computes all architectures, on up to four ranks
 WITHOUT_PLAN = ("biogpt", "gpt2", "gpt_bigcode", "gpt_oss", "jetmoe", "opt", "stablelm")
 DIVIDED = sorted(set(CONFIGS) - set(WITHOUT_PLAN))
 IN_SHORT = sorted({"llama", "qwen3", "mixtral", *(KIND_OF[name] for name in DIVIDED)} - set(WITHOUT_PLAN))
