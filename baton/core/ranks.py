@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+MAX_RANKS = 64
+
 
 def share_of(count: int, rank: int, size: int) -> range:
     """A rank's share of ``count`` things: as many as the others', the first ranks one more.

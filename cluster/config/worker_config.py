@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from baton.core.config_section import DraftReference, Niceness, NonEmptyString, PositiveInt, Section
+from baton.core.ranks import MAX_RANKS
 from baton.core.roles import SpeculationMethod
 
-MAX_RANKS = 64
 AcceptanceRule = Literal["match", "residual", "typical"]
 
 

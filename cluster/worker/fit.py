@@ -14,6 +14,7 @@ from typing import Any
 from baton.core.accelerators import MEMORY_BYTES, WITH_FP8
 from baton.core.errors import BatonError, UnsupportedModelError
 from baton.core.kv_spec import KVEncoding
+from baton.core.ranks import MAX_RANKS
 from baton.core.roles import DECODE, PREFILL
 from baton.engine.models.footprint import Footprint, footprint_of
 from baton.engine.models.model_loader import check_architecture, load_config, stored_dtype
@@ -22,7 +23,7 @@ from baton.engine.runner.cuda_graphs import make_buckets
 from baton.engine.runner.device_memory import BYTES_PER_GRAPH, CONTEXT_BYTES, SIDE_WORKSPACE_BYTES
 from cluster.config.config import BatonConfig
 from cluster.config.fit_rows import FitRow
-from cluster.config.worker_config import MAX_RANKS, PoolConfig
+from cluster.config.worker_config import PoolConfig
 
 _GRAPH_TOKENS = 512
 _GIB = 2**30

@@ -13,7 +13,7 @@ from baton.core.kv_spec import KVCacheSpec, KVEncoding, LayerSpec
 from baton.core.ranks import share_of
 from baton.engine.device.uploads import TORCH_DTYPES
 from baton.engine.models.empty_model import attention_shapes, empty_model
-from baton.engine.models.fp8_linear import SIDE_MULTIPLE
+from baton.engine.models.fp8_linear import can_be_fp8
 from baton.engine.parallel.plan import COLUMNS, EMBEDDINGS, GATHERED, PACKED, ROWS, ShardPlan, make_plan
 
 _SCALE_BYTES = 4
@@ -91,7 +91,7 @@ class _OwnParameters:
         inside = {id(module) for module in decoder.modules()}
         seen: set[int] = set()
         for prefix, module in model.named_modules():
-            is_fp8 = weights == "fp8" and id(module) in inside and _becomes_fp8(module)
+            is_fp8 = weights == "fp8" and id(module) in inside and can_be_fp8(module)
             for name, parameter in module.named_parameters(recurse=False):
                 if id(parameter) in seen:
                     continue
@@ -131,10 +131,6 @@ def _shares_of_heads(plan: ShardPlan) -> dict[str, tuple[int, int]]:
             own = heads.kv_of(0, plan.size) if is_kv else heads.of(0, plan.size)
             found[projection] = (heads.num_kv_heads if is_kv else heads.num_heads, len(own))
     return found
-
-
-def _becomes_fp8(module: nn.Module) -> bool:
-    return type(module) is nn.Linear and not any(side % SIDE_MULTIPLE for side in module.weight.shape)
 
 
 def _held(layer: LayerSpec, plan: ShardPlan | None, model: PreTrainedModel) -> LayerSpec:

@@ -18,7 +18,7 @@ from baton.core.errors import ConfigError, UnsupportedModelError
 from baton.engine.models.fp8_kernels import LARGEST, LEAST
 
 _MIN_CAPABILITY = (8, 9)
-SIDE_MULTIPLE = 16
+_SIDE_MULTIPLE = 16
 """Divisor of both sides of a weight, required by tensor cores; other layers stay as they are."""
 
 RowQuantizer = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -87,14 +87,19 @@ def make_linears_fp8(model: PreTrainedModel) -> None:
     count = 0
     for parent in list(model.get_decoder().modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and not any(side % SIDE_MULTIPLE for side in child.weight.shape):
+            if can_be_fp8(child):
                 setattr(parent, name, Fp8Linear(child, quantize))
                 count += 1
     if not count:
         raise UnsupportedModelError(
             f"engine.weights is fp8, but {type(model).__name__} has no linear layers with sides that are multiples of "
-            f"{SIDE_MULTIPLE}. Set engine.weights: native."
+            f"{_SIDE_MULTIPLE}. Set engine.weights: native."
         )
+
+
+def can_be_fp8(module: nn.Module) -> bool:
+    """Whether a module is a linear layer that tensor cores can multiply in fp8."""
+    return type(module) is nn.Linear and not any(side % _SIDE_MULTIPLE for side in module.weight.shape)
 
 
 def check_device(device: torch.device) -> None:

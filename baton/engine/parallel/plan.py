@@ -15,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from baton.core.errors import UnsupportedModelError
+from baton.core.ranks import MAX_RANKS
 from baton.engine.parallel.heads import Heads
 
 WHOLE = "replicate"
@@ -30,7 +31,6 @@ NOTHING = frozenset({WHOLE, "replicated_with_grad_allreduce", "mla_kv_a_proj", "
 _KNOWN = COLUMNS | ROWS | PACKED | EMBEDDINGS | SUMMED | SHARED_INPUT | NOTHING
 
 _QUERIES, _KEYS, _VALUES, _OUTPUTS = "q_proj", "k_proj", "v_proj", ("o_proj", "dense", "out_proj")
-_MOST_RANKS = 64
 _NUM_PACKED = 2
 _EXPERTS_NDIM = 3
 _EXPERT_BYTES = 16
@@ -110,7 +110,7 @@ def make_plan(model: PreTrainedModel, size: int) -> ShardPlan:
     attention = {each.name: each for each in _cuttable(model, styles)}
     obstacle = _obstacle(model, styles, attention, size)
     if obstacle:
-        degrees = [str(n) for n in range(1, _MOST_RANKS) if not _obstacle(model, styles, attention, n)]
+        degrees = [str(n) for n in range(1, MAX_RANKS + 1) if not _obstacle(model, styles, attention, n)]
         raise UnsupportedModelError(
             f"{name} cannot be divided among {size} ranks: {obstacle}. Possible tensor-parallel degrees are: "
             f"{', '.join(degrees)}."
