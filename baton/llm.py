@@ -73,7 +73,8 @@ class LLM:
         model: the bundled model, an id on a hub, a folder, or a GGUF file.
         dtype: ``auto``, ``float32``, ``bfloat16`` or ``float16``.
         device: ``auto`` (a GPU where there is one), ``cpu`` or ``cuda``.
-        weights: ``native``, ``int8`` or ``int4`` (on a CPU), or ``fp8`` (on a GPU).
+        weights: ``native``, ``dequantized`` (for a quantized checkpoint), ``int8`` or ``int4`` (on a CPU), or ``fp8``
+            (on a GPU).
         kv_cache: ``native`` or ``int8``.
         max_model_len: limit for the tokens of a prompt and its answer; ``None`` takes what both the model and the cache
             hold.

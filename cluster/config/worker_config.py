@@ -130,11 +130,11 @@ class EngineConfig(Section):
     decoder: Literal["auto", "fused", "transformers"] = "auto"
     """The implementation of the model. fused: one compiled program, on the CPU, for models of the Llama family;
     transformers: the model's own modules; auto: fused where possible."""
-    weights: Literal["native", "int8", "int4", "fp8"] = "native"
-    """Format to which the model's linear layers are converted when a worker starts. native: the model's own; int8: half
-    the bytes to read per token, with a small loss of quality; int4: a third, with a loss that depends on the model;
-    int8 and int4 need the fused decoder. fp8: half, on GPUs since Ada and Hopper, with bfloat16; it needs the
-    model's own modules."""
+    weights: Literal["native", "dequantized", "int8", "int4", "fp8"] = "native"
+    """Format to which the model's linear layers are converted when a worker starts. native: as the checkpoint stores
+    them; dequantized: those of a quantized checkpoint (FP8, AWQ, GPTQ and others) in ``dtype``; int8: half the bytes to
+    read per token, with a small loss of quality; int4: a third, with a loss that depends on the model; int8 and int4
+    need the fused decoder. fp8: half, on GPUs since Ada and Hopper, with bfloat16; it needs the model's own modules."""
     kv_cache: Literal["native", "int8"] = "native"
     """Format of keys and values. native: as the model computes them; int8: LOSSY, half the bytes of bfloat16 in the
     cache and in hand-offs; the KV of drafts stays native."""
@@ -154,7 +154,7 @@ class EngineConfig(Section):
 
     @model_validator(mode="after")
     def _weights_that_the_decoder_knows(self) -> EngineConfig:
-        needed = "transformers" if self.weights == "fp8" else "fused"
-        if self.weights != "native" and self.decoder not in ("auto", needed):
+        needed = {"fp8": "transformers", "int8": "fused", "int4": "fused"}.get(self.weights, self.decoder)
+        if self.decoder not in ("auto", needed):
             raise ValueError(f"weights: {self.weights} needs decoder: {needed} or auto")
         return self

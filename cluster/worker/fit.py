@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from baton.core.accelerators import MEMORY_BYTES, WITH_FP8
@@ -19,6 +19,8 @@ from baton.core.roles import DECODE, PREFILL
 from baton.engine.models.footprint import Footprint, footprint_of
 from baton.engine.models.model_loader import check_architecture, load_config, stored_dtype
 from baton.engine.models.model_source import resolve_model
+from baton.engine.models.model_weights import stored_bytes
+from baton.engine.models.quantized.schemes import scheme_of
 from baton.engine.runner.cuda_graphs import make_buckets
 from baton.engine.runner.device_memory import BYTES_PER_GRAPH, CONTEXT_BYTES, SIDE_WORKSPACE_BYTES
 from cluster.config.config import BatonConfig
@@ -44,6 +46,7 @@ class FitChecker:
         self._source = resolve_model(config.model)
         self._model_config = load_config(self._source)
         check_architecture(self._model_config)
+        self._scheme = scheme_of(self._model_config)
         self._dtype = stored_dtype(self._model_config) if config.dtype == "auto" else config.dtype
         self._known: dict[tuple[int, str, str], Footprint] = {}
 
@@ -52,7 +55,7 @@ class FitChecker:
         pool = self._config.pool(name)
         gpu = pool.resources.accelerator_type
         row = self._row(name, pool.num_ranks, self._config.engine.weights, self._config.engine.kv_cache)
-        if row.problem and gpu is not None:
+        if row.problem and (gpu is not None or not pool.resources.gpus):
             row.remedies = self._remedies(name, pool, gpu)
         return row
 
@@ -75,7 +78,9 @@ class FitChecker:
             kv_per_token=found.kv_per_token,
             whole_kv_per_token=found.whole_kv_per_token,
         )
-        if not pool.resources.gpus:
+        if self._scheme is not None and weights == "native" and num_ranks > 1:
+            row.problem = f"{self._scheme.name} cannot be divided among ranks as it is stored"
+        if row.problem or not pool.resources.gpus:
             return row
         if gpu not in MEMORY_BYTES:
             row.problem = (
@@ -119,10 +124,13 @@ class FitChecker:
         key = num_ranks, weights, kv_cache
         if key not in self._known:
             own = weights if weights == "fp8" else "native"
-            self._known[key] = footprint_of(self._model_config, self._dtype, num_ranks, own, KVEncoding(kv_cache))
+            found = footprint_of(self._model_config, self._dtype, num_ranks, own, KVEncoding(kv_cache))
+            if self._scheme is not None and weights == "native":
+                found = replace(found, weights=stored_bytes(self._source) or found.weights)
+            self._known[key] = found
         return self._known[key]
 
-    def _remedies(self, name: str, pool: PoolConfig, gpu: str) -> list[str]:
+    def _remedies(self, name: str, pool: PoolConfig, gpu: str | None) -> list[str]:
         """Single changes with which the pool fits."""
         engine, found = self._config.engine, []
         degree = pool.num_ranks * 2
@@ -134,9 +142,11 @@ class FitChecker:
             except UnsupportedModelError:  # it cannot be divided so often
                 pass
             degree *= 2
-        can_be_fp8 = engine.weights == "native" and self._dtype == "bfloat16" and gpu in WITH_FP8
-        if can_be_fp8 and not self._row(name, pool.num_ranks, "fp8", engine.kv_cache).problem:
-            found.append("engine.weights: fp8")
+        others = ["dequantized"] if self._scheme is not None else []
+        others += ["fp8"] if self._dtype == "bfloat16" and gpu in WITH_FP8 else []
+        for weights in others if engine.weights == "native" else ():
+            if not self._row(name, pool.num_ranks, weights, engine.kv_cache).problem:
+                found.append(f"engine.weights: {weights}")
         if engine.kv_cache == "native" and not self._row(name, pool.num_ranks, engine.weights, "int8").problem:
             found.append("engine.kv_cache: int8")
         row = self._row(name, pool.num_ranks, engine.weights, engine.kv_cache)

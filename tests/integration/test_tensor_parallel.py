@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -16,58 +16,63 @@ from tests.architectures import KIND_OF
 from tests.ranked_models import Facts, divisible_model, facts_of, facts_of_all, joined, load, save
 from tests.tiny_models import CONFIGS
 
-pytestmark = pytest.mark.timeout(1800)  # the fixture computes all architectures, on up to four ranks
 WITHOUT_PLAN = ("biogpt", "gpt2", "gpt_bigcode", "gpt_oss", "jetmoe", "opt", "stablelm")
 DIVIDED = sorted(set(CONFIGS) - set(WITHOUT_PLAN))
 IN_SHORT = sorted({"llama", "qwen3", "mixtral", *(KIND_OF[name] for name in DIVIDED)} - set(WITHOUT_PLAN))
 """The architectures whose tokens ``make test`` compares; it compares the logits of all."""
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    root = tmp_path_factory.mktemp("models")
-    return {name: save(divisible_model(name), root / name) for name in DIVIDED}
+SET_SIZE = 12
+"""Architectures that the same ranks compute one after another: starting ranks takes long, and so do many models."""
+SIZES = (2, 4)
 
 
 @dataclass(frozen=True, slots=True)
 class Both:
-    """What each architecture computes in one process, and over several ranks."""
+    """What architectures compute in one process, and over several ranks."""
 
     whole: dict[str, Facts]
     divided: dict[str, Facts]
 
 
-@pytest.fixture(
-    scope="module", params=[2, pytest.param(4, marks=pytest.mark.thorough(covered_by="[2-"))], ids=["2", "4"]
-)
-def both(request: pytest.FixtureRequest, folders: dict[str, str]) -> Iterator[Both]:
-    with_tokens = {name: request.config.getoption("--thorough") or name in IN_SHORT for name in DIVIDED}
-    whole = {name: facts_of(folder, None, with_tokens=with_tokens[name]) for name, folder in folders.items()}
-    tasks = [(folder, with_tokens[name]) for name, folder in folders.items()]
-    with joined(facts_of_all, tasks, request.param) as (group, _):
-        divided = {name: facts_of(folder, group, with_tokens=with_tokens[name]) for name, folder in folders.items()}
-        load(tasks[0][0], group)
+@pytest.fixture(scope="module")
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
+    size, first = request.param
+    thorough, root = request.config.getoption("--thorough"), tmp_path_factory.mktemp("models")
+    names = DIVIDED[first : first + SET_SIZE]
+    tasks = {name: (save(divisible_model(name), root / name), thorough or name in IN_SHORT) for name in names}
+    whole = {name: facts_of(folder, None, with_tokens=tokens) for name, (folder, tokens) in tasks.items()}
+    with joined(facts_of_all, list(tasks.values()), size) as (group, _):
+        divided = {name: facts_of(folder, group, with_tokens=tokens) for name, (folder, tokens) in tasks.items()}
+        load(tasks[names[0]][0], group)
         yield Both(whole, divided)
 
 
-@pytest.mark.parametrize("name", DIVIDED)
+def for_each(names: Sequence[str], in_short: Sequence[str]) -> pytest.MarkDecorator:
+    """Cases of a test with ``both`` and ``name``, in the order of what is computed together."""
+    cases = []
+    for size in SIZES:
+        for index, name in enumerate(DIVIDED):
+            if name not in names:
+                continue
+            is_short = size == SIZES[0] and name in in_short
+            marks = () if is_short else pytest.mark.thorough(covered_by=f"[{SIZES[0]}-llama]")
+            cases.append(pytest.param((size, index - index % SET_SIZE), name, marks=marks, id=f"{size}-{name}"))
+    return pytest.mark.parametrize(("both", "name"), cases, indirect=["both"])
+
+
+@for_each(DIVIDED, in_short=DIVIDED)
 def test_logits_are_those_of_one_process(both: Both, name: str) -> None:
     assert relative_distance(both.divided[name].logits, both.whole[name].logits) < 1e-5
 
 
-@pytest.mark.parametrize("name", DIVIDED)
+@for_each(DIVIDED, in_short=DIVIDED)
 def test_the_layout_and_its_fingerprint_are_those_of_one_process(both: Both, name: str) -> None:
     assert both.divided[name].spec == both.whole[name].spec
     assert both.divided[name].spec.fingerprint() == both.whole[name].spec.fingerprint()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in IN_SHORT else pytest.mark.thorough(covered_by="[2-llama]"))
-        for name in DIVIDED
-    ],
-)
+@for_each(DIVIDED, in_short=IN_SHORT)
 def test_tokens_are_those_of_one_process(both: Both, name: str) -> None:
     assert both.whole[name].tokens
     assert both.divided[name].tokens == both.whole[name].tokens

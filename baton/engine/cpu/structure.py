@@ -117,6 +117,8 @@ def read_decoder(loaded: LoadedModel) -> Decoder:
     model: Any = loaded.model
     if model.device.type != "cpu":
         raise NotFusableError("the fused decoder runs on the CPU only")
+    if getattr(model, "is_quantized", False):
+        raise NotFusableError("its checkpoint is quantized, and engine.weights is not dequantized")
     if any(layer.sliding_window for layer in loaded.attention_layers):
         raise NotFusableError("some layers attend through a sliding window")
     decoder: Any = _decoder_of(model)

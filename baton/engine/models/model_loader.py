@@ -10,16 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    GenerationConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.utils.logging import disable_progress_bar
 
 from baton.core.errors import ConfigError, UnsupportedModelError
 from baton.core.kv_spec import KVCacheSpec, KVEncoding
@@ -32,6 +25,8 @@ from baton.engine.models.float32_products import has_bfloat16, speed_up_products
 from baton.engine.models.fp8_linear import make_linears_fp8
 from baton.engine.models.model_config import CONTEXT_LENGTH_NAMES
 from baton.engine.models.model_source import ModelSource
+from baton.engine.models.model_weights import load_weights
+from baton.engine.models.quantized.schemes import scheme_of
 from baton.engine.parallel.group import RankGroup
 from baton.engine.parallel.held_part import sample
 from baton.engine.parallel.layers import head_size
@@ -79,6 +74,7 @@ class LoadedModel:
         self, block_size: int, weights: str = "native", encoding: KVEncoding = KVEncoding.NATIVE
     ) -> KVCacheSpec:
         """Layout of this model's cache on this rank, in blocks of ``block_size`` tokens."""
+        weights = "native" if weights == "dequantized" else weights  # a matter of loading
         layers = tuple(layer.spec for layer in self.attention_layers)
         return KVCacheSpec(self.fingerprint, self.dtype_name, block_size, layers, weights, encoding=encoding)
 
@@ -110,15 +106,17 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda", 0)
 
 
-def pick_dtype(name: str, config: Any, device: torch.device) -> str:
+def pick_dtype(name: str, config: Any, device: torch.device, weights: str = "native") -> str:
     """Resolves a dtype name. ``auto`` takes the checkpoint's dtype, but float32 where a CPU has no instructions for it.
+
+    A checkpoint that transformers computes as it is quantized keeps its dtype, outside of which some quantizers fail.
 
     Served models use :func:`baton.engine.runner.served_model.load_served_model`, which also considers the decoder.
     """
     if name != "auto":
         return name
     stored = stored_dtype(config)
-    if device.type == "cpu":
+    if device.type == "cpu" and (weights != "native" or scheme_of(config) is None):
         return "bfloat16" if stored == "bfloat16" and has_bfloat16(device) else "float32"
     return stored
 
@@ -135,7 +133,8 @@ def load_model(
     """Loads weights and probes the architecture.
 
     Args:
-        weights: ``fp8`` converts linear layers; other formats are converted by the decoder that computes them.
+        weights: ``native`` computes a quantized checkpoint as it is stored; for all other formats it is dequantized.
+            ``fp8`` then converts linear layers; ``int8`` and ``int4`` are left to the decoder that computes them.
         group: the ranks among which the model is divided. All load it at the same time, each its part.
 
     Raises:
@@ -144,15 +143,15 @@ def load_model(
     """
     config = load_config(source)
     check_architecture(config)
-    dtype_name = pick_dtype(dtype, config, device)
+    dtype_name = pick_dtype(dtype, config, device, weights)
     if group is None:
-        model = _load_weights(source, config, TORCH_DTYPES[dtype_name], device)
+        model = load_weights(source, config, TORCH_DTYPES[dtype_name], device, weights)
         return prepare_model(model.eval(), dtype_name, weights)
     empty = empty_model(config, TORCH_DTYPES[dtype_name])
     plan = make_plan(empty, group.size)
     shapes = attention_shapes(empty_model(config))
     divided = DistributedConfig(tp_size=group.size, tp_plan=dict(plan.styles))
-    model = _load_weights(source, config, TORCH_DTYPES[dtype_name], device, divided)
+    model = load_weights(source, config, TORCH_DTYPES[dtype_name], device, weights, divided)
     loaded = prepare_model(model.eval(), dtype_name, weights, plan, group)
     heads = tuple(
         _heads_of(shape.num_kv_heads, layer.spec.num_kv_heads, group.size)
@@ -180,7 +179,8 @@ def prepare_model(
     fingerprint = fingerprint_of(model, group)
     if plan is not None and group is not None:
         localise(model, plan, group)
-    speed_up_products(model, model.device)
+    if not getattr(model, "is_quantized", False):  # whose linear layers have forward passes of their own
+        speed_up_products(model, model.device)
     # Registering the same function again has no effect, so every model may do it.
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, paged_attention)
     model.requires_grad_(False)
@@ -272,39 +272,6 @@ def load_config(source: ModelSource) -> Any:
             f"model: {source.name} could not be read from {source.path}: {error}. "
             "Expected a transformers model folder, a hub id that this machine can reach, or a GGUF file."
         ) from error
-
-
-def _load_weights(
-    source: ModelSource,
-    config: Any,
-    dtype: torch.dtype,
-    device: torch.device,
-    divided: DistributedConfig | None = None,
-) -> PreTrainedModel:
-    """Loads weights; for a GPU tensor by tensor, so that the host need not hold them and quantizers run there."""
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise UnsupportedModelError(
-            f"{type(config).__name__.removesuffix('Config')} has no causal language model in transformers; "
-            "baton serves decoder-only language models."
-        )
-    disable_progress_bar()  # a progress bar does not belong in a log
-    placement: dict[str, Any] = {} if device.type == "cpu" else {"device_map": {"": device}}
-    if divided is not None:
-        placement = {"distributed_config": divided}
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source.path, config=config, dtype=dtype, output_loading_info=True, **placement
-        )
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"model: the weights of {source.name} could not be loaded: {error}") from error
-    model: PreTrainedModel = loaded[0]
-    missing = sorted(loaded[1]["missing_keys"])
-    if missing:  # transformers would fill them with random numbers
-        raise ConfigError(
-            f"model: the checkpoint of {source.name} lacks {len(missing)} of the weights of {type(model).__name__}, "
-            f"such as {missing[0]}. Expected the complete checkpoint of a causal language model."
-        )
-    return model
 
 
 def _vocab_size(model: PreTrainedModel) -> int:

@@ -10,7 +10,7 @@ from baton.core.kv_spec import KVEncoding
 DECODERS = ("auto", "fused", "transformers")
 FUSED_WEIGHTS = ("native", "int8", "int4")
 """Formats that the fused decoder computes."""
-WEIGHTS = (*FUSED_WEIGHTS, "fp8")
+WEIGHTS = (*FUSED_WEIGHTS, "fp8", "dequantized")
 DECODER_OF_WEIGHTS = {"int8": "fused", "int4": "fused", "fp8": "transformers"}
 """The only decoder that computes them."""
 CUDA_GRAPHS = ("auto", "off")
@@ -25,8 +25,9 @@ class RunnerOptions:
         attention_backend: a name of ``attention/backends.py``, or ``auto``.
         decoder: ``transformers`` is the model's own modules; ``fused`` is one compiled program on the CPU, for models
             of the Llama family; ``auto`` is ``fused`` where it can, else ``transformers``.
-        weights: ``native`` keeps the model's; ``int8`` and ``int4``, see ``quantization``, require ``fused``; ``fp8``,
-            for a model loaded as fp8, requires ``transformers``.
+        weights: ``native`` keeps the model's; ``dequantized`` does so too, for a model that was loaded so; ``int8`` and
+            ``int4``, see ``quantization``, require ``fused``; ``fp8``, for a model loaded as fp8, requires
+            ``transformers``.
         cuda_graphs: ``auto`` records decode and verification steps on CUDA, where the model's own modules compute them
             with a backend that reads the block table; ``off`` records nothing.
         kv_cache: ``native`` stores keys and values in the model's dtype; ``int8``, see ``kv_int8``.

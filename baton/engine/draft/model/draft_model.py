@@ -117,7 +117,7 @@ def load_draft_model(
     device: torch.device,
     dtype: str = "auto",
 ) -> DraftModel:
-    """Loads a transformers model and checks that its vocabulary is the target's.
+    """Loads a transformers model, dequantized, and checks that its vocabulary is the target's.
 
     Args:
         reference: anything that ``model:`` may name.
@@ -134,7 +134,7 @@ def load_draft_model(
         raise ConfigError(f"draft model {source.name}: its tokenizer could not be read: {error}") from error
     # Before loading the weights: the comparison takes milliseconds.
     check_same_vocabulary(source.name, tokenizer, target_tokenizer)
-    loaded = load_model(source, dtype, device)
+    loaded = load_model(source, dtype, device, "dequantized")
     if loaded.vocab_size < min(target.vocab_size, target_tokenizer.vocab_size):
         raise UnsupportedModelError(
             f"draft model {source.name} has embeddings for only {loaded.vocab_size} tokens, but the "

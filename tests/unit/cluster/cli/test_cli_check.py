@@ -16,6 +16,7 @@ from cluster.cli.cli_up import start_cluster
 from cluster.config.config import BatonConfig, load_config
 from cluster.config.fit_rows import FitRow
 from cluster.worker import fit
+from tests.quantized.make_checkpoints import FOLDER
 
 DEPLOY = Path(__file__).resolve().parents[4] / "deploy"
 
@@ -82,6 +83,21 @@ def test_unknown_gpus_and_cpus(folder: str) -> None:
     assert "set prefill.resources.accelerator_type to one of T4, L4, A10G" in row.problem
     row = prefill_row(BatonConfig.from_dict({"model": folder, "prefill": {"tensor_parallel": 2}}))
     assert (row.problem, row.memory, row.hardware) == ("", 0, "CPU, 2 ranks")
+
+
+def test_quantized_weights_take_their_stored_bytes_until_they_are_dequantized() -> None:
+    checkpoint = FOLDER / "gptq"
+    stored = prefill_row(on(str(checkpoint)))
+    plain = prefill_row(on(str(checkpoint), engine={"weights": "dequantized"}))
+    assert stored.weights == (checkpoint / "model.safetensors").stat().st_size
+    assert plain.weights == plain.num_parameters * 2
+
+
+def test_quantized_weights_cannot_be_divided_as_they_are_stored() -> None:
+    row = prefill_row(on(str(FOLDER / "gptq"), gpus=2))
+    assert row.problem == "GPTQ (4 bits) cannot be divided among ranks as it is stored"
+    assert row.remedies == ["engine.weights: dequantized", "engine.weights: fp8"]
+    assert prefill_row(on(str(FOLDER / "gptq"), gpus=2, engine={"weights": "dequantized"})).problem == ""
 
 
 def test_the_command_prints_a_table_and_fails_if_something_does_not_fit(

@@ -142,7 +142,10 @@ def test_a_configuration_is_immutable():
         ("engine: {weights: int8, decoder: transformers}", "weights: int8 needs decoder: fused or auto"),
         ("engine: {weights: int4, decoder: transformers}", "weights: int4 needs decoder: fused or auto"),
         ("engine: {weights: fp8, decoder: fused}", "weights: fp8 needs decoder: transformers or auto"),
-        ("engine: {weights: int3}", "engine.weights must be 'native', 'int8', 'int4' or 'fp8', got 'int3'."),
+        (
+            "engine: {weights: int3}",
+            "engine.weights must be 'native', 'dequantized', 'int8', 'int4' or 'fp8', got 'int3'.",
+        ),
         (
             "engine: {kv_cache: int8}\nkv_transfer: {encoding: auto}",
             "kv_transfer.encoding must be native, got auto",

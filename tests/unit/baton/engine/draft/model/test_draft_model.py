@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
+from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from baton.core.errors import ConfigError, UnsupportedModelError
 from baton.engine.draft.model.draft_model import load_draft_model
 from baton.engine.models.model_loader import LoadedModel, prepare_model
 from baton.engine.models.tokenizer import Tokenizer
+from tests.quantized.make_checkpoints import FOLDER
 from tests.tiny_drafts import tiny_target
 
 CPU = torch.device("cpu")
@@ -46,6 +49,14 @@ def test_the_same_vocabulary_is_accepted_with_any_padding(
     assert draft.num_shared_tokens == shared
     assert draft.loaded.vocab_size == rows
     assert len(draft.loaded.attention_layers) == 1
+
+
+def test_a_quantized_draft_is_dequantized(tmp_path: Path) -> None:
+    folder = tmp_path / "gptq"
+    shutil.copytree(FOLDER / "gptq", folder)
+    tokenizer().save_pretrained(folder)
+    draft = load_draft_model(str(folder), target(128), Tokenizer(tokenizer()), CPU)
+    assert {type(module) for module in draft.loaded.model.model.layers[0].mlp.children()} >= {nn.Linear}
 
 
 @pytest.mark.parametrize(

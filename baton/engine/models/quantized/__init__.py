@@ -1,0 +1,1 @@
+"""Quantized checkpoints, read as if they were plain ones."""

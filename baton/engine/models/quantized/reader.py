@@ -1,0 +1,191 @@
+"""The tensors of a quantized checkpoint under the names and with the shapes of a plain one, computed when read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import EllipsisType
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from baton.core.errors import ConfigError, UnsupportedModelError
+from baton.engine.models.quantized.formats import Layout, Slice, WeightFormat
+from baton.engine.models.quantized.schemes import Scheme
+
+_NUMBERS_AT_ONCE = 1 << 24
+"""Numbers of a weight computed at once, which bounds the memory of intermediate results."""
+_QUANTIZED_DTYPES = ("F8_E4M3", "F8_E5M2", "F8_E8M0", "F4", "I8", "U8", "I32")
+_BESIDE_WEIGHTS = (
+    "input_scale",
+    "activation_scale",
+    "input_zero_point",
+    "output_scale",
+    "k_scale",
+    "v_scale",
+    "q_scale",
+    "weight_format",
+)
+"""Suffixes of tensors that describe activations or the KV of other engines."""
+
+Region = tuple[range, range]
+
+
+class PlainWeight:
+    """A weight ``[out_features, in_features]`` that is computed from quantized numbers when a part of it is read.
+
+    Has the methods of a slice of safetensors, so that transformers loads it, or this rank's part, like any other.
+
+    Args:
+        name: of the weight, for messages.
+        stored: the tensors of its module, by suffix.
+        dtype: of the parts that are read.
+        device: where they are computed.
+
+    Raises:
+        UnsupportedModelError: the tensors do not belong to the format.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        stored: Mapping[str, Slice],
+        weight_format: WeightFormat,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._stored, self._format, self._dtype, self._device = stored, weight_format, dtype, device
+        try:
+            self._layout = weight_format.layout(stored)
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(f"{name} cannot be read: {error.message}") from error
+        self._granules = _granules(self._layout)
+
+    def get_shape(self) -> list[int]:
+        return list(self._layout.shape)
+
+    def get_dtype(self) -> str:
+        return "BF16" if self._dtype is torch.bfloat16 else "F16" if self._dtype is torch.float16 else "F32"
+
+    def __getitem__(self, index: EllipsisType | slice | tuple[slice, ...]) -> torch.Tensor:
+        rows, columns = _region(index, self._layout.shape)
+        result = torch.empty((len(rows), len(columns)), dtype=self._dtype, device=self._device)
+        if not result.numel():
+            return result
+        wide = _widened(columns, self._granules[1], self._layout.shape[1])
+        inside = slice(columns.start - wide.start, columns.stop - wide.start)
+        for tall in _pieces(_widened(rows, self._granules[0], self._layout.shape[0]), self._granules[0], len(wide)):
+            first, last = max(rows.start, tall.start), min(rows.stop, tall.stop)
+            part = self._compute((tall, wide))
+            result[first - rows.start : last - rows.start] = part[first - tall.start : last - tall.start, inside]
+        return result
+
+    def _compute(self, region: Region) -> torch.Tensor:
+        tensors = {}
+        for name, axes in self._layout.axes.items():
+            index = []
+            for axis in axes:
+                if axis is None:
+                    index.append(slice(None))
+                else:
+                    dim, numbers = axis
+                    index.append(slice(int(region[dim].start / numbers), math.ceil(region[dim].stop / numbers)))
+            tensors[name] = self._stored[name][tuple(index) or ...].to(self._device)
+        return self._format.decode(tensors, self._layout)
+
+
+@contextmanager
+def plain_tensors(
+    folder: Path, scheme: Scheme, dtype: torch.dtype, device: torch.device
+) -> Iterator[dict[str, Slice | PlainWeight]]:
+    """The tensors of the checkpoint in a folder, by name; those that are not quantized are the stored ones.
+
+    Valid within the context, which keeps the files open.
+
+    Raises:
+        ConfigError: there are no safetensors files, or they are broken.
+        UnsupportedModelError: a quantized tensor is stored in a way that the scheme does not describe.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(
+            f"model: {folder} has no .safetensors files; quantized checkpoints are read from no other kind of file."
+        )
+    with ExitStack() as opened:
+        stored: dict[str, Slice] = {}
+        for file in files:
+            try:
+                content: Any = opened.enter_context(safe_open(file, framework="pt"))
+            except Exception as error:  # safetensors has an error class of its own, which it does not export
+                raise ConfigError(f"model: {file} could not be read: {error}") from error
+            stored.update({name: content.get_slice(name) for name in content.keys()})  # noqa: SIM118  # no mapping
+        yield plain_views(stored, scheme, dtype, device)
+
+
+def plain_views(
+    stored: Mapping[str, Slice], scheme: Scheme, dtype: torch.dtype, device: torch.device
+) -> dict[str, Slice | PlainWeight]:
+    """Like :func:`plain_tensors`, for the tensors of all files."""
+    rest = dict(stored)
+    found: dict[str, Slice | PlainWeight] = {}
+    for weight_format in scheme.formats:
+        marker = f".{weight_format.required[1]}"
+        for module in [name.removesuffix(marker) for name in rest if name.endswith(marker)]:
+            required = {suffix: f"{module}.{suffix}" for suffix in weight_format.required}
+            if not all(name in rest for name in required.values()):
+                continue
+            names = required | {suffix: f"{module}.{suffix}" for suffix in weight_format.optional}
+            parts = {suffix: rest.pop(name) for suffix, name in names.items() if name in rest}
+            weight = f"{module}.weight"
+            found[weight] = PlainWeight(weight, parts, weight_format, dtype, device)
+    for name, tensor in rest.items():
+        if name.endswith(_BESIDE_WEIGHTS):
+            continue
+        if tensor.get_dtype() in _QUANTIZED_DTYPES:
+            raise UnsupportedModelError(
+                f"{name} is {tensor.get_dtype()}, which is not how {scheme.name} stores a weight of a linear layer. "
+                f"{scheme.remedy}"
+            )
+        found[name] = tensor
+    return found
+
+
+def _region(index: EllipsisType | slice | tuple[slice, ...], shape: tuple[int, int]) -> Region:
+    """The rows and columns that an index selects.
+
+    Raises:
+        TypeError: it is not made of slices with a step of one.
+    """
+    parts = () if index is Ellipsis else index if isinstance(index, tuple) else (index,)
+    ranges = []
+    for size, part in zip(shape, (*parts, *(slice(None),) * (2 - len(parts))), strict=True):
+        if not isinstance(part, slice) or part.step not in (None, 1):
+            raise TypeError(f"weights are read by slices with a step of one, not by {part!r}")
+        start, stop, _ = part.indices(size)
+        ranges.append(range(start, max(start, stop)))
+    return ranges[0], ranges[1]
+
+
+def _granules(layout: Layout) -> tuple[int, int]:
+    """Numbers along either dimension with which every stored tensor can be cut."""
+    granules = []
+    for dim, size in enumerate(layout.shape):
+        numerators = [
+            axis[1].numerator for axes in layout.axes.values() for axis in axes if axis is not None and axis[0] == dim
+        ]
+        granules.append(min(size, math.lcm(*numerators)) if numerators else size)
+    return granules[0], granules[1]
+
+
+def _widened(part: range, granule: int, size: int) -> range:
+    return range(part.start // granule * granule, min(size, -(-part.stop // granule) * granule))
+
+
+def _pieces(rows: range, granule: int, width: int) -> Iterator[range]:
+    """Consecutive rows, a multiple of the granule each, of limited size."""
+    each = max(1, _NUMBERS_AT_ONCE // (granule * width)) * granule
+    for start in range(rows.start, rows.stop, each):
+        yield range(start, min(rows.stop, start + each))

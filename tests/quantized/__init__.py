@@ -1,0 +1,1 @@
+"""Tiny quantized checkpoints, each written by the library of its scheme."""

@@ -1,0 +1,86 @@
+"""A checkpoint's scheme follows from its config, and a scheme that cannot be read says why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import AutoConfig, LlamaConfig
+
+from baton.core.errors import UnsupportedModelError
+from baton.engine.models.quantized.schemes import require_formats, scheme_of
+from tests.quantized.make_checkpoints import FOLDER
+
+NAMES = {
+    "awq": "AWQ (4 bits)",
+    "bitsandbytes-fp4": "bitsandbytes (fp4)",
+    "bitsandbytes-int8": "bitsandbytes (int8)",
+    "bitsandbytes-nf4": "bitsandbytes (nf4)",
+    "compressed-fp8": "compressed-tensors (FP8)",
+    "compressed-fp8-block": "compressed-tensors (FP8)",
+    "compressed-fp8-dynamic": "compressed-tensors (FP8)",
+    "compressed-w4a16": "compressed-tensors (W4A16)",
+    "compressed-w4a16-asymmetric": "compressed-tensors (W4A16)",
+    "compressed-w8a16": "compressed-tensors (W8A16)",
+    "compressed-w8a8": "compressed-tensors (W8A8)",
+    "fp8-block": "FP8 (blocks of 32 x 32)",
+    "fp8-experts": "FP8 (blocks of 32 x 32)",
+    "fp8-tensor": "FP8 (one scale per tensor)",
+    "gptq": "GPTQ (4 bits)",
+    "gptq-by-activation": "GPTQ (4 bits)",
+}
+
+
+def config_with(**quantization: Any) -> LlamaConfig:
+    return LlamaConfig(quantization_config=quantization)
+
+
+@pytest.mark.parametrize("folder", sorted(NAMES))
+def test_the_scheme_has_a_name(folder: str) -> None:
+    scheme = scheme_of(AutoConfig.from_pretrained(FOLDER / folder))
+    assert scheme is not None
+    assert scheme.name == NAMES[folder]
+    require_formats(scheme)
+
+
+def test_plain_checkpoints_have_none() -> None:
+    assert scheme_of(LlamaConfig()) is None
+
+
+def test_old_configs_of_bitsandbytes_name_no_method() -> None:
+    scheme = scheme_of(config_with(load_in_4bit=True, bnb_4bit_quant_type="nf4"))
+    assert scheme is not None
+    assert scheme.name == "bitsandbytes (nf4)"
+
+
+@pytest.mark.parametrize(
+    ("quantization", "message"),
+    [
+        ({"quant_method": "aqlm"}, r"checkpoints of aqlm cannot be dequantized; can be: fp8, .*, bitsandbytes"),
+        ({"quant_method": "gptq", "bits": 3}, r"GPTQ with 3 bits in the format gptq .* can be: 2, 4, 8 bits"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, r"4 bits in the format marlin"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, r"AWQ with 4 bits in the version gemv"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"format": "nvfp4-pack-quantized", "weights": {"num_bits": 4}}},
+            },
+            r"format nvfp4-pack-quantized cannot be dequantized; can be: .*pack-quantized",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "int-quantized",
+                "config_groups": {"group_0": {"weights": {"num_bits": 8}}},
+                "transform_config": {"config_groups": {"u": {}}},
+            },
+            r"transforms of activations",
+        ),
+        ({}, r"checkpoints of unknown cannot be dequantized"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name(quantization: dict[str, Any], message: str) -> None:
+    scheme = scheme_of(config_with(**quantization))
+    assert scheme is not None
+    with pytest.raises(UnsupportedModelError, match=rf"{message}.*engine.weights: native"):
+        require_formats(scheme)
