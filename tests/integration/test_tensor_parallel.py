@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,7 +25,6 @@ IN_SHORT = sorted({"llama", "qwen3", "mixtral", *(KIND_OF[name] for name in DIVI
 
 SET_SIZE = 12
 """Architectures that the same ranks compute one after another: starting ranks takes long, and so do many models."""
-SIZES = (2, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,47 +35,71 @@ class Both:
     divided: dict[str, Facts]
 
 
+class Sets:
+    """Computes sets of architectures when a test asks for one of them, and keeps what they computed.
+
+    Args:
+        root: where models are saved.
+        thorough: compute the tokens of all architectures.
+    """
+
+    def __init__(self, root: Path, *, thorough: bool) -> None:
+        self._root, self._thorough = root, thorough
+        self._known: dict[tuple[int, int], Both] = {}
+
+    def of(self, size: int, name: str) -> tuple[Facts, Facts]:
+        """What an architecture computes in one process, and over ``size`` ranks."""
+        index = DIVIDED.index(name)
+        place = size, index - index % SET_SIZE
+        if place not in self._known:
+            self._known[place] = self._compute(*place)
+        return self._known[place].whole[name], self._known[place].divided[name]
+
+    def _compute(self, size: int, first: int) -> Both:
+        tasks = {}
+        for name in DIVIDED[first : first + SET_SIZE]:
+            folder = save(divisible_model(name), self._root / f"{size}-{name}")
+            tasks[name] = folder, self._thorough or name in IN_SHORT
+        whole = {name: facts_of(folder, None, with_tokens=tokens) for name, (folder, tokens) in tasks.items()}
+        with joined(facts_of_all, list(tasks.values()), size) as (group, _):
+            divided = {name: facts_of(folder, group, with_tokens=tokens) for name, (folder, tokens) in tasks.items()}
+            load(next(iter(tasks.values()))[0], group)
+            return Both(whole, divided)
+
+
 @pytest.fixture(scope="module")
-def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
-    size, first = request.param
-    thorough, root = request.config.getoption("--thorough"), tmp_path_factory.mktemp("models")
-    names = DIVIDED[first : first + SET_SIZE]
-    tasks = {name: (save(divisible_model(name), root / name), thorough or name in IN_SHORT) for name in names}
-    whole = {name: facts_of(folder, None, with_tokens=tokens) for name, (folder, tokens) in tasks.items()}
-    with joined(facts_of_all, list(tasks.values()), size) as (group, _):
-        divided = {name: facts_of(folder, group, with_tokens=tokens) for name, (folder, tokens) in tasks.items()}
-        load(tasks[names[0]][0], group)
-        yield Both(whole, divided)
+def sets(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Sets:
+    return Sets(tmp_path_factory.mktemp("models"), thorough=request.config.getoption("--thorough"))
 
 
-def for_each(names: Sequence[str], in_short: Sequence[str]) -> pytest.MarkDecorator:
-    """Cases of a test with ``both`` and ``name``, in the order of what is computed together."""
+def for_each(in_short: Sequence[str]) -> pytest.MarkDecorator:
+    """Cases for all architectures over two ranks, and thorough ones over four."""
     cases = []
-    for size in SIZES:
-        for index, name in enumerate(DIVIDED):
-            if name not in names:
-                continue
-            is_short = size == SIZES[0] and name in in_short
-            marks = () if is_short else pytest.mark.thorough(covered_by=f"[{SIZES[0]}-llama]")
-            cases.append(pytest.param((size, index - index % SET_SIZE), name, marks=marks, id=f"{size}-{name}"))
-    return pytest.mark.parametrize(("both", "name"), cases, indirect=["both"])
+    for size in (2, 4):
+        for name in DIVIDED:
+            marks = () if size == 2 and name in in_short else pytest.mark.thorough(covered_by="[2-llama]")
+            cases.append(pytest.param(size, name, marks=marks, id=f"{size}-{name}"))
+    return pytest.mark.parametrize(("size", "name"), cases)
 
 
-@for_each(DIVIDED, in_short=DIVIDED)
-def test_logits_are_those_of_one_process(both: Both, name: str) -> None:
-    assert relative_distance(both.divided[name].logits, both.whole[name].logits) < 1e-5
+@for_each(in_short=DIVIDED)
+def test_logits_are_those_of_one_process(sets: Sets, size: int, name: str) -> None:
+    whole, divided = sets.of(size, name)
+    assert relative_distance(divided.logits, whole.logits) < 1e-5
 
 
-@for_each(DIVIDED, in_short=DIVIDED)
-def test_the_layout_and_its_fingerprint_are_those_of_one_process(both: Both, name: str) -> None:
-    assert both.divided[name].spec == both.whole[name].spec
-    assert both.divided[name].spec.fingerprint() == both.whole[name].spec.fingerprint()
+@for_each(in_short=DIVIDED)
+def test_the_layout_and_its_fingerprint_are_those_of_one_process(sets: Sets, size: int, name: str) -> None:
+    whole, divided = sets.of(size, name)
+    assert divided.spec == whole.spec
+    assert divided.spec.fingerprint() == whole.spec.fingerprint()
 
 
-@for_each(DIVIDED, in_short=IN_SHORT)
-def test_tokens_are_those_of_one_process(both: Both, name: str) -> None:
-    assert both.whole[name].tokens
-    assert both.divided[name].tokens == both.whole[name].tokens
+@for_each(in_short=IN_SHORT)
+def test_tokens_are_those_of_one_process(sets: Sets, size: int, name: str) -> None:
+    whole, divided = sets.of(size, name)
+    assert whole.tokens
+    assert divided.tokens == whole.tokens
 
 
 @pytest.mark.parametrize("name", WITHOUT_PLAN)
