@@ -85,7 +85,7 @@ MODELS: dict[str, PublishedModel] = {
     ),
     "DeepSeek-V2-Lite": PublishedModel(
         15.7,
-        27 * 16 * (192 + 128) * 2,
+        27 * (512 + 64) * 2,
         "DeepseekV2Config",
         {
             **_LATENT,
@@ -156,7 +156,7 @@ MODELS: dict[str, PublishedModel] = {
     ),
     "DeepSeek-V3": PublishedModel(
         671.0,
-        61 * 128 * (192 + 128) * 2,
+        61 * (512 + 64) * 2,
         "DeepseekV3Config",
         {
             **_LATENT,

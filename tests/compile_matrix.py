@@ -39,6 +39,7 @@ COMPILE_TABLE = Path(__file__).parent / "unit/baton/engine/attention/compile_tab
 CAPABILITIES = (80, 89, 90, 100, 120)
 """Compute capabilities times ten: A100, L4 and RTX 40, H100, B200, RTX 50."""
 _NUM_HEADS, _NUM_KV_HEADS = 32, 8
+_NUM_LATENT_HEADS, _ROTATED_DIM = 128, 64  # of DeepSeek V3
 _NUM_PROGRAMS = 528  # four for each multiprocessor of an H100
 _FP8_CAPABILITY = 89
 _SHORT, _LONG = list(range(64)), list(range(1024))  # blocks of 16 tokens
@@ -51,7 +52,7 @@ _TILES = {
     "prefill": [Span(_SHORT, 0, 1000)],
 }
 """Spans for each tile: 16 rows for decode, 32 for chains and trees, 64 for prompts."""
-_PLAIN, _FULL = "plain", "full"  # full: with a window, capped scores and attention sinks
+_PLAIN, _FULL, _LATENT = "plain", "full", "latent"  # full: with a window, capped scores and attention sinks
 _KEY = ("triton", "capability", "kernel", "size", "cache", "tile", "layer")
 _FIGURES = ("registers", "spilled", "shared", "reads", "products", "shortfalls")
 
@@ -61,10 +62,10 @@ class Variant:
     """A variant of a kernel.
 
     Attributes:
-        size: size of a head; for ``quantize_row``, of a row.
+        size: size of a head or latent; for ``quantize_row``, of a row.
         cache: a :class:`KVEncoding`; empty if the kernel does not read the cache.
         tile: one of the batches above, or empty.
-        layer: ``plain`` or ``full``, or empty.
+        layer: ``plain``, ``full`` or ``latent``, or empty.
     """
 
     kernel: str
@@ -81,10 +82,12 @@ def cases() -> Iterator[tuple[int, Variant]]:
         *itertools.product(sizes, KVEncoding, _TILES, (_PLAIN,)),
         *itertools.product(sizes, KVEncoding, [tile for tile in _TILES if tile != "chain split"], (_FULL,)),
         *itertools.product(padded_sizes, KVEncoding, ("decode", "prefill"), (_PLAIN,)),
+        *itertools.product((512,), KVEncoding, ("decode", "decode split", "tree", "prefill"), (_LATENT,)),
     ]
     variants = [
         *(Variant("attend", *case) for case in attend),
         *(Variant("merge", size, "", "decode split", layer) for size in sizes for layer in (_PLAIN, _FULL)),
+        Variant("merge", 512, "", "decode split", _LATENT),
         *(Variant("quantize_row", size) for size in (576, 4096, 14336)),
     ]
     for capability, variant in itertools.product(CAPABILITIES, variants):
@@ -100,21 +103,23 @@ def launches_of(variant: Variant, capability: int) -> Launches:
             fp8_kernels.quantize_rows_by_kernel(torch.zeros(2, variant.size, dtype=torch.bfloat16))
         return launches
     attend, merge = Launches(triton_paged.attend), Launches(triton_paged.merge)
-    spec = KVCacheSpec(
-        "model",
-        "bfloat16",
-        16,
-        (LayerSpec(_NUM_KV_HEADS, variant.size, variant.size),),
-        encoding=KVEncoding(variant.cache or KVEncoding.NATIVE),
-    )
-    layer = AttentionVariant(scaling=0.1)
+    has_latents = variant.layer == _LATENT
+    num_heads, num_kv_heads = (_NUM_LATENT_HEADS, 1) if has_latents else (_NUM_HEADS, _NUM_KV_HEADS)
+    key_dim = _ROTATED_DIM if has_latents else variant.size
+    shape = LayerSpec(num_kv_heads, key_dim, variant.size)
+    encoding = KVEncoding(variant.cache or KVEncoding.NATIVE)
+    spec = KVCacheSpec("model", "bfloat16", 16, (shape,), encoding=encoding)
+    layer = AttentionVariant(scaling=0.1, has_latents=has_latents)
     if variant.layer == _FULL:
         sinks = torch.zeros(_NUM_HEADS, dtype=torch.bfloat16)
         layer = AttentionVariant(scaling=0.1, sliding_window=4096, softcap=30.0, sinks=sinks)
     spans = _TILES[variant.tile]
     num_tokens = sum(span.num_tokens for span in spans)
-    query = torch.zeros(num_tokens, _NUM_HEADS, variant.size, dtype=torch.bfloat16)
-    key = torch.zeros(num_tokens, _NUM_KV_HEADS, variant.size, dtype=torch.bfloat16)
+    query_dim = key_dim + variant.size * has_latents
+    query, key, value = (
+        torch.zeros(num_tokens, heads, dim, dtype=torch.bfloat16)
+        for heads, dim in ((num_heads, query_dim), (num_kv_heads, key_dim), (num_kv_heads, variant.size))
+    )
     cpu = torch.device("cpu")
     cache = PagedKVCache(spec, len(_SHORT), cpu)
     backend = triton_paged.TritonPaged(cache, num_programs=_NUM_PROGRAMS, capability=capability // 10)
@@ -123,7 +128,7 @@ def launches_of(variant: Variant, capability: int) -> Launches:
             0,
             query,
             key,
-            key,
+            value,
             PlannedBatch(torch.arange(num_tokens), make_plan(spans, cpu, backend.key_sharing)),
             layer,
         )

@@ -82,6 +82,8 @@ class PlanAttention:
         if variant.sliding_window is not None:
             visible &= key_positions[None] > positions[:, None] - variant.sliding_window
         keys, values = (tensor.float() for tensor in self._cache.read(layer, slots))
+        if variant.has_latents:
+            keys = torch.cat((keys, values), dim=-1)
         share = query.shape[1] // keys.shape[1]
         for head in range(query.shape[1]):
             scores = query[token:behind, head].float() @ keys[:, head // share].T * variant.scaling

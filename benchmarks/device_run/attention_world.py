@@ -46,7 +46,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of heads and cache. ``share`` query heads use each KV head."""
+    """Sizes of heads and cache. ``share`` query heads use each KV head; with latents, queries multiply values too."""
 
     num_kv_heads: int = 2
     share: int = 2
@@ -55,6 +55,11 @@ class Shape:
     block_size: int = 4
     dtype: str = "float32"
     encoding: KVEncoding = KVEncoding.NATIVE
+    has_latents: bool = False
+
+    @property
+    def query_dim(self) -> int:
+        return self.key_dim + self.value_dim * self.has_latents
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +116,7 @@ class World:
         self.batch = Batch(torch.cat(slots).to(self.device), groups)
         # Transposed views of [heads, tokens, dim], as transformers passes them.
         num_tokens, num_kv_heads = self.num_tokens, shape.num_kv_heads
-        self.query = self.random(num_kv_heads * shape.share, num_tokens, shape.key_dim).transpose(0, 1)
+        self.query = self.random(num_kv_heads * shape.share, num_tokens, shape.query_dim).transpose(0, 1)
         self.key = self.random(num_kv_heads, num_tokens, shape.key_dim).transpose(0, 1)
         self.value = self.random(num_kv_heads, num_tokens, shape.value_dim).transpose(0, 1)
 
@@ -151,7 +156,7 @@ class World:
         """The exact result of one span.
 
         Args:
-            queries: ``[num_heads, num_tokens, key_dim]``
+            queries: ``[num_heads, num_tokens, query_dim]``
         """
         visible = torch.from_numpy(visible_keys(span, variant.sliding_window))
         slots = slots_of(span.block_ids, 0, span.end, self.shape.block_size)
@@ -162,6 +167,8 @@ class World:
             .repeat_interleave(self.shape.share, 0)
             for tensors in (self.cache.keys, self.cache.values)
         )
+        if variant.has_latents:
+            keys = torch.cat((keys, values), dim=-1)
         scores = queries @ keys.transpose(1, 2) * variant.scaling
         magnitudes = (queries.abs() @ keys.abs().transpose(1, 2) * abs(variant.scaling)).masked_fill(~visible, 0.0)
         if variant.softcap is not None:
@@ -176,7 +183,7 @@ class World:
         output = probs @ values
         roundoff = _ROUNDOFF[self.shape.dtype]
         num_keys = visible.sum(-1)[None, :, None].double()
-        score_error = (_LIKELY * self.shape.key_dim**0.5 + _FEW) * magnitudes.amax(-1, keepdim=True)
+        score_error = (_LIKELY * self.shape.query_dim**0.5 + _FEW) * magnitudes.amax(-1, keepdim=True)
         score_error = _FLOAT32_ROUNDOFF * (score_error + _FEW * (variant.softcap or 0.0))
         mass = probs @ values.abs()
         spread = (probs.square() @ values.square()).sqrt()

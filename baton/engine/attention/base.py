@@ -10,6 +10,7 @@ from torch import nn
 
 from baton.core.errors import UnsupportedModelError
 from baton.engine.attention.key_sharing import KeySharing
+from baton.engine.attention.latent import latent_heads
 from baton.engine.batch.attention_groups import AttentionGroup
 
 ATTENTION_NAME = "baton_paged"
@@ -25,12 +26,14 @@ class AttentionVariant:
         sliding_window: a query sees itself and the ``sliding_window - 1`` positions before it.
         softcap: scores become ``softcap * tanh(scores / softcap)``.
         sinks: ``[num_heads]`` extra logit of each head that takes probability and contributes nothing.
+        has_latents: queries multiply keys and values, one after the other (:mod:`baton.engine.attention.latent`).
     """
 
     scaling: float
     sliding_window: int | None = None
     softcap: float | None = None
     sinks: torch.Tensor | None = None
+    has_latents: bool = False
 
 
 class AttentionBatch(Protocol):
@@ -71,7 +74,8 @@ class AttentionBackend(Protocol):
         """Writes the new keys and values to the cache, then attends.
 
         Args:
-            query: ``[num_tokens, num_heads, key_dim]``, the batch's sequences one after the other.
+            query: ``[num_tokens, num_heads, key_dim]``, the batch's sequences one after the other; with latents
+                ``[num_tokens, num_heads, key_dim + value_dim]``.
             key: ``[num_tokens, num_kv_heads, key_dim]``
             value: ``[num_tokens, num_kv_heads, value_dim]``
 
@@ -96,13 +100,16 @@ def bind_slot(module: nn.Module, slot: AttentionSlot) -> None:
     object.__setattr__(module, _SLOT_ATTRIBUTE, slot)
 
 
-def variant_of(slot: AttentionSlot, scaling: float | None, kwargs: dict[str, Any], key_dim: int) -> AttentionVariant:
+def variant_of(
+    slot: AttentionSlot, scaling: float | None, kwargs: dict[str, Any], key_dim: int, *, has_latents: bool = False
+) -> AttentionVariant:
     """Converts what transformers passes to an attention function; the window is the one that the probe found."""
     return AttentionVariant(
         scaling=key_dim**-0.5 if scaling is None else float(scaling),
         sliding_window=slot.sliding_window,
         softcap=kwargs.get("softcap"),
         sinks=kwargs.get("s_aux"),
+        has_latents=has_latents,
     )
 
 
@@ -127,12 +134,14 @@ def paged_attention(
     slot: AttentionSlot = getattr(module, _SLOT_ATTRIBUTE)
     if slot.batch is None:
         raise RuntimeError("an attention layer ran outside a forward batch")
+    heads = latent_heads(module)
+    variant = variant_of(slot, scaling, kwargs, query.shape[-1], has_latents=heads is not None)
     output = slot.backend.forward(
         slot.layer,
-        query[0].transpose(0, 1),
+        (query if heads is None else heads.absorb(query))[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
         slot.batch,
-        variant_of(slot, scaling, kwargs, query.shape[-1]),
-    )
-    return output.unsqueeze(0).contiguous(), None
+        variant,
+    ).unsqueeze(0)
+    return (output if heads is None else heads.project(output)).contiguous(), None

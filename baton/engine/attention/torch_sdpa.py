@@ -44,6 +44,8 @@ class TorchSDPA:
             rows.view(group.num_seqs, view.num_keys, *rows.shape[1:]).transpose(1, 2)
             for rows in self._cache.read(layer, view.slots)
         )
+        if variant.has_latents:
+            keys = torch.cat((keys, values), dim=-1)
         num_kv_heads, num_heads = keys.shape[1], query.shape[1]
         share = num_heads // num_kv_heads
         # [seqs * queries, heads, dim] → [seqs, kv_heads, share * queries, dim]

@@ -26,7 +26,7 @@ _MIN_UNIT = tl.constexpr(1e-30)
 
 @triton.jit(do_not_specialize=_OF_BATCH)
 def attend(
-    query,  # [num_tokens, num_heads, key_dim]
+    query,  # [num_tokens, num_heads, key_dim], with latents [num_tokens, num_heads, key_dim + value_dim]
     keys,  # [num_slots, num_kv_heads, key_dim], of the query's dtype or int8
     values,  # [num_slots, num_kv_heads, value_dim]
     key_scales,  # with int8: [num_slots, num_kv_heads]
@@ -60,7 +60,8 @@ def attend(
     key_scale_head_stride,
     value_scale_slot_stride,
     value_scale_head_stride,
-    share: tl.constexpr,
+    share: tl.constexpr,  # query heads of a program
+    head_groups: tl.constexpr,  # programs that divide the query heads of a KV head
     key_dim: tl.constexpr,
     value_dim: tl.constexpr,
     block_size: tl.constexpr,  # tokens per block of the cache
@@ -69,6 +70,7 @@ def attend(
     has_sinks: tl.constexpr,
     has_trees: tl.constexpr,
     has_int8: tl.constexpr,
+    has_latents: tl.constexpr,  # whether scores are products with keys and values
     is_divided: tl.constexpr,  # whether the keys of any sequence may be divided
     block_q: tl.constexpr,
     block_m: tl.constexpr,
@@ -78,7 +80,7 @@ def attend(
 ):
     log2e: tl.constexpr = 1.4426950408889634
     tile = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    kv_head = tl.program_id(1) // head_groups
     num_heads = tl.num_programs(1) * share
 
     low = 0
@@ -105,7 +107,7 @@ def attend(
 
     rows = tl.arange(0, block_m)
     queries = first_query + rows // share
-    heads = kv_head * share + rows % share
+    heads = tl.program_id(1) * share + rows % share
     is_row = (rows < block_q * share) & (queries < num_queries)
     tokens = (token + queries).to(tl.int64)
     key_dims = tl.arange(0, block_key)
@@ -115,6 +117,15 @@ def attend(
         mask=is_row[:, None] & (key_dims < key_dim)[None, :],
         other=0.0,
     )
+    if has_latents:
+        q_latent = tl.load(
+            query
+            + tokens[:, None] * query_token_stride
+            + heads[:, None] * query_head_stride
+            + (key_dim + value_dims)[None, :],
+            mask=is_row[:, None] & (value_dims < value_dim)[None, :],
+            other=0.0,
+        )
     query_positions = tl.load(positions + tokens, mask=is_row, other=0) if has_trees else start + queries
 
     # In a tree, too, a token sees nothing after its place, and no position is before the start of the tree.
@@ -148,6 +159,21 @@ def attend(
                 key_scales + slots * key_scale_slot_stride + kv_head * key_scale_head_stride, mask=inside, other=0.0
             )
             scores *= key_scale[None, :]
+        if has_latents:
+            v = tl.load(
+                values + slots[:, None] * value_slot_stride + kv_head * value_head_stride + value_dims[None, :],
+                mask=inside[:, None] & (value_dims < value_dim)[None, :],
+                other=0.0,
+            )
+            products = tl.dot(q_latent, tl.trans(v.to(q.dtype)), input_precision="ieee") * scale
+            if has_int8:
+                value_scale = tl.load(
+                    value_scales + slots * value_scale_slot_stride + kv_head * value_scale_head_stride,
+                    mask=inside,
+                    other=0.0,
+                )
+                products *= value_scale[None, :]
+            scores += products
         if has_softcap:
             # tanh by one exponential; it has the right limits where that overflows
             scores = softcap * (1 - 2 / (tl.exp(2 / softcap * scores) + 1)) * log2e
@@ -175,17 +201,19 @@ def attend(
         weights = tl.exp2(scores - reference[:, None])
         correction = tl.exp2(maximum - reference)
         total = total * correction + tl.sum(weights, 1)
-        v = tl.load(
-            values + slots[:, None] * value_slot_stride + kv_head * value_head_stride + value_dims[None, :],
-            mask=inside[:, None] & (value_dims < value_dim)[None, :],
-            other=0.0,
-        )
-        if has_int8:
-            value_scale = tl.load(
-                value_scales + slots * value_scale_slot_stride + kv_head * value_scale_head_stride,
-                mask=inside,
+        if not has_latents:
+            v = tl.load(
+                values + slots[:, None] * value_slot_stride + kv_head * value_head_stride + value_dims[None, :],
+                mask=inside[:, None] & (value_dims < value_dim)[None, :],
                 other=0.0,
             )
+        if has_int8:
+            if not has_latents:
+                value_scale = tl.load(
+                    value_scales + slots * value_scale_slot_stride + kv_head * value_scale_head_stride,
+                    mask=inside,
+                    other=0.0,
+                )
             # Scales go onto the weights, relative to the largest one so far and lifted, so that they do not underflow
             # float16.
             new_unit = tl.maximum(unit, tl.max(value_scale, 0))

@@ -115,14 +115,19 @@ class TritonPaged:
         output: torch.Tensor,
         variant: AttentionVariant,
     ) -> None:
-        num_heads, key_dim = query.shape[1:]
-        num_kv_heads, value_dim = values.shape[1], output.shape[-1]
+        num_heads, value_dim = output.shape[1:]
+        num_kv_heads, key_dim = keys.shape[1], query.shape[2] - value_dim * variant.has_latents
         has_int8 = keys.dtype == torch.int8
         key_scales, value_scales = (scales_of_rows(rows) if has_int8 else rows for rows in (keys, values))
         share = num_heads // num_kv_heads
-        tile = self._tile or default_tile(
-            segment.max_tokens, share, key_dim, query.element_size(), has_int8, self._capability
-        )
+        if variant.has_latents:
+            share = next(each for each in range(min(share, _MIN_DIM), 0, -1) if share % each == 0)
+            tile = self._tile or latent_tile(segment.max_tokens, share, query.element_size())
+        else:
+            tile = self._tile or default_tile(
+                segment.max_tokens, share, key_dim, query.element_size(), has_int8, self._capability
+            )
+        head_groups = num_heads // num_kv_heads // share
         block_q = max(1, tile.rows // share)
         num_tiles = segment.num_rows // block_q + segment.num_pieces
         block_key, block_value = _padded(key_dim), _padded(value_dim)
@@ -131,7 +136,7 @@ class TritonPaged:
             partial = query.new_empty(segment.num_rows, num_heads, value_dim, dtype=torch.float32)
             stats = query.new_empty(2, segment.num_rows, num_heads, dtype=torch.float32)
         sinks = output if variant.sinks is None else variant.sinks
-        attend[(num_tiles, num_kv_heads)](
+        attend[(num_tiles, num_kv_heads * head_groups)](
             query,
             keys,
             values,
@@ -167,6 +172,7 @@ class TritonPaged:
             value_scales.stride(0),
             value_scales.stride(1),
             share=share,
+            head_groups=head_groups,
             key_dim=key_dim,
             value_dim=value_dim,
             block_size=self._cache.spec.block_size,
@@ -175,6 +181,7 @@ class TritonPaged:
             has_sinks=variant.sinks is not None,
             has_trees=plan.has_trees,
             has_int8=has_int8,
+            has_latents=variant.has_latents,
             is_divided=segment.is_divided,
             block_q=block_q,
             block_m=max(tile.rows, _power_of_two(block_q * share)),
@@ -228,6 +235,16 @@ def default_tile(max_tokens: int, share: int, key_dim: int, item_size: int, has_
     block_key = _padded(key_dim)
     num_warps = 4 if block_m < _WARP_GROUP_ROWS or _four_warps_suffice(block_key, has_int8, capability) else 8
     return Tile(rows, _keys_per_step(block_key, item_size), num_warps)
+
+
+def latent_tile(max_tokens: int, share: int, item_size: int) -> Tile:
+    """The tile for latents, which are longer than keys and values: sums of a row alone take half a thousand registers.
+
+    Args:
+        share: query heads of a program.
+    """
+    rows = 16 if max_tokens * share <= 16 or item_size > 2 else 32
+    return Tile(rows, 32 if item_size <= 2 else 16, 4 if rows == 16 else 8, num_stages=2)
 
 
 def _four_warps_suffice(block_key: int, has_int8: bool, capability: int) -> bool:

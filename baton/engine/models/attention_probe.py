@@ -19,6 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from baton.core.errors import UnsupportedModelError
 from baton.core.kv_spec import LayerSpec
+from baton.engine.attention.latent import project_latents
 
 MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -127,7 +128,8 @@ class _Probe:
         window = kwargs.get("sliding_window") if attention_mask is None else self._window_behind(attention_mask)
         spec = LayerSpec(num_kv_heads, int(key.shape[3]), int(value.shape[3]))
         self.layers.append(AttentionLayer(module, spec, int(window) if window else None))
-        return value.repeat_interleave(num_heads // num_kv_heads, dim=1).transpose(1, 2).contiguous(), None
+        output = value.repeat_interleave(num_heads // num_kv_heads, dim=1).transpose(1, 2)
+        return project_latents(module, output).contiguous(), None
 
     def _window_behind(self, mask: torch.Tensor) -> int | None:
         index = int(mask.flatten()[0])

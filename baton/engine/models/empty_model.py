@@ -14,6 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from baton.core.errors import UnsupportedModelError
 from baton.core.kv_spec import LayerSpec
+from baton.engine.attention.latent import project_latents, share_latents
 
 _NAME = "baton_shapes"
 _NUM_TOKENS = 4
@@ -25,6 +26,7 @@ def empty_model(config: Any, dtype: torch.dtype = torch.bfloat16) -> PreTrainedM
         model: PreTrainedModel = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
     model.tie_weights()
     model.eval()
+    share_latents(model)
     return model
 
 
@@ -40,7 +42,8 @@ def attention_shapes(model: PreTrainedModel) -> tuple[LayerSpec, ...]:
         module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, None]:
         found.append(LayerSpec(int(key.shape[1]), int(key.shape[3]), int(value.shape[3])))
-        return value.repeat_interleave(query.shape[1] // key.shape[1], dim=1).transpose(1, 2).contiguous(), None
+        output = value.repeat_interleave(query.shape[1] // key.shape[1], dim=1).transpose(1, 2)
+        return project_latents(module, output).contiguous(), None
 
     ALL_ATTENTION_FUNCTIONS.register(_NAME, attend)
     ALL_MASK_ATTENTION_FUNCTIONS.register(_NAME, lambda *_, **__: None)

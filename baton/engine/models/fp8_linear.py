@@ -15,6 +15,7 @@ from torch.nn.functional import ScalingType, scaled_mm
 from transformers import PreTrainedModel
 
 from baton.core.errors import ConfigError, UnsupportedModelError
+from baton.engine.attention.latent import is_absorbed
 from baton.engine.models.fp8_kernels import LARGEST, LEAST
 
 _MIN_CAPABILITY = (8, 9)
@@ -99,7 +100,9 @@ def make_linears_fp8(model: PreTrainedModel) -> None:
 
 def can_be_fp8(module: nn.Module) -> bool:
     """Whether a module is a linear layer that tensor cores can multiply in fp8."""
-    return type(module) is nn.Linear and not any(side % _SIDE_MULTIPLE for side in module.weight.shape)
+    if type(module) is not nn.Linear or is_absorbed(module):
+        return False
+    return not any(side % _SIDE_MULTIPLE for side in module.weight.shape)
 
 
 def check_device(device: torch.device) -> None:

@@ -18,6 +18,7 @@ from baton.core.errors import ConfigError, UnsupportedModelError
 from baton.core.kv_spec import KVCacheSpec, KVEncoding
 from baton.core.ranks import share_of
 from baton.engine.attention.base import ATTENTION_NAME, paged_attention
+from baton.engine.attention.latent import share_latents
 from baton.engine.device.uploads import TORCH_DTYPES
 from baton.engine.models.attention_probe import AttentionLayer, probe_attention
 from baton.engine.models.empty_model import attention_shapes, empty_model
@@ -181,6 +182,7 @@ def prepare_model(
         localise(model, plan, group)
     if not getattr(model, "is_quantized", False):  # whose linear layers have forward passes of their own
         speed_up_products(model, model.device)
+    share_latents(model)
     # Registering the same function again has no effect, so every model may do it.
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, paged_attention)
     model.requires_grad_(False)

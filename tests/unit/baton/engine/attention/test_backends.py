@@ -52,6 +52,7 @@ def cases(draw: st.DrawFn) -> tuple[Shape, list[Span], AttentionVariant]:
         value_dim=draw(st.sampled_from([4, 12])),
         block_size=draw(st.integers(2, 5)),
         encoding=draw(st.sampled_from(KVEncoding)),
+        has_latents=draw(st.booleans()),
     )
     sinks = torch.linspace(-2, 2, shape.num_kv_heads * shape.share) if draw(st.booleans()) else None
     variant = AttentionVariant(
@@ -59,6 +60,7 @@ def cases(draw: st.DrawFn) -> tuple[Shape, list[Span], AttentionVariant]:
         sliding_window=draw(st.none() | st.integers(1, 12)),
         softcap=draw(st.sampled_from([None, 1.5])),
         sinks=sinks,
+        has_latents=shape.has_latents,
     )
     return shape, draw(span_lists(shape.block_size)), variant
 
@@ -131,6 +133,16 @@ def test_many_small_weights_survive_half_precision(create_backend: CreateBackend
     variant = AttentionVariant(scaling=1.0)
     output = world.run(create_backend(world.cache), variant)
     torch.testing.assert_close(output.double(), world.expected(variant), rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize("encoding", KVEncoding)
+def test_many_heads_share_latents(create_backend: CreateBackend, encoding: KVEncoding) -> None:
+    """More heads than a program computes, and a number of them that no power of two divides."""
+    shape = Shape(num_kv_heads=1, share=20, key_dim=8, value_dim=16, block_size=8, encoding=encoding, has_latents=True)
+    world = World(shape, [Span([3, 5, 1], 20, 1), Span([7, 9], 2, 2), Span(list(range(20, 24)), 30, 2, (ROOT,))])
+    variant = AttentionVariant(scaling=0.2, has_latents=True)
+    output = world.run(create_backend(world.cache), variant)
+    torch.testing.assert_close(output.double(), world.expected(variant), rtol=1e-4, atol=1e-5)
 
 
 def test_layers_of_one_batch_can_differ(create_backend: CreateBackend) -> None:

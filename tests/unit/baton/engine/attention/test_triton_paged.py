@@ -155,7 +155,7 @@ def test_a_static_plan_matches_exactly_sized_plans(create_triton: CreateBackend)
         torch.testing.assert_close(output[num_tokens:], torch.full_like(output[num_tokens:], 0.5))
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "deepseek_v3"])
 def test_whole_models_match_the_tokens_of_transformers(create_triton: CreateBackend, name: str) -> None:
     """Grouped queries; windows with capped scores; sinks. Chunked prompts among sequences that decode."""
     prompts = random_prompts([11, 3])
