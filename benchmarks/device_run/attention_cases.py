@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -30,6 +30,7 @@ class Sizes:
         dtypes: used in turn.
         value_dims: value dims for some key dims; for the others, the value dim equals the key dim.
         most_heads: maximum number of query heads.
+        latents: key dim, value dim and numbers of query heads of cases with latents.
         long_context: number of keys of the longest sequence.
         prompt: number of new tokens of the longest prompt.
         batch: number of sequences of the largest batch.
@@ -40,6 +41,7 @@ class Sizes:
     value_dims: tuple[tuple[int, int], ...] = ((192, 128),)
     shares: tuple[int, ...] = (1, 2, 3, 4, 5, 7, 8, 16)
     most_heads: int = 32
+    latents: tuple[int, int, tuple[int, ...]] = (64, 512, (16, 20, 128))
     block_sizes: tuple[int, ...] = (8, 16, 32)
     windows: tuple[int, ...] = (1, 7, 64, 200)
     long_context: int = 5000
@@ -49,7 +51,9 @@ class Sizes:
 
 
 # Without bfloat16, which Triton's interpreter computes wrongly, as integers.
-TINY = Sizes(("float32", "float16"), (8, 20), ((20, 12),), (1, 2, 3), 6, (4, 8), (1, 7), 48, 20, 3, 6)
+TINY = Sizes(("float32", "float16"), (8, 20), ((20, 12),), (1, 2, 3), 6, (8, 12, (4, 20)), (4, 8), (1, 7), 48, 20, 3, 6)
+_CASES_PER_LATENTS = 7
+"""No divisor of the numbers of kinds and of dtypes, so that all of them occur with latents."""
 KINDS = ("decode", "long", "chains", "trees", "prompts", "mixed")
 
 
@@ -75,7 +79,7 @@ class AttentionCase:
     def cost(self) -> int:
         """The number of products in the scores, a measure of the case's size."""
         pairs = sum(span.num_tokens * span.end for span in self.spans)
-        return pairs * self.shape.num_kv_heads * self.shape.share * self.shape.key_dim
+        return pairs * self.shape.num_kv_heads * self.shape.share * self.shape.query_dim
 
 
 def draw_cases(count: int, sizes: Sizes, seed: int = 0) -> dict[str, AttentionCase]:
@@ -98,6 +102,10 @@ def _draw_case(index: int, chance: random.Random, sizes: Sizes) -> AttentionCase
         dtype=sizes.dtypes[turn % len(sizes.dtypes)],
         encoding=KVEncoding.INT8 if turn // len(sizes.dtypes) % 3 == 1 else KVEncoding.NATIVE,
     )
+    if index % _CASES_PER_LATENTS == _CASES_PER_LATENTS - 1:
+        key_dim, value_dim, heads_of_latents = sizes.latents
+        share = chance.choice(heads_of_latents)
+        shape = replace(shape, num_kv_heads=1, share=share, key_dim=key_dim, value_dim=value_dim, has_latents=True)
     spans = _draw_spans(kind, chance, sizes, shape.block_size)
     window = chance.choice(sizes.windows) if chance.random() < 0.35 else None
     softcap = chance.choice([2.0, 30.0]) if chance.random() < 0.25 else None
@@ -113,6 +121,7 @@ def _draw_case(index: int, chance: random.Random, sizes: Sizes) -> AttentionCase
     ]
     heads = f"{shape.num_kv_heads * share}/{shape.num_kv_heads} heads of {shape.key_dim}"
     heads += f"+{shape.value_dim}" if shape.value_dim != shape.key_dim else ""
+    heads += " latents" if shape.has_latents else ""
     encoding = "int8 KV" if shape.encoding is KVEncoding.INT8 else ""
     words = [f"{index:02d}", kind, shape.dtype, encoding, heads, f"blocks of {shape.block_size}", *extras]
     return AttentionCase(
@@ -120,7 +129,7 @@ def _draw_case(index: int, chance: random.Random, sizes: Sizes) -> AttentionCase
         shape,
         spans,
         # Some distributions are peaked, as in trained models, so that a single wrong key is noticed.
-        key_dim**-0.5 * chance.choice([1.0, 3.0]),
+        shape.query_dim**-0.5 * chance.choice([1.0, 3.0]),
         window,
         softcap,
         has_sinks,
@@ -173,7 +182,7 @@ def check_case(case: AttentionCase, create_backend: CreateBackend, device: torch
     world = World(case.shape, case.spans, device=device, seed=case.seed, window=case.window, num_blocks=num_blocks)
     num_heads = case.shape.num_kv_heads * case.shape.share
     sinks = world.random(num_heads) if case.has_sinks else None
-    variant = AttentionVariant(case.scaling, case.window, case.softcap, sinks)
+    variant = AttentionVariant(case.scaling, case.window, case.softcap, sinks, case.shape.has_latents)
     backend = create_backend(world.cache)
     before = [tensor.clone() for tensor in (*world.cache.keys, *world.cache.values)]
     with poisoned_allocations():

@@ -100,7 +100,7 @@ def test_cases_cover_all_their_choices_and_are_reproducible(sizes: Sizes) -> Non
         (dtype, encoding) for dtype in sizes.dtypes for encoding in KVEncoding
     }
     assert values(lambda case: case.shape.key_dim) == set(sizes.key_dims)
-    assert values(lambda case: case.shape.share) == set(sizes.shares)
+    assert values(lambda case: case.shape.share) == {*sizes.shares, *sizes.latents[2]}
     assert values(lambda case: case.shape.block_size) == set(sizes.block_sizes)
     assert values(lambda case: case.window) == {None, *sizes.windows}
     for has in (
@@ -110,6 +110,7 @@ def test_cases_cover_all_their_choices_and_are_reproducible(sizes: Sizes) -> Non
         lambda case: any(span.first_key for span in case.spans),
         lambda case: any(span.start > span.tree_start for span in case.spans if span.parents),
         lambda case: case.shape.value_dim != case.shape.key_dim,
+        lambda case: case.shape.has_latents,
     ):
         assert values(has) == {False, True}
     costs = [cases[name].cost for name in smallest(cases, 12)]
