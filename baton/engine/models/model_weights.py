@@ -17,11 +17,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from baton.core.errors import ConfigError, UnsupportedModelError
 from baton.engine.models.model_source import ModelSource
-from baton.engine.models.quantized.reader import plain_tensors
+from baton.engine.models.quantized.reader import INDEX, checkpoint_files, plain_tensors
 from baton.engine.models.quantized.schemes import Scheme, require_formats, scheme_of
 
 _FILES = ["*.json", "*.safetensors"]
-_INDEX = "model.safetensors.index.json"
 _GENERATION_CONFIG = "generation_config.json"
 
 
@@ -112,7 +111,7 @@ def _complete(source: ModelSource, load: Callable[[], Any]) -> PreTrainedModel:
     """Loads a model and checks that nothing is missing, which transformers would fill with random numbers."""
     try:
         loaded: Any = load()
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, LookupError) as error:
         raise ConfigError(f"model: the weights of {source.name} could not be loaded: {error}") from error
     model: PreTrainedModel = loaded[0]
     missing = sorted(loaded[1]["missing_keys"])
@@ -128,9 +127,12 @@ def stored_bytes(source: ModelSource) -> int:
     """Bytes of a checkpoint's safetensors files, from its index where it is on a hub; 0 if they are not known."""
     folder = Path(source.path)
     if folder.is_dir():
-        return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        try:
+            return sum(file.stat().st_size for file in checkpoint_files(folder))
+        except (ConfigError, OSError):
+            return 0
     try:
-        index = json.loads(Path(hf_hub_download(source.path, _INDEX)).read_text(encoding="utf-8"))
+        index = json.loads(Path(hf_hub_download(source.path, INDEX)).read_text(encoding="utf-8"))
         return int(index["metadata"]["total_size"])
     except (OSError, ValueError, LookupError):
         return 0

@@ -117,7 +117,7 @@ class ScaledFormat:
         """Numbers of a dimension that share a scale."""
         if self.block is not None and -(-size // self.block[dim]) == counts[dim]:
             return self.block[dim]
-        if size % counts[dim]:
+        if not counts[dim] or size % counts[dim]:
             raise UnsupportedModelError(f"{counts[dim]} scales do not divide {size} numbers of a weight")
         return size // counts[dim]
 
@@ -146,7 +146,7 @@ class PackedFormat:
         rows, columns = (int(size) for size in stored["weight_shape"][...])
         words = _shape(stored["weight_packed"], "weight_packed")[1]
         bits = _bits_of(words, columns)
-        groups = stored["weight_scale"].get_shape()[1]
+        groups = _shape(stored["weight_scale"], "weight_scale")[1]
         along = None if "weight_g_idx" in stored else _group_axis(columns, groups)
         one, packed = Fraction(1), Fraction(_WORD_BITS // bits)
         axes: dict[str, tuple[Axis, ...]] = {
@@ -225,7 +225,7 @@ class AwqFormat:
 
     def layout(self, stored: Mapping[str, Slice]) -> Layout:
         columns, words = _shape(stored["qweight"], "qweight")
-        along = _group_axis(columns, stored["scales"].get_shape()[0])
+        along = _group_axis(columns, _shape(stored["scales"], "scales")[0])
         one, packed = Fraction(1), Fraction(len(_AWQ_ORDER))
         axes: dict[str, tuple[Axis, ...]] = {
             "qweight": ((COLUMNS, one), (ROWS, packed)),
@@ -304,7 +304,7 @@ def _plain_axes() -> tuple[Axis, ...]:
 
 
 def _group_axis(size: int, groups: int) -> Axis:
-    if size % groups:
+    if not groups or size % groups:
         raise UnsupportedModelError(f"{groups} groups do not divide {size} numbers of a weight")
     return None if groups == 1 else (COLUMNS, Fraction(size // groups))
 

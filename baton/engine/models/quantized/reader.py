@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,7 @@ from baton.core.errors import ConfigError, UnsupportedModelError
 from baton.engine.models.quantized.formats import Layout, Slice, WeightFormat
 from baton.engine.models.quantized.schemes import Scheme
 
+INDEX = "model.safetensors.index.json"
 _NUMBERS_AT_ONCE = 1 << 24
 """Numbers of a weight computed at once, which bounds the memory of intermediate results."""
 _QUANTIZED_DTYPES = ("F8_E4M3", "F8_E5M2", "F8_E8M0", "F4", "I8", "U8", "I32")
@@ -106,23 +108,37 @@ def plain_tensors(
     Valid within the context, which keeps the files open.
 
     Raises:
-        ConfigError: there are no safetensors files, or they are broken.
+        ConfigError: there are no safetensors files, or they are broken; see :func:`checkpoint_files`.
         UnsupportedModelError: a quantized tensor is stored in a way that the scheme does not describe.
     """
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ConfigError(
-            f"model: {folder} has no .safetensors files; quantized checkpoints are read from no other kind of file."
-        )
     with ExitStack() as opened:
         stored: dict[str, Slice] = {}
-        for file in files:
+        for file in checkpoint_files(folder):
             try:
                 content: Any = opened.enter_context(safe_open(file, framework="pt"))
             except Exception as error:  # safetensors has an error class of its own, which it does not export
                 raise ConfigError(f"model: {file} could not be read: {error}") from error
             stored.update({name: content.get_slice(name) for name in content.keys()})  # noqa: SIM118  # no mapping
         yield plain_views(stored, scheme, dtype, device)
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint: those of its index, or the only one.
+
+    Raises:
+        ConfigError: there are none, or the index cannot be read.
+    """
+    index = folder / INDEX
+    if index.is_file():
+        try:
+            return sorted({folder / name for name in json.loads(index.read_text("utf-8"))["weight_map"].values()})
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ConfigError(f"model: {index} could not be read: {error!r}") from error
+    if (single := folder / "model.safetensors").is_file():
+        return [single]
+    raise ConfigError(
+        f"model: {folder} has neither {INDEX} nor {single.name}; quantized checkpoints are read from nothing else."
+    )
 
 
 def plain_views(

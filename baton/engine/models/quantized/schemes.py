@@ -60,6 +60,9 @@ def scheme_of(config: Any) -> Scheme | None:
         return reader(settings)
     except _UnreadableError as error:
         return Scheme(method, _LIBRARIES.get(method, ()), reason=str(error))
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        reason = f"the quantization_config of {method} cannot be read ({type(error).__name__}: {error})"
+        return Scheme(method, _LIBRARIES.get(method, ()), reason=reason)
 
 
 class _UnreadableError(Exception):

@@ -17,7 +17,7 @@ from transformers import AutoConfig
 from baton.core.errors import ConfigError, UnsupportedModelError
 from baton.engine.models.quantized import reader
 from baton.engine.models.quantized.formats import AwqFormat, GptqFormat, ScaledFormat, WeightFormat
-from baton.engine.models.quantized.reader import PlainWeight, plain_tensors, plain_views
+from baton.engine.models.quantized.reader import PlainWeight, checkpoint_files, plain_tensors, plain_views
 from baton.engine.models.quantized.schemes import Scheme, scheme_of
 from tests.quantized.make_checkpoints import FOLDER
 
@@ -105,6 +105,7 @@ def test_awq_interleaves_the_rows_of_a_word() -> None:
     [
         ({"weight": ((4, 4), "I8"), "scale": ((4, 1), "F32")}, r"layer.weight .* is I8; expected F8_E4M3"),
         ({"weight": ((4, 4), "F8_E4M3"), "scale": ((3, 1), "F32")}, r"3 scales do not divide 4 numbers"),
+        ({"weight": ((4, 4), "F8_E4M3"), "scale": ((0, 1), "F32")}, r"0 scales do not divide 4 numbers"),
         ({"weight": ((2, 4, 4), "F8_E4M3"), "scale": ((2, 1, 1), "F32")}, r"3 dimensions; only .* linear layers"),
     ],
 )
@@ -141,8 +142,21 @@ def test_only_slices_can_be_read(index: Any) -> None:
 
 
 def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no .safetensors files"), plain_tensors(tmp_path, Scheme("x"), *ANY):
-        pass
+    save_file({"norm.weight": torch.ones(3)}, tmp_path / "consolidated.safetensors")
+    with pytest.raises(ConfigError, match=r"neither model.safetensors.index.json nor model.safetensors"):
+        checkpoint_files(tmp_path)
+
+
+def test_the_index_names_the_files(tmp_path: Path) -> None:
+    (tmp_path / reader.INDEX).write_text('{"weight_map": {"a": "two.safetensors", "b": "one.safetensors"}}')
+    assert checkpoint_files(tmp_path) == [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 1}}'])
+def test_a_broken_index_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / reader.INDEX).write_text(content)
+    with pytest.raises(ConfigError, match=r"model.safetensors.index.json could not be read"):
+        checkpoint_files(tmp_path)
 
 
 def test_a_broken_file_is_named(tmp_path: Path) -> None:

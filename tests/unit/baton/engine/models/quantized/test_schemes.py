@@ -76,6 +76,8 @@ def test_old_configs_of_bitsandbytes_name_no_method() -> None:
             },
             r"transforms of activations",
         ),
+        ({"quant_method": "gptq", "bits": "four"}, r"quantization_config of gptq cannot be read \(ValueError"),
+        ({"quant_method": "fp8", "weight_block_size": 3}, r"quantization_config of fp8 cannot be read \(TypeError"),
         ({}, r"checkpoints of unknown cannot be dequantized"),
     ],
 )
