@@ -28,7 +28,7 @@ CreateBackend = Callable[[PagedKVCache, TapeRecorder], AttentionBackend]
 MIN_KEYS, NUM_PROGRAMS, MAX_LEN = 8, 12, 20
 BUCKETS = (Bucket(2, 2),)
 # The last launches of a tape: three sequences, and further pieces for each KV head.
-TWO_HEADS, FOUR_HEADS = ["attend[11, 2]", "merge[4, 4]"], ["attend[6, 4]", "merge[4, 4]"]
+TWO_HEADS, LATENTS = ["attend[11, 2]", "merge[4, 4]"], ["attend[22, 1]", "merge[4, 4]"]
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def launches_of(tape: Tape) -> list[str]:
         ("gemma2", KVEncoding.NATIVE, TWO_HEADS),
         ("gpt_oss", KVEncoding.NATIVE, TWO_HEADS),
         pytest.param(
-            "deepseek_v3", KVEncoding.NATIVE, FOUR_HEADS, marks=pytest.mark.thorough(covered_by="[window and cap]")
+            "deepseek_v3", KVEncoding.NATIVE, LATENTS, marks=pytest.mark.thorough(covered_by="[window and cap]")
         ),
     ],
     ids=["llama", "int8", "window and cap", "sinks and experts", "latent"],
