@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,8 @@ RAY_PORT, HTTP_PORT = 6379, 8000
 START_S = 240.0
 OBJECT_STORE_BYTES = 80 * 2**20
 NO_DASHBOARD = "--include-dashboard=false"
+VARIABLES = {**LOCAL_RAY_VARIABLES, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+"""Ray's head asks for a token, which every node and driver must have."""
 CALL = """
 import sys, httpx
 method, url, body = sys.argv[1:]
@@ -104,25 +108,35 @@ def nodes(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         with hosts(("head", "prefill", "decode")) as found:
             cluster = SeparateNodes(**found)
             address = f"{cluster.head.address}:{RAY_PORT}"
-            start_ray(cluster.head, logs, ["--head", f"--port={RAY_PORT}", f"--temp-dir={ray_folder}", NO_DASHBOARD])
-            cluster.wait_for(lambda: cluster.head.run(["ss", "-ltn"], 10).count(f":{RAY_PORT} "), "Ray's head", logs)
+            log = start_ray(
+                cluster.head, logs, ["--head", f"--port={RAY_PORT}", f"--temp-dir={ray_folder}", NO_DASHBOARD]
+            )
+            cluster.wait_for(partial(has_started, log), "Ray's head", logs)
             for name in ("prefill", "decode"):
-                start_ray(found[name], logs, [f"--address={address}", f"--labels=pool={name}"])
+                log = start_ray(found[name], logs, [f"--address={address}", f"--labels=pool={name}"])
+                cluster.wait_for(partial(has_started, log), f"Ray on {name}", logs)  # nodes share a folder of sockets
             config = logs / "config.yaml"
             config.write_text(yaml.safe_dump(configuration(folder, cluster.head.address)))
-            command = [sys.executable, "-m", "cluster.cli.command", "up", "-c", str(config)]
-            cluster.head.start(command, logs / "baton.log")
+            command = [sys.executable, "-c", "from cluster.cli.command import main; main()", "up", "-c", str(config)]
+            cluster.head.start(command, logs / "baton.log", VARIABLES)
             cluster.wait_for(lambda: cluster.call("GET", "/ready"), "the cluster", logs)
             yield cluster
     finally:
         shutil.rmtree(ray_folder, ignore_errors=True)
 
 
-def start_ray(host: Host, logs: Path, arguments: list[str]) -> None:
+def has_started(log: Path) -> bool:
+    return "Ray runtime started" in log.read_text()
+
+
+def start_ray(host: Host, logs: Path, arguments: list[str]) -> Path:
+    """Starts a node of Ray. Returns its log."""
     ray = str(Path(sys.executable).with_name("ray"))
     common = ["--block", f"--node-ip-address={host.address}", "--num-cpus=8", "--disable-usage-stats"]
     common += [f"--object-store-memory={OBJECT_STORE_BYTES}"]
-    host.start([ray, "start", *arguments, *common], logs / f"{host.namespace}.log", LOCAL_RAY_VARIABLES)
+    log = logs / f"{host.namespace}.log"
+    host.start([ray, "start", *arguments, *common], log, VARIABLES)
+    return log
 
 
 def configuration(folder: Path, address: str) -> dict[str, Any]:
