@@ -131,6 +131,17 @@ def test_stored_weights_cannot_be_divided() -> None:
         load_weights(source("gptq"), load_config(source("gptq")), torch.float32, CPU, divided=object())  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["compressed-w8a8", "fp8-block", "bitsandbytes-int8", "bitsandbytes-nf4"])
+@pytest.mark.parametrize("weights", ["native", "dequantized"])
+def test_codes_are_not_taken_for_weights(tmp_path: Path, name: str, weights: str) -> None:
+    config = json.loads((FOLDER / name / "config.json").read_text())
+    del config["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").symlink_to(FOLDER / name / "model.safetensors")
+    with pytest.raises(UnsupportedModelError, match=r"weight is (I8|U8|F8_E4M3), but the config has no quantization_c"):
+        load_model(ModelSource(str(tmp_path), name), "float32", CPU, weights)
+
+
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"AWQ \(4 bits\).*gptqmodel.*engine.weights: dequantized"):

@@ -17,7 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from baton.core.errors import ConfigError, UnsupportedModelError
 from baton.engine.models.model_source import ModelSource
-from baton.engine.models.quantized.reader import INDEX, checkpoint_files, plain_tensors
+from baton.engine.models.quantized.reader import INDEX, check_plain, checkpoint_files, plain_tensors
 from baton.engine.models.quantized.schemes import Scheme, require_formats, scheme_of
 
 _FILES = ["*.json", "*.safetensors"]
@@ -59,6 +59,8 @@ def load_weights(
         return _load_dequantized(source, config, scheme, dtype, device, arguments)
     if scheme is not None:
         _check_native(scheme, divided is not None)
+    elif Path(source.path).is_dir():
+        check_plain(Path(source.path))
     load: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
     model = _complete(source, lambda: load(source.path, config=config, **arguments))
     if scheme is not None and model.dtype is not dtype:

@@ -11,7 +11,7 @@ from types import EllipsisType
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from baton.core.errors import ConfigError, UnsupportedModelError
 from baton.engine.models.quantized.formats import Layout, Slice, WeightFormat
@@ -21,6 +21,7 @@ INDEX = "model.safetensors.index.json"
 _NUMBERS_AT_ONCE = 1 << 24
 """Numbers of a weight computed at once, which bounds the memory of intermediate results."""
 _QUANTIZED_DTYPES = ("F8_E4M3", "F8_E5M2", "F8_E8M0", "F4", "I8", "U8", "I32")
+_CODES = ("F8_E4M3", "F8_E5M2", "I8", "U8")
 _BESIDE_WEIGHTS = (
     "input_scale",
     "activation_scale",
@@ -116,7 +117,7 @@ def plain_tensors(
         for file in checkpoint_files(folder):
             try:
                 content: Any = opened.enter_context(safe_open(file, framework="pt"))
-            except Exception as error:  # safetensors has an error class of its own, which it does not export
+            except (OSError, SafetensorError) as error:
                 raise ConfigError(f"model: {file} could not be read: {error}") from error
             stored.update({name: content.get_slice(name) for name in content.keys()})  # noqa: SIM118  # no mapping
         yield plain_views(stored, scheme, dtype, device)
@@ -167,6 +168,26 @@ def plain_views(
             )
         found[name] = tensor
     return found
+
+
+def check_plain(folder: Path) -> None:
+    """Refuses quantized weights of a checkpoint whose config does not mention them: their codes are not the weights.
+
+    Raises:
+        UnsupportedModelError: there are such weights.
+    """
+    for file in folder.glob("*.safetensors"):
+        try:
+            with safe_open(file, framework="pt") as content:
+                dtypes = {name: content.get_slice(name).get_dtype() for name in content.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError):  # transformers says what is wrong with the file
+            continue
+        for name, dtype in dtypes.items():
+            if name.endswith(".weight") and dtype in _CODES:
+                raise UnsupportedModelError(
+                    f"{name} is {dtype}, but the config has no quantization_config, which would say what that means. "
+                    "Take the config.json that belongs to the checkpoint."
+                )
 
 
 def _region(index: EllipsisType | slice | tuple[slice, ...], shape: tuple[int, int]) -> Region:
