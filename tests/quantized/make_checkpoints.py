@@ -6,6 +6,7 @@ read only what it wrote.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import tempfile
@@ -22,13 +23,14 @@ from transformers import (
     AutoModelForCausalLM,
     BitsAndBytesConfig,
     LlamaConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen3MoeConfig,
 )
 from transformers.integrations.finegrained_fp8 import Fp8Quantize
 
-FOLDER = Path(__file__).parent / "checkpoints"
+FOLDER = Path(__file__).resolve().parent / "checkpoints"
 PROMPT = [5, 17, 100, 42, 9, 77, 120, 8]
 NUM_TOKENS = 24
 _VOCAB_SIZE = 128
@@ -38,9 +40,9 @@ _SPREAD = 10.0
 """Factor of the weights, with which random models do not repeat one token."""
 
 
-def _llama() -> PreTrainedModel:
+def _model(config_class: type[PreTrainedConfig], **settings: Any) -> PreTrainedModel:
     torch.manual_seed(7)
-    config = LlamaConfig(
+    config = config_class(
         vocab_size=_VOCAB_SIZE,
         hidden_size=64,
         intermediate_size=64,
@@ -53,30 +55,15 @@ def _llama() -> PreTrainedModel:
         bos_token_id=0,
         eos_token_id=1,
         pad_token_id=2,
+        **settings,
     )
     return _spread(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16))
 
 
-def _experts() -> PreTrainedModel:
-    torch.manual_seed(7)
-    config = Qwen3MoeConfig(
-        vocab_size=_VOCAB_SIZE,
-        hidden_size=64,
-        intermediate_size=64,
-        moe_intermediate_size=32,
-        num_experts=4,
-        num_experts_per_tok=2,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=256,
-        tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=2,
-    )
-    return _spread(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16))
+def _plain_model(name: str) -> PreTrainedModel:
+    if name == "fp8-experts":
+        return _model(Qwen3MoeConfig, moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2)
+    return _model(LlamaConfig)
 
 
 def _spread(model: PreTrainedModel) -> PreTrainedModel:
@@ -284,10 +271,10 @@ def main() -> None:
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir()
     expected = {}
-    with tempfile.TemporaryDirectory() as work:
+    with tempfile.TemporaryDirectory() as work, contextlib.chdir(work):  # gptqmodel writes logs where it runs
         for name, write in WRITERS.items():
             plain = Path(work) / f"{name}-plain"
-            (_experts() if name == "fp8-experts" else _llama()).save_pretrained(plain)
+            _plain_model(name).save_pretrained(plain)
             written = Path(work) / name
             write(written, plain)
             (FOLDER / name).mkdir()
