@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from baton import LLM, SamplingParams
@@ -140,6 +141,86 @@ def test_codes_are_not_taken_for_weights(tmp_path: Path, name: str, weights: str
     (tmp_path / "model.safetensors").symlink_to(FOLDER / name / "model.safetensors")
     with pytest.raises(UnsupportedModelError, match=r"weight is (I8|U8|F8_E4M3), but the config has no quantization_c"):
         load_model(ModelSource(str(tmp_path), name), "float32", CPU, weights)
+
+
+Q = "model.layers.0.self_attn.q_proj."
+
+
+def state(**changes: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Changes the description of a weight of bitsandbytes."""
+
+    def change(stored: torch.Tensor) -> torch.Tensor:
+        text = json.dumps({**json.loads(bytes(stored.tolist())), **changes})
+        return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+    return change
+
+
+def without(stored: torch.Tensor) -> None:
+    """Removes a tensor."""
+
+
+STATE = "weight.quant_state.bitsandbytes__nf4"
+DAMAGES: list[tuple[str, str, Callable[[torch.Tensor], torch.Tensor | None], str]] = [
+    ("fp8-block", "weight_scale_inv", lambda scale: scale[:2], r"needs \[4, 2\]"),
+    ("fp8-block", "weight_scale_inv", lambda scale: scale.to(torch.int64), r"is I64; expected F32"),
+    ("compressed-w8a8", "weight_scale", lambda scale: scale[:64], r"has the shape \[64, 1\]"),
+    ("compressed-w4a16-asymmetric", "weight_zero_point", without, r"weight_zero_point is missing"),
+    ("compressed-w4a16", "weight_scale", without, r"lacks weight_scale"),
+    ("compressed-w4a16", "weight_packed", lambda words: words.to(torch.int8), r"is I8; expected I32"),
+    ("compressed-w4a16", "weight_shape", lambda shape: shape * 1_000_000, r"are packed into"),
+    ("compressed-w4a16", "weight_shape", lambda shape: shape[:1], r"ValueError: not enough values"),
+    ("bitsandbytes-int8", "SCB", lambda scale: scale[:64], r"needs \[128, 1\]"),
+    ("bitsandbytes-nf4", "weight.nested_absmax", without, r"nested_absmax of its nested scales are missing"),
+    ("bitsandbytes-nf4", "weight.absmax", lambda scale: scale.float(), r"is F32; expected U8"),
+    ("bitsandbytes-nf4", STATE, state(dtype="load"), r"the dtype is 'load'"),
+    ("bitsandbytes-nf4", STATE, state(blocksize=0), r"0 is not a positive whole number"),
+    ("bitsandbytes-nf4", STATE, state(nested_blocksize=2**40, blocksize=128), r"weight.absmax has the shape"),
+    ("bitsandbytes-nf4", STATE, lambda stored: stored[:5], r"JSONDecodeError"),
+    ("bitsandbytes-nf4", STATE, state(shape=[128]), r"ValueError"),
+    ("gptq", "g_idx", lambda groups: groups - 1, r"groups that do not exist"),
+    ("gptq", "g_idx", lambda groups: groups + 1, r"groups that do not exist"),
+    ("gptq", "scales", lambda scale: scale[:1], r"scales has the shape \[1, 128\]"),
+    ("gptq", "qweight", lambda words: words.to(torch.int16), r"is I16; expected I32"),
+    ("awq", "scales", lambda scale: scale[:1], r"scales has the shape \[1, 128\]"),
+    ("awq", "qzeros", without, r"lacks qzeros"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix", "change", "message"),
+    DAMAGES,
+    ids=[f"{name}-{suffix}-{index}" for index, (name, suffix, _, _) in enumerate(DAMAGES)],
+)
+def test_damage_is_named(
+    tmp_path: Path, name: str, suffix: str, change: Callable[[torch.Tensor], torch.Tensor | None], message: str
+) -> None:
+    (tmp_path / "config.json").symlink_to(FOLDER / name / "config.json")
+    tensors = load_file(FOLDER / name / "model.safetensors")
+    changed = change(tensors.pop(Q + suffix))
+    if changed is not None:
+        tensors[Q + suffix] = changed.contiguous()
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UnsupportedModelError, match=rf"self_attn.q_proj.*{message}"):
+        load_model(ModelSource(str(tmp_path), name), "float32", CPU, "dequantized")
+
+
+@pytest.mark.parametrize("quantization", [[], "fp8", 7, {"quant_method": ["fp8"]}, {"quant_method": None}])
+@pytest.mark.parametrize("weights", ["native", "dequantized"])
+def test_settings_of_another_kind_are_refused(tmp_path: Path, quantization: Any, weights: str) -> None:
+    config = json.loads((FOLDER / "gptq/config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
+    (tmp_path / "model.safetensors").symlink_to(FOLDER / "gptq/model.safetensors")
+    with pytest.raises((ConfigError, UnsupportedModelError)):
+        load_model(ModelSource(str(tmp_path), "x"), "float32", CPU, weights)
+
+
+def test_a_config_of_another_size_is_named(tmp_path: Path) -> None:
+    config = json.loads((FOLDER / "gptq/config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 256}))
+    (tmp_path / "model.safetensors").symlink_to(FOLDER / "gptq/model.safetensors")
+    with pytest.raises(ConfigError, match=r"has the shape \(128, 64\), but its config needs \(256, 64\)"):
+        load_model(ModelSource(str(tmp_path), "x"), "float32", CPU, "dequantized")
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

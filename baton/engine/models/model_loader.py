@@ -269,7 +269,7 @@ def load_config(source: ModelSource) -> Any:
     """Loads a model's config. Raises :class:`ConfigError` if it is missing or unreadable."""
     try:
         return AutoConfig.from_pretrained(source.path)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"model: {source.name} could not be read from {source.path}: {error}. "
             "Expected a transformers model folder, a hub id that this machine can reach, or a GGUF file."

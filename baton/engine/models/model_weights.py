@@ -53,7 +53,7 @@ def load_weights(
     placement: dict[str, Any] = {} if device.type == "cpu" else {"device_map": {"": device}}
     if divided is not None:
         placement = {"distributed_config": divided}
-    arguments = {"dtype": dtype, "output_loading_info": True, **placement}
+    arguments = {"dtype": dtype, "output_loading_info": True, "ignore_mismatched_sizes": True, **placement}
     scheme = scheme_of(config)
     if scheme is not None and weights != "native":
         return _load_dequantized(source, config, scheme, dtype, device, arguments)
@@ -110,12 +110,17 @@ def _check_native(scheme: Scheme, is_divided: bool) -> None:
 
 
 def _complete(source: ModelSource, load: Callable[[], Any]) -> PreTrainedModel:
-    """Loads a model and checks that nothing is missing, which transformers would fill with random numbers."""
+    """Loads a model and checks that no tensor is missing or misshapen; transformers fills those with random numbers."""
     try:
         loaded: Any = load()
-    except (OSError, ValueError, RuntimeError, ImportError, LookupError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, LookupError, TypeError, AttributeError) as error:
         raise ConfigError(f"model: the weights of {source.name} could not be loaded: {error}") from error
     model: PreTrainedModel = loaded[0]
+    for name, stored, expected in sorted(loaded[1]["mismatched_keys"], key=str):
+        raise ConfigError(
+            f"model: {name} of {source.name} has the shape {tuple(stored)}, but its config needs {tuple(expected)}. "
+            "Take the config.json that belongs to the checkpoint."
+        )
     missing = sorted(loaded[1]["missing_keys"])
     if missing:
         raise ConfigError(

@@ -16,37 +16,21 @@ from typing import Any, Protocol
 import torch
 
 from baton.core.errors import UnsupportedModelError
+from baton.engine.models.quantized.layout import COLUMNS, FLOATS, ROWS, Axis, Layout, Part, Slice, positive
 
-ROWS, COLUMNS = 0, 1
 _WORD_BITS = 32
 _PACKED_BITS = (2, 4, 8)
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Column within eight of each group of four bits, from the lowest."""
 
-Axis = tuple[int, Fraction] | None
+FP8 = ("F8_E4M3", "F8_E5M2")
+_WORDS, _INDICES = ("I32",), ("I32", "I64")
+_CODES_OF_4_BITS, _CODES_OF_8_BITS = 16, 256
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+Block = tuple[int | None, int | None]
+"""Rows and columns that share a scale; ``None``: all."""
 Tensors = Mapping[str, torch.Tensor]
-
-
-class Slice(Protocol):
-    """A tensor in a safetensors file."""
-
-    def get_shape(self) -> list[int]: ...
-    def get_dtype(self) -> str: ...
-    def __getitem__(self, index: Any) -> torch.Tensor: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How the stored tensors follow a weight.
-
-    Attributes:
-        shape: of the weight, ``(out_features, in_features)``.
-        axes: by stored tensor, for each of its dimensions: the dimension of the weight that it follows, and the numbers
-            of the weight along it for which one index stands. ``None`` is read whole.
-    """
-
-    shape: tuple[int, int]
-    axes: Mapping[str, tuple[Axis, ...]]
 
 
 class WeightFormat(Protocol):
@@ -80,13 +64,13 @@ class ScaledFormat:
     Attributes:
         scale: suffix of the scales.
         dtypes: names of safetensors for the dtypes that the numbers may have.
-        block: rows and columns of a block, where the last ones may be smaller; ``None``: as the shapes divide.
+        blocks: what may share a scale; the last blocks of a weight may be smaller.
         divisor: scales are divided by it.
     """
 
     scale: str
     dtypes: tuple[str, ...]
-    block: tuple[int, int] | None = None
+    blocks: tuple[Block, ...]
     divisor: int = 1
 
     @property
@@ -98,41 +82,48 @@ class ScaledFormat:
         return ("weight_zero_point",)
 
     def layout(self, stored: Mapping[str, Slice]) -> Layout:
-        rows, columns = _shape(stored["weight"], "weight")
-        if (dtype := stored["weight"].get_dtype()) not in self.dtypes:
-            raise UnsupportedModelError(f"a weight with scales is {dtype}; expected {' or '.join(self.dtypes)}")
-        scales = stored[self.scale].get_shape()
-        counts = [*scales, 1, 1][:2]
-        blocks = (self._block(ROWS, rows, counts), self._block(COLUMNS, columns, counts))
-        axes: tuple[Axis, ...] = tuple(
-            (dim, Fraction(block)) if count > 1 else None
-            for dim, (count, block) in enumerate(zip(scales, blocks, strict=False))
-        )
-        parts = {"weight": _plain_axes(), self.scale: axes}
+        shape = _shape(stored["weight"], "weight")
+        axes = self._axes(shape, stored[self.scale].get_shape())
+        scales = FLOATS if "I8" in self.dtypes and len(self.dtypes) == 1 else (*FLOATS, "F8_E8M0")
+        parts = {"weight": Part(_plain_axes(), self.dtypes), self.scale: Part(axes, scales)}
         if "weight_zero_point" in stored:
-            parts["weight_zero_point"] = axes
-        return Layout((rows, columns), parts)
+            parts["weight_zero_point"] = Part(axes, ("I8", *FLOATS, *FP8))
+        return Layout(shape, parts)
 
-    def _block(self, dim: int, size: int, counts: list[int]) -> int:
-        """Numbers of a dimension that share a scale."""
-        if self.block is not None and -(-size // self.block[dim]) == counts[dim]:
-            return self.block[dim]
-        if not counts[dim] or size % counts[dim]:
-            raise UnsupportedModelError(f"{counts[dim]} scales do not divide {size} numbers of a weight")
-        return size // counts[dim]
+    def _axes(self, shape: tuple[int, int], scales: list[int]) -> tuple[Axis, ...]:
+        """Those of the scales, by the first block that gives as many as are stored."""
+        wanted = []
+        for block in self.blocks:
+            counts = [1 if each is None else -(-size // each) for size, each in zip(shape, block, strict=True)]
+            if [*scales, 1, 1][:2] == counts and len(scales) <= 2:
+                return tuple(
+                    1 if each is None else (dim, Fraction(each)) for dim, each in enumerate(block[: len(scales)])
+                )
+            wanted.append(counts)
+        raise UnsupportedModelError(
+            f"{self.scale} has the shape {scales}; a weight of {shape[0]} x {shape[1]} needs "
+            f"{' or '.join(map(str, wanted))}"
+        )
 
     def decode(self, tensors: Tensors, layout: Layout) -> torch.Tensor:
-        numbers, scales = tensors["weight"].float(), tensors[self.scale]
-        axes = layout.axes[self.scale]
+        numbers, axes = tensors["weight"].float(), layout.parts[self.scale].axes
         if "weight_zero_point" in tensors:
             numbers = numbers - _spread(tensors["weight_zero_point"].float(), axes, numbers.shape)
-        factors = _spread(scales.float(), axes, numbers.shape)
+        factors = _spread(tensors[self.scale].float(), axes, numbers.shape)
         return numbers * factors if self.divisor == 1 else numbers * factors / self.divisor
 
 
 @dataclass(frozen=True, slots=True)
 class PackedFormat:
-    """``pack-quantized`` of compressed-tensors: numbers of a row packed into words, with scales for groups of them."""
+    """``pack-quantized`` of compressed-tensors: numbers of a row packed into words, with scales for groups of them.
+
+    Attributes:
+        group_sizes: numbers that may share a scale; ``None``: those of a row.
+        has_zero_points: whether weights must have zero points; ``None``: some have.
+    """
+
+    group_sizes: tuple[int | None, ...]
+    has_zero_points: bool | None
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -143,25 +134,31 @@ class PackedFormat:
         return "weight_zero_point", "weight_g_idx"
 
     def layout(self, stored: Mapping[str, Slice]) -> Layout:
-        rows, columns = (int(size) for size in stored["weight_shape"][...])
-        words = _shape(stored["weight_packed"], "weight_packed")[1]
-        bits = _bits_of(words, columns)
+        rows, columns = (positive(size) for size in stored["weight_shape"][...].tolist())
+        bits = _bits_of(_shape(stored["weight_packed"], "weight_packed")[1], columns)
         groups = _shape(stored["weight_scale"], "weight_scale")[1]
-        along = None if "weight_g_idx" in stored else _group_axis(columns, groups)
+        size = next((size for size in self.group_sizes if groups == -(-columns // (size or columns))), 0)
+        if size == 0:
+            raise UnsupportedModelError(f"weight_scale has {groups} groups for {columns} columns, unlike the config")
+        if self.has_zero_points and "weight_zero_point" not in stored:
+            raise UnsupportedModelError("weight_zero_point is missing, although the config says that there is one")
+        has_order = "weight_g_idx" in stored
+        along = groups if has_order or size is None else (COLUMNS, Fraction(size))
         one, packed = Fraction(1), Fraction(_WORD_BITS // bits)
-        axes: dict[str, tuple[Axis, ...]] = {
-            "weight_packed": ((ROWS, one), (COLUMNS, packed)),
-            "weight_scale": ((ROWS, one), along),
-            "weight_shape": (None,),
+        parts = {
+            "weight_packed": Part(((ROWS, one), (COLUMNS, packed)), _WORDS),
+            "weight_scale": Part(((ROWS, one), along)),
+            "weight_shape": Part((2,), _INDICES),
         }
         if "weight_zero_point" in stored:
-            axes["weight_zero_point"] = ((ROWS, packed), along)
-        if "weight_g_idx" in stored:
-            axes["weight_g_idx"] = ((COLUMNS, one),)
-        return Layout((rows, columns), axes)
+            parts["weight_zero_point"] = Part(((ROWS, packed), along), _WORDS)
+        if has_order:
+            parts["weight_g_idx"] = Part(((COLUMNS, one),), _INDICES)
+        return Layout((rows, columns), parts)
 
     def decode(self, tensors: Tensors, layout: Layout) -> torch.Tensor:
-        bits = _WORD_BITS // int(_numbers(layout, "weight_packed", COLUMNS))
+        packed = layout.parts["weight_packed"].axes[COLUMNS]
+        bits = _WORD_BITS // int(packed[1] if isinstance(packed, tuple) else 1)
         codes = _unpack(tensors["weight_packed"], bits, COLUMNS)
         scales = tensors["weight_scale"]
         zeros = torch.full_like(scales, 1 << bits - 1, dtype=torch.int32)
@@ -176,10 +173,12 @@ class GptqFormat:
 
     Attributes:
         bits: of a number.
+        group_size: columns that share a scale; ``None``: all.
         stores_less_one: zero points are stored less one, in ``gptq`` but not in ``gptq_v2``.
     """
 
     bits: int
+    group_size: int | None
     stores_less_one: bool
 
     @property
@@ -192,14 +191,16 @@ class GptqFormat:
 
     def layout(self, stored: Mapping[str, Slice]) -> Layout:
         words, rows = _shape(stored["qweight"], "qweight")
+        columns = words * _WORD_BITS // self.bits
+        groups = -(-columns // (self.group_size or columns or 1))
         one, packed = Fraction(1), Fraction(_WORD_BITS // self.bits)
-        axes: dict[str, tuple[Axis, ...]] = {
-            "qweight": ((COLUMNS, packed), (ROWS, one)),
-            "qzeros": (None, (ROWS, packed)),
-            "scales": (None, (ROWS, one)),
-            "g_idx": ((COLUMNS, one),),
+        parts = {
+            "qweight": Part(((COLUMNS, packed), (ROWS, one)), _WORDS),
+            "qzeros": Part((groups, (ROWS, packed)), _WORDS),
+            "scales": Part((groups, (ROWS, one))),
+            "g_idx": Part(((COLUMNS, one),), _INDICES),
         }
-        return Layout((rows, words * _WORD_BITS // self.bits), axes)
+        return Layout((rows, columns), parts)
 
     def decode(self, tensors: Tensors, layout: Layout) -> torch.Tensor:
         del layout
@@ -213,7 +214,13 @@ class GptqFormat:
 
 @dataclass(frozen=True, slots=True)
 class AwqFormat:
-    """AWQ (Lin et al., 2023), version ``gemm``: rows of the weight packed into words, interleaved."""
+    """AWQ (Lin et al., 2023), version ``gemm``: rows of the weight packed into words, interleaved.
+
+    Attributes:
+        group_size: columns that share a scale; ``None``: all.
+    """
+
+    group_size: int | None
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -225,14 +232,14 @@ class AwqFormat:
 
     def layout(self, stored: Mapping[str, Slice]) -> Layout:
         columns, words = _shape(stored["qweight"], "qweight")
-        along = _group_axis(columns, _shape(stored["scales"], "scales")[0])
+        along: Axis = 1 if self.group_size is None else (COLUMNS, Fraction(self.group_size))
         one, packed = Fraction(1), Fraction(len(_AWQ_ORDER))
-        axes: dict[str, tuple[Axis, ...]] = {
-            "qweight": ((COLUMNS, one), (ROWS, packed)),
-            "qzeros": (along, (ROWS, packed)),
-            "scales": (along, (ROWS, one)),
+        parts = {
+            "qweight": Part(((COLUMNS, one), (ROWS, packed)), _WORDS),
+            "qzeros": Part((along, (ROWS, packed)), _WORDS),
+            "scales": Part((along, (ROWS, one))),
         }
-        return Layout((words * len(_AWQ_ORDER), columns), axes)
+        return Layout((words * len(_AWQ_ORDER), columns), parts)
 
     def decode(self, tensors: Tensors, layout: Layout) -> torch.Tensor:
         del layout
@@ -264,31 +271,36 @@ class FourBitFormat:
 
     def layout(self, stored: Mapping[str, Slice]) -> Layout:
         state = _json_of(stored[self._state][...])
-        rows, columns = (int(size) for size in state["shape"])
-        block = Fraction(int(state["blocksize"]), columns)
-        axes: dict[str, tuple[Axis, ...]] = {
-            "weight": ((ROWS, Fraction(2, columns)), None),
-            "weight.absmax": ((ROWS, block),),
-            "weight.quant_map": (None,),
-            self._state: (None,),
+        rows, columns = (positive(size) for size in state["shape"])
+        if state["dtype"] not in _DTYPES:
+            raise UnsupportedModelError(f"the dtype is {state['dtype']!r}; expected {' or '.join(_DTYPES)}")
+        block = Fraction(positive(state["blocksize"]), columns)
+        is_nested = "nested_blocksize" in state
+        parts = {
+            "weight": Part(((ROWS, Fraction(2, columns)), 1), ("U8",)),
+            "weight.absmax": Part(((ROWS, block),), ("U8",) if is_nested else ("F32",)),
+            "weight.quant_map": Part((_CODES_OF_4_BITS,)),
+            self._state: Part((None,), ("U8",)),
         }
-        if "weight.nested_absmax" in stored:
-            axes["weight.nested_absmax"] = ((ROWS, block * int(state["nested_blocksize"])),)
-            axes["weight.nested_quant_map"] = (None,)
-        return Layout((rows, columns), axes)
+        if is_nested:
+            if missing := [name for name in self.optional if name not in stored]:
+                raise UnsupportedModelError(f"{' and '.join(missing)} of its nested scales are missing")
+            parts["weight.nested_absmax"] = Part(((ROWS, block * positive(state["nested_blocksize"])),))
+            parts["weight.nested_quant_map"] = Part((_CODES_OF_8_BITS,))
+            float(state["nested_offset"])
+        return Layout((rows, columns), parts)
 
     def decode(self, tensors: Tensors, layout: Layout) -> torch.Tensor:
         state = _json_of(tensors[self._state])
         largest = tensors["weight.absmax"]
         if "weight.nested_absmax" in tensors:
-            of_blocks = tensors["weight.nested_absmax"].repeat_interleave(int(state["nested_blocksize"]))
-            largest = tensors["weight.nested_quant_map"][largest.long()] * of_blocks[: len(largest)]
-            largest = largest + state["nested_offset"]
+            of_blocks = _repeated(tensors["weight.nested_absmax"], state["nested_blocksize"], len(largest))
+            largest = tensors["weight.nested_quant_map"][largest.long()] * of_blocks + state["nested_offset"]
         packed = tensors["weight"].flatten()
         codes = torch.stack((packed >> 4, packed & 15), dim=1).flatten().long()
         numbers = tensors["weight.quant_map"][codes]
-        factors = largest.repeat_interleave(int(state["blocksize"]))[: len(numbers)]
-        products = (numbers * factors).to(getattr(torch, state["dtype"]))
+        factors = _repeated(largest, state["blocksize"], len(numbers))
+        products = (numbers * factors).to(_DTYPES[state["dtype"]])
         return products.view(-1, layout.shape[1])
 
 
@@ -303,12 +315,6 @@ def _plain_axes() -> tuple[Axis, ...]:
     return (ROWS, Fraction(1)), (COLUMNS, Fraction(1))
 
 
-def _group_axis(size: int, groups: int) -> Axis:
-    if not groups or size % groups:
-        raise UnsupportedModelError(f"{groups} groups do not divide {size} numbers of a weight")
-    return None if groups == 1 else (COLUMNS, Fraction(size // groups))
-
-
 def _bits_of(words: int, numbers: int) -> int:
     """Bits of a packed number; words may be filled up at the end of a row."""
     for bits in _PACKED_BITS:
@@ -317,10 +323,6 @@ def _bits_of(words: int, numbers: int) -> int:
     raise UnsupportedModelError(
         f"{numbers} numbers are packed into {words} words; only {', '.join(map(str, _PACKED_BITS))} bits can be read"
     )
-
-
-def _numbers(layout: Layout, name: str, dim: int) -> Fraction:
-    return next(axis[1] for axis in layout.axes[name] if axis is not None and axis[0] == dim)
 
 
 def _word_of_ones(bits: int) -> int:
@@ -352,10 +354,12 @@ def _grouped(
         groups: the group of each column; ``None``: equal numbers of columns, one after another.
     """
     if groups is None:
-        each = codes.shape[1] // scales.shape[1]
+        each = -(-codes.shape[1] // scales.shape[1])
         groups = torch.arange(codes.shape[1], device=codes.device) // each
     else:
         groups = groups.long()
+        if int(groups.min()) < 0 or int(groups.max()) >= scales.shape[1]:
+            raise UnsupportedModelError(f"some columns are of groups that do not exist; there are {scales.shape[1]}")
         codes = codes[:, : len(groups)]
     return (codes - zeros[:, groups]).float() * scales[:, groups].float()
 
@@ -363,9 +367,14 @@ def _grouped(
 def _spread(values: torch.Tensor, axes: tuple[Axis, ...], shape: torch.Size) -> torch.Tensor:
     """Scales of blocks, repeated to a matrix that broadcasts to ``shape``."""
     for dim, axis in enumerate(axes):
-        if axis is not None:
+        if isinstance(axis, tuple):
             values = values.repeat_interleave(int(axis[1]), dim).narrow(dim, 0, shape[dim])
     return values.reshape([*values.shape, 1, 1][:2]) if values.ndim < 2 else values
+
+
+def _repeated(values: torch.Tensor, each: int, count: int) -> torch.Tensor:
+    """The first ``count`` of values that are repeated ``each`` times."""
+    return values.repeat_interleave(min(each, count))[:count]
 
 
 def _json_of(content: torch.Tensor) -> dict[str, Any]:

@@ -14,14 +14,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from baton.core.errors import ConfigError, UnsupportedModelError
-from baton.engine.models.quantized.formats import Layout, Slice, WeightFormat
+from baton.engine.models.quantized.formats import WeightFormat
+from baton.engine.models.quantized.layout import Layout, Slice
 from baton.engine.models.quantized.schemes import Scheme
 
 INDEX = "model.safetensors.index.json"
 _NUMBERS_AT_ONCE = 1 << 24
 """Numbers of a weight computed at once, which bounds the memory of intermediate results."""
 _QUANTIZED_DTYPES = ("F8_E4M3", "F8_E5M2", "F8_E8M0", "F4", "I8", "U8", "I32")
-_CODES = ("F8_E4M3", "F8_E5M2", "I8", "U8")
+_FAULTS = (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError)
+"""Errors of layouts that are computed from damaged tensors."""
 _BESIDE_WEIGHTS = (
     "input_scale",
     "activation_scale",
@@ -61,10 +63,14 @@ class PlainWeight:
         device: torch.device,
     ) -> None:
         self._stored, self._format, self._dtype, self._device = stored, weight_format, dtype, device
+        self._name = name
         try:
             self._layout = weight_format.layout(stored)
+            self._layout.check(stored)
         except UnsupportedModelError as error:
-            raise UnsupportedModelError(f"{name} cannot be read: {error.message}") from error
+            raise self._unreadable(error.message) from error
+        except _FAULTS as error:
+            raise self._unreadable(f"{type(error).__name__}: {error}") from error
         self._granules = _granules(self._layout)
 
     def get_shape(self) -> list[int]:
@@ -88,16 +94,25 @@ class PlainWeight:
 
     def _compute(self, region: Region) -> torch.Tensor:
         tensors = {}
-        for name, axes in self._layout.axes.items():
+        for name, part in self._layout.parts.items():
             index = []
-            for axis in axes:
-                if axis is None:
-                    index.append(slice(None))
-                else:
+            for axis in part.axes:
+                if isinstance(axis, tuple):
                     dim, numbers = axis
                     index.append(slice(int(region[dim].start / numbers), math.ceil(region[dim].stop / numbers)))
+                else:
+                    index.append(slice(None))
             tensors[name] = self._stored[name][tuple(index) or ...].to(self._device)
-        return self._format.decode(tensors, self._layout)
+        try:
+            return self._format.decode(tensors, self._layout)
+        except UnsupportedModelError as error:
+            raise self._unreadable(error.message) from error
+
+    def _unreadable(self, reason: str) -> UnsupportedModelError:
+        return UnsupportedModelError(
+            f"{self._name} cannot be read: {reason}. The checkpoint is damaged, or its config is that of another one; "
+            "fetch it again."
+        )
 
 
 @contextmanager
@@ -114,32 +129,44 @@ def plain_tensors(
     """
     with ExitStack() as opened:
         stored: dict[str, Slice] = {}
-        for file in checkpoint_files(folder):
+        for file, wanted in checkpoint_files(folder).items():
             try:
                 content: Any = opened.enter_context(safe_open(file, framework="pt"))
             except (OSError, SafetensorError) as error:
                 raise ConfigError(f"model: {file} could not be read: {error}") from error
-            stored.update({name: content.get_slice(name) for name in content.keys()})  # noqa: SIM118  # no mapping
+            names = content.keys()
+            if wanted is not None and (missing := wanted.difference(names)):
+                raise ConfigError(f"model: {file} lacks {min(missing)}, which {INDEX} says is in it. Fetch it again.")
+            stored.update({name: content.get_slice(name) for name in (wanted or names)})
         yield plain_views(stored, scheme, dtype, device)
 
 
-def checkpoint_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint: those of its index, or the only one.
+def checkpoint_files(folder: Path) -> dict[Path, set[str] | None]:
+    """The safetensors files of a checkpoint, and the tensors of each that its index names; ``None`` without an index.
 
     Raises:
-        ConfigError: there are none, or the index cannot be read.
+        ConfigError: there are none, or the index cannot be read or names files that are not there.
     """
     index = folder / INDEX
-    if index.is_file():
+    found: dict[Path, set[str] | None] = {}
+    if not index.is_file():
+        found[folder / "model.safetensors"] = None
+    else:
         try:
-            return sorted({folder / name for name in json.loads(index.read_text("utf-8"))["weight_map"].values()})
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            for tensor, name in json.loads(index.read_text("utf-8"))["weight_map"].items():
+                if Path(name).name != name:
+                    raise ValueError(f"{name} is not the name of a file")
+                tensors = found.setdefault(folder / name, set())
+                if tensors is not None:
+                    tensors.add(tensor)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigError(f"model: {index} could not be read: {error!r}") from error
-    if (single := folder / "model.safetensors").is_file():
-        return [single]
-    raise ConfigError(
-        f"model: {folder} has neither {INDEX} nor {single.name}; quantized checkpoints are read from nothing else."
-    )
+    if missing := [file for file in found if not file.is_file()]:
+        raise ConfigError(
+            f"model: there is no file {missing[0]}. Expected a checkpoint of model.safetensors, or of {INDEX} and the "
+            "files that it names; fetch it again."
+        )
+    return found
 
 
 def plain_views(
@@ -158,16 +185,39 @@ def plain_views(
             parts = {suffix: rest.pop(name) for suffix, name in names.items() if name in rest}
             weight = f"{module}.weight"
             found[weight] = PlainWeight(weight, parts, weight_format, dtype, device)
+    _check_rest(rest, found, scheme)
     for name, tensor in rest.items():
         if name.endswith(_BESIDE_WEIGHTS):
             continue
-        if tensor.get_dtype() in _QUANTIZED_DTYPES:
+        found[name] = tensor
+    return found
+
+
+def _check_rest(rest: Mapping[str, Slice], weights: Mapping[str, object], scheme: Scheme) -> None:
+    """Checks what is left when the tensors of all weights have been found.
+
+    Raises:
+        UnsupportedModelError: a weight lacks tensors, or is there twice; or a tensor is stored in another way.
+    """
+    for name, tensor in rest.items():
+        if name in weights:
+            raise UnsupportedModelError(f"{name} is there twice, plain and quantized. Fetch the checkpoint again.")
+        if name.endswith(_BESIDE_WEIGHTS):
+            continue
+        is_quantized = tensor.get_dtype() in _QUANTIZED_DTYPES
+        for each in scheme.formats:
+            suffix = next((suffix for suffix in each.required if name.endswith(f".{suffix}")), "")
+            module = name.removesuffix(f".{suffix}")
+            lacking = [other for other in each.required if f"{module}.{other}" not in rest]
+            if suffix and lacking and (is_quantized or suffix != "weight"):
+                raise UnsupportedModelError(
+                    f"{module} has {suffix} but lacks {' and '.join(lacking)}. Fetch the checkpoint again."
+                )
+        if is_quantized:
             raise UnsupportedModelError(
                 f"{name} is {tensor.get_dtype()}, which is not how {scheme.name} stores a weight of a linear layer. "
                 f"{scheme.remedy}"
             )
-        found[name] = tensor
-    return found
 
 
 def check_plain(folder: Path) -> None:
@@ -177,13 +227,15 @@ def check_plain(folder: Path) -> None:
         UnsupportedModelError: there are such weights.
     """
     for file in folder.glob("*.safetensors"):
+        if not file.is_file():
+            continue
         try:
             with safe_open(file, framework="pt") as content:
                 dtypes = {name: content.get_slice(name).get_dtype() for name in content.keys()}  # noqa: SIM118
         except (OSError, SafetensorError):  # transformers says what is wrong with the file
             continue
         for name, dtype in dtypes.items():
-            if name.endswith(".weight") and dtype in _CODES:
+            if name.endswith(".weight") and dtype in _QUANTIZED_DTYPES:
                 raise UnsupportedModelError(
                     f"{name} is {dtype}, but the config has no quantization_config, which would say what that means. "
                     "Take the config.json that belongs to the checkpoint."
@@ -211,7 +263,10 @@ def _granules(layout: Layout) -> tuple[int, int]:
     granules = []
     for dim, size in enumerate(layout.shape):
         numerators = [
-            axis[1].numerator for axes in layout.axes.values() for axis in axes if axis is not None and axis[0] == dim
+            axis[1].numerator
+            for part in layout.parts.values()
+            for axis in part.axes
+            if isinstance(axis, tuple) and axis[0] == dim
         ]
         granules.append(min(size, math.lcm(*numerators)) if numerators else size)
     return granules[0], granules[1]

@@ -8,15 +8,17 @@ from typing import Any
 
 from baton.core.errors import UnsupportedModelError
 from baton.engine.models.quantized.formats import (
+    FP8,
     AwqFormat,
+    Block,
     FourBitFormat,
     GptqFormat,
     PackedFormat,
     ScaledFormat,
     WeightFormat,
 )
+from baton.engine.models.quantized.layout import positive
 
-_FP8 = ("F8_E4M3", "F8_E5M2")
 _GPTQ_BITS = (2, 4, 8)
 _INT8_MAX = 127
 
@@ -51,7 +53,9 @@ def scheme_of(config: Any) -> Scheme | None:
         found = getattr(text, "quantization_config", None)
     if found is None:
         return None
-    settings: Mapping[str, Any] = found if isinstance(found, Mapping) else found.to_dict()
+    settings = found.to_dict() if hasattr(found, "to_dict") else found
+    if not isinstance(settings, Mapping):
+        return Scheme("unknown", reason=f"the quantization_config is {settings!r} instead of a mapping")
     method = str(settings.get("quant_method") or ("bitsandbytes" if _is_bitsandbytes(settings) else "unknown"))
     reader = _READERS.get(method)
     if reader is None:
@@ -60,7 +64,7 @@ def scheme_of(config: Any) -> Scheme | None:
         return reader(settings)
     except _UnreadableError as error:
         return Scheme(method, _LIBRARIES.get(method, ()), reason=str(error))
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         reason = f"the quantization_config of {method} cannot be read ({type(error).__name__}: {error})"
         return Scheme(method, _LIBRARIES.get(method, ()), reason=reason)
 
@@ -76,10 +80,10 @@ def require_formats(scheme: Scheme) -> None:
 
 
 def _fp8(settings: Mapping[str, Any]) -> Scheme:
-    block = settings.get("weight_block_size")
-    size = f"blocks of {block[0]} x {block[1]}" if block else "one scale per tensor"
-    sized = (int(block[0]), int(block[1])) if block else None
-    return Scheme(f"FP8 ({size})", (), (ScaledFormat("weight_scale_inv", _FP8, sized),))
+    stated = settings.get("weight_block_size")
+    block = (None, None) if stated is None else _pair(stated)
+    size = "one scale per tensor" if stated is None else f"blocks of {block[0]} x {block[1]}"
+    return Scheme(f"FP8 ({size})", (), (ScaledFormat("weight_scale_inv", FP8, (block,)),))
 
 
 def _compressed_tensors(settings: Mapping[str, Any]) -> Scheme:
@@ -92,14 +96,27 @@ def _compressed_tensors(settings: Mapping[str, Any]) -> Scheme:
         )
     if (settings.get("transform_config") or {}).get("config_groups"):
         raise _UnreadableError("compressed-tensors with transforms of activations cannot be dequantized")
-    blocks = {tuple(group["weights"].get("block_structure") or ()) for group in groups if group.get("weights")} - {()}
-    if len(blocks) > 1:
-        raise _UnreadableError("compressed-tensors with blocks of several sizes cannot be dequantized")
-    block = next(iter(blocks), None)
-    sized = (int(block[0]), int(block[1])) if block else None
-    scaled = ScaledFormat("weight_scale", (*_FP8, "I8"), sized)
+    weights = [group["weights"] for group in groups if group.get("weights")]
+    if not weights:
+        raise _UnreadableError("compressed-tensors without a group that has weights cannot be dequantized")
+    blocks = tuple(dict.fromkeys(_block_of(each) for each in weights))
+    zeros = {not each.get("symmetric", True) for each in weights}
+    packed = PackedFormat(tuple(block[1] for block in blocks), zeros.pop() if len(zeros) == 1 else None)
     names = ", ".join(sorted({_compressed_name(group) for group in groups}))
-    return Scheme(f"compressed-tensors ({names})", _LIBRARIES["compressed-tensors"], (scaled, PackedFormat()))
+    formats_here = (ScaledFormat("weight_scale", (*FP8, "I8"), blocks), packed)
+    return Scheme(f"compressed-tensors ({names})", _LIBRARIES["compressed-tensors"], formats_here)
+
+
+def _block_of(weights: Mapping[str, Any]) -> Block:
+    """What shares a scale in a group of compressed-tensors."""
+    strategy = str(weights.get("strategy"))
+    if strategy == "block":
+        return _pair(weights["block_structure"])
+    if strategy == "group":
+        return 1, positive(weights["group_size"])
+    if strategy in ("tensor", "channel"):
+        return (None, None) if strategy == "tensor" else (1, None)
+    raise _UnreadableError(f"compressed-tensors of the strategy {strategy} cannot be dequantized")
 
 
 def _compressed_name(group: Mapping[str, Any]) -> str:
@@ -111,30 +128,42 @@ def _compressed_name(group: Mapping[str, Any]) -> str:
 
 
 def _gptq(settings: Mapping[str, Any]) -> Scheme:
-    bits, stored = int(settings.get("bits") or 0), str(settings.get("checkpoint_format") or "gptq")
+    bits, stored = positive(settings["bits"]), str(settings.get("checkpoint_format") or "gptq")
     if bits not in _GPTQ_BITS or stored not in ("gptq", "gptq_v2"):
         raise _UnreadableError(
             f"GPTQ with {bits} bits in the format {stored} cannot be dequantized; can be: "
             f"{', '.join(map(str, _GPTQ_BITS))} bits in the format gptq or gptq_v2"
         )
-    return Scheme(f"GPTQ ({bits} bits)", _LIBRARIES["gptq"], (GptqFormat(bits, stored == "gptq"),))
+    return Scheme(
+        f"GPTQ ({bits} bits)", _LIBRARIES["gptq"], (GptqFormat(bits, _group_size(settings), stored == "gptq"),)
+    )
 
 
 def _awq(settings: Mapping[str, Any]) -> Scheme:
-    bits, version = int(settings.get("bits") or 0), str(settings.get("version") or "gemm").lower()
+    bits, version = positive(settings["bits"]), str(settings.get("version") or "gemm").lower()
     if bits != 4 or version != "gemm":
         raise _UnreadableError(
             f"AWQ with {bits} bits in the version {version} cannot be dequantized; can be: 4 bits, gemm"
         )
-    return Scheme("AWQ (4 bits)", _LIBRARIES["awq"], (AwqFormat(),))
+    return Scheme("AWQ (4 bits)", _LIBRARIES["awq"], (AwqFormat(_group_size(settings)),))
 
 
 def _bitsandbytes(settings: Mapping[str, Any]) -> Scheme:
     libraries = _LIBRARIES["bitsandbytes"]
     if settings.get("load_in_8bit"):
-        return Scheme("bitsandbytes (int8)", libraries, (ScaledFormat("SCB", ("I8",), divisor=_INT8_MAX),))
+        return Scheme("bitsandbytes (int8)", libraries, (ScaledFormat("SCB", ("I8",), ((1, None),), _INT8_MAX),))
     kind = str(settings.get("bnb_4bit_quant_type") or "fp4")
     return Scheme(f"bitsandbytes ({kind})", libraries, (FourBitFormat(kind),))
+
+
+def _group_size(settings: Mapping[str, Any]) -> int | None:
+    """Columns that share a scale; ``None``: all, which is stored as -1."""
+    return None if settings["group_size"] == -1 else positive(settings["group_size"])
+
+
+def _pair(sizes: Any) -> tuple[int, int]:
+    rows, columns = sizes
+    return positive(rows), positive(columns)
 
 
 def _is_bitsandbytes(settings: Mapping[str, Any]) -> bool:

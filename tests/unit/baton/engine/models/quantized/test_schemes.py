@@ -57,7 +57,10 @@ def test_old_configs_of_bitsandbytes_name_no_method() -> None:
     ("quantization", "message"),
     [
         ({"quant_method": "aqlm"}, r"checkpoints of aqlm cannot be dequantized; can be: fp8, .*, bitsandbytes"),
-        ({"quant_method": "gptq", "bits": 3}, r"GPTQ with 3 bits in the format gptq .* can be: 2, 4, 8 bits"),
+        (
+            {"quant_method": "gptq", "bits": 3, "group_size": 32},
+            r"GPTQ with 3 bits in the format gptq .* can be: 2, 4, 8 bits",
+        ),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, r"4 bits in the format marlin"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, r"AWQ with 4 bits in the version gemv"),
         (
@@ -78,6 +81,9 @@ def test_old_configs_of_bitsandbytes_name_no_method() -> None:
         ),
         ({"quant_method": "gptq", "bits": "four"}, r"quantization_config of gptq cannot be read \(ValueError"),
         ({"quant_method": "fp8", "weight_block_size": 3}, r"quantization_config of fp8 cannot be read \(TypeError"),
+        ({"quant_method": "fp8", "weight_block_size": [0, 32]}, r"cannot be read \(ValueError: 0 is not a positive"),
+        ({"quant_method": "awq", "bits": float("inf"), "group_size": 32}, r"cannot be read \(ValueError: inf is not"),
+        ({"quant_method": "compressed-tensors", "config_groups": {}}, r"without a group that has weights"),
         ({}, r"checkpoints of unknown cannot be dequantized"),
     ],
 )
