@@ -23,6 +23,7 @@ from baton.engine.runner.options import RunnerOptions
 from baton.engine.runner.self_check import check_model
 from tests.engine_runs import BLOCK_SIZE, build_engine, greedy, run, tokens_of
 from tests.tiny_models import CONFIGS, build_model, random_prompts
+from tests.tiny_tokenizers import byte_level_tokenizer
 
 CPU = torch.device("cpu")
 NUM_BLOCKS = 512
@@ -60,6 +61,13 @@ def divisible_model(name: str) -> PreTrainedModel:
 def save(model: PreTrainedModel, folder: Path) -> str:
     model.save_pretrained(folder)
     return str(folder)
+
+
+def save_servable(folder: Path) -> Path:
+    """Saves a tiny model that ranks can divide, with a tokenizer, for a cluster."""
+    save(divisible_model("llama"), folder)
+    byte_level_tokenizer().save(folder)
+    return folder
 
 
 def load(folder: str, group: RankGroup | None) -> LoadedModel:

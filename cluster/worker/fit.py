@@ -124,8 +124,10 @@ class FitChecker:
         key = num_ranks, weights, kv_cache
         if key not in self._known:
             own = weights if weights == "fp8" else "native"
-            found = footprint_of(self._model_config, self._dtype, num_ranks, own, KVEncoding(kv_cache))
-            if self._scheme is not None and weights == "native":
+            is_plain = self._scheme is None or weights != "native"
+            encoding = KVEncoding(kv_cache)
+            found = footprint_of(self._model_config, self._dtype, num_ranks, own, encoding, is_plain=is_plain)
+            if not is_plain:
                 found = replace(found, weights=stored_bytes(self._source) or found.weights)
             self._known[key] = found
         return self._known[key]

@@ -22,8 +22,7 @@ from baton.process.worker_environment import LOCAL_RAY_VARIABLES
 from tests.engine_runs import build_engine, run, tokens_of
 from tests.namespaces import Host, hosts, why_no_namespaces
 from tests.ranked_models import PROMPTS as LONG_AND_SHORT
-from tests.ranked_models import Build, build_with_draft, divisible_model, sampled, save
-from tests.tiny_tokenizers import byte_level_tokenizer
+from tests.ranked_models import Build, build_with_draft, sampled, save_servable
 
 PROBLEM = why_no_namespaces()
 pytestmark = pytest.mark.skipif(bool(PROBLEM), reason=PROBLEM)
@@ -94,10 +93,7 @@ class SeparateNodes:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("model") / "tiny"
-    save(divisible_model("llama"), found)
-    byte_level_tokenizer().save(found)
-    return found
+    return save_servable(tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,7 @@ from baton.core.request import SamplingParams
 from tests.e2e.conftest import RunningCluster, running_cluster
 from tests.engine_runs import build_engine, run, tokens_of
 from tests.ranked_models import PROMPTS as LONG_AND_SHORT
-from tests.ranked_models import Build, build_with_draft, divisible_model, sampled, save
-from tests.tiny_tokenizers import byte_level_tokenizer
+from tests.ranked_models import Build, build_with_draft, sampled, save_servable
 
 NUM_TOKENS = 60
 PROMPTS = LONG_AND_SHORT[::4]
@@ -36,10 +35,7 @@ DEGREES = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("model") / "tiny"
-    save(divisible_model("llama"), found)
-    byte_level_tokenizer().save(found)
-    return found
+    return save_servable(tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from torch import nn
 
 from baton.core.errors import UnsupportedModelError
 from baton.engine.attention.key_sharing import KeySharing
-from baton.engine.attention.latent import latent_heads
+from baton.engine.attention.latent import latent_heads, project_latents
 from baton.engine.batch.attention_groups import AttentionGroup
 
 ATTENTION_NAME = "baton_paged"
@@ -144,4 +144,4 @@ def paged_attention(
         slot.batch,
         variant,
     ).unsqueeze(0)
-    return (output if heads is None else heads.project(output)).contiguous(), None
+    return project_latents(module, output).contiguous(), None

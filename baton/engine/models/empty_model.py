@@ -20,13 +20,18 @@ _NAME = "baton_shapes"
 _NUM_TOKENS = 4
 
 
-def empty_model(config: Any, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
-    """The model of a config on the ``meta`` device. It gets a copy of the config, which it may change."""
+def empty_model(config: Any, dtype: torch.dtype = torch.bfloat16, *, is_plain: bool = True) -> PreTrainedModel:
+    """The model of a config on the ``meta`` device. It gets a copy of the config, which it may change.
+
+    Args:
+        is_plain: its weights are plain numbers, so that its cache may hold latents.
+    """
     with torch.device("meta"), no_init_weights():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
     model.tie_weights()
     model.eval()
-    share_latents(model)
+    if is_plain:
+        share_latents(model)
     return model
 
 

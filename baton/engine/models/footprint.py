@@ -51,21 +51,28 @@ class Footprint:
 
 
 def footprint_of(
-    config: Any, dtype_name: str, size: int = 1, weights: str = "native", encoding: KVEncoding = KVEncoding.NATIVE
+    config: Any,
+    dtype_name: str,
+    size: int = 1,
+    weights: str = "native",
+    encoding: KVEncoding = KVEncoding.NATIVE,
+    *,
+    is_plain: bool = True,
 ) -> Footprint:
     """The footprint of a model of transformers that ``size`` ranks share.
 
     Args:
         weights: ``native`` or ``fp8``.
+        is_plain: see :func:`~.empty_model.empty_model`.
 
     Raises:
         UnsupportedModelError: it cannot be divided among so many ranks; or its cache cannot be sized without weights.
     """
     dtype = TORCH_DTYPES[dtype_name]
-    model = empty_model(config, dtype)
+    model = empty_model(config, dtype, is_plain=is_plain)
     plan = make_plan(model, size) if size > 1 else None
     own = _OwnParameters(model, plan, weights)
-    layers = attention_shapes(model if dtype is torch.bfloat16 else empty_model(config))
+    layers = attention_shapes(model if dtype is torch.bfloat16 else empty_model(config, is_plain=is_plain))
     spec = KVCacheSpec("", dtype_name, 1, layers, weights, encoding=encoding)
     held = replace(spec, layers=tuple(_held(layer, plan, model) for layer in layers))
     text = config.get_text_config(decoder=True)

@@ -94,6 +94,9 @@ def _compressed_tensors(settings: Mapping[str, Any]) -> Scheme:
             f"compressed-tensors of the format {', '.join(sorted(unknown))} cannot be dequantized; "
             f"can be: {', '.join(sorted(_COMPRESSED))}"
         )
+    sparsity = (settings.get("sparsity_config") or {}).get("format", "dense")
+    if sparsity != "dense":
+        raise _UnreadableError(f"compressed-tensors with the sparsity {sparsity} cannot be dequantized")
     if (settings.get("transform_config") or {}).get("config_groups"):
         raise _UnreadableError("compressed-tensors with transforms of activations cannot be dequantized")
     weights = [group["weights"] for group in groups if group.get("weights")]

@@ -17,6 +17,7 @@ from cluster.config.config import BatonConfig, load_config
 from cluster.config.fit_rows import FitRow
 from cluster.worker import fit
 from tests.quantized.make_checkpoints import FOLDER
+from tests.tiny_models import CONFIGS
 
 DEPLOY = Path(__file__).resolve().parents[4] / "deploy"
 
@@ -91,6 +92,14 @@ def test_quantized_weights_take_their_stored_bytes_until_they_are_dequantized() 
     plain = prefill_row(on(str(checkpoint), engine={"weights": "dequantized"}))
     assert stored.weights == (checkpoint / "model.safetensors").stat().st_size
     assert plain.weights == plain.num_parameters * 2
+
+
+def test_a_model_that_computes_quantized_weights_caches_no_latents(tmp_path: Path) -> None:
+    config = CONFIGS["deepseek_v3"]()
+    config.quantization_config = {"quant_method": "awq", "bits": 4, "group_size": 32}
+    config.save_pretrained(tmp_path)
+    assert prefill_row(on(str(tmp_path))).kv_per_token == 2 * 4 * (16 + 12) * 4
+    assert prefill_row(on(str(tmp_path), engine={"weights": "dequantized"})).kv_per_token == 2 * (8 + 16) * 4
 
 
 def test_quantized_weights_cannot_be_divided_as_they_are_stored() -> None:

@@ -79,6 +79,15 @@ def test_old_configs_of_bitsandbytes_name_no_method() -> None:
             },
             r"transforms of activations",
         ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "int-quantized",
+                "config_groups": {"group_0": {"weights": {"num_bits": 8}}},
+                "sparsity_config": {"format": "sparse-24-bitmask"},
+            },
+            r"the sparsity sparse-24-bitmask",
+        ),
         ({"quant_method": "gptq", "bits": "four"}, r"quantization_config of gptq cannot be read \(ValueError"),
         ({"quant_method": "fp8", "weight_block_size": 3}, r"quantization_config of fp8 cannot be read \(TypeError"),
         ({"quant_method": "fp8", "weight_block_size": [0, 32]}, r"cannot be read \(ValueError: 0 is not a positive"),
