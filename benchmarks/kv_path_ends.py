@@ -22,7 +22,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import grpc.aio
 import torch
 import uvloop
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -45,7 +44,8 @@ from baton.kv_transfer.payload.shared_memory import SharedMemoryReceivePath, Sha
 from baton.kv_transfer.payload.sockets import SocketOption, SocketReceivePath, SocketSendPath
 from baton.kv_transfer.receiver import KVTransferService
 from baton.kv_transfer.sender import GrpcKVTransport
-from baton.rpc.channel import create_server
+from baton.rpc.channel import PeerServer
+from baton.rpc.credentials import ClusterSecret, PeerCredentials
 from decode_worker.kv_import import KVImporter
 from prefill_worker.encoding_choice import EncodingChoice
 from prefill_worker.kv_export import ExportSummary, KVExporter
@@ -59,6 +59,7 @@ INT8 = "int8"
 NIXL = "nixl"
 """Read from the sender's memory through NIXL, which must be installed."""
 _HOST = "127.0.0.1"
+_CREDENTIALS = PeerCredentials(ClusterSecret(bytes(32)))
 _TIMEOUT_S = 60.0
 _SOCKET_BYTES = 1 << 20
 _DONE = b"."
@@ -147,6 +148,7 @@ class Sender:
         self._transports = {
             way: GrpcKVTransport(
                 [*([paths[way]()] if way in paths else []), InlineSendPath()],
+                _CREDENTIALS,
                 Throttle(limits.bytes_per_second) if limits.bytes_per_second else None,
                 _TIMEOUT_S,
             )
@@ -217,7 +219,7 @@ class Receiver:
     def __init__(self, layout: Layout, ways: Sequence[str]) -> None:
         self._engine = make_engine(make_runner(layout))
         self._importer = KVImporter(self._engine, _TIMEOUT_S, encodings=(KVEncoding.INT8,))
-        self._servers: list[grpc.aio.Server] = []
+        self._servers: list[PeerServer] = []
         self._service = KVTransferService(
             self._importer, [SharedMemoryReceivePath(), SocketReceivePath(), InlineReceivePath()]
         )
@@ -236,12 +238,12 @@ class Receiver:
         return peers
 
     async def _serve(self, service: KVTransferService) -> str:
-        server = create_server()
-        service.add_to(server)
-        port = server.add_insecure_port(f"{_HOST}:0")
+        server = PeerServer(_CREDENTIALS)
+        service.add_to(server.grpc)
+        address = server.bind(_HOST)
         await server.start()
         self._servers.append(server)
-        return f"{_HOST}:{port}"
+        return address
 
     async def stop(self) -> None:
         for server in self._servers:

@@ -11,12 +11,12 @@ from baton.process.without_torch import do_without_torch
 class RouterActor:
     """Delegates to a :class:`cluster.router_process.RouterHost`, in a process that never loads torch."""
 
-    def __init__(self, config: dict[str, Any], port: int, controller: Any) -> None:
+    def __init__(self, config: dict[str, Any], port: int, controller: Any, secret: bytes) -> None:
         do_without_torch()
         with imports_that_stay():
             from cluster.router_process import RouterHost
 
-        self._host = RouterHost(config, port, controller)
+        self._host = RouterHost(config, port, controller, secret)
 
     async def start(self) -> tuple[str, int]:
         return await self._host.start()
@@ -41,12 +41,18 @@ class WorkerActor:
     """Delegates to a :class:`cluster.worker.worker_host.WorkerHost`, which takes seconds to import."""
 
     def __init__(
-        self, worker_id: str, pool: str, role_path: str, config: dict[str, Any], bind_host: str | None
+        self,
+        worker_id: str,
+        pool: str,
+        role_path: str,
+        config: dict[str, Any],
+        bind_host: str | None,
+        secret: bytes,
     ) -> None:
         with imports_that_stay():
             from cluster.worker.worker_host import WorkerHost
 
-        self._host = WorkerHost(worker_id, pool, role_path, config, bind_host)
+        self._host = WorkerHost(worker_id, pool, role_path, config, bind_host, secret)
 
     async def start(self) -> dict[str, Any]:
         return await self._host.start()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import time
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -30,6 +31,7 @@ from cluster.gateway.gateway import create_app
 from cluster.gateway.http_protocol import server_config
 from cluster.gateway.openai.plan import GatewayLimits
 from cluster.latency.store import FitStore
+from cluster.registry.worker_client import WorkerClient
 from cluster.registry.workers import WorkerInfo, WorkerRegistry
 from cluster.requests.generation import ModelCard
 from cluster.telemetry.cluster_metrics import ClusterFigures, PoolFigures
@@ -51,14 +53,16 @@ class RouterHost:
     Args:
         port: port to listen on; 0 means any free one.
         controller: handle of the controller actor, which owns the pools.
+        secret: the cluster's secret.
     """
 
-    def __init__(self, config: dict[str, Any], port: int, controller: Any) -> None:
+    def __init__(self, config: dict[str, Any], port: int, controller: Any, secret: bytes) -> None:
         self._config = BatonConfig.from_dict(config)
         configure_logging(self._config.log, "router")
         self._port = port
         self._controller = controller
-        self._registry = WorkerRegistry()
+        credentials = self._config.security.credentials(secret)
+        self._registry = WorkerRegistry(partial(WorkerClient, credentials=credentials))
         self._plane = ControlPlane(self._config, self._registry, RayPoolControl(controller), store=FitStore())
         self._metrics = self._plane.metrics
         self._api_keys = ApiKeys()

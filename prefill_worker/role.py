@@ -29,6 +29,7 @@ class PrefillRole:
     def __init__(self, context: WorkerContext) -> None:
         config, pool, runner = context.config, context.pool, context.runner
         self._max_model_len = context.max_model_len
+        self._secret = context.credentials.secret
         self._draft = _create_draft(context)
         self._engine = AsyncEngine(
             runner,
@@ -44,7 +45,7 @@ class PrefillRole:
             runs_ahead=always if context.overlaps_scheduling and self._draft is None else never,
         )
         kv = config.kv_transfer
-        self._transport = create_transport(kv)
+        self._transport = create_transport(kv, context.credentials)
         self._exporter = KVExporter(
             self._engine,
             self._transport,
@@ -55,7 +56,8 @@ class PrefillRole:
         )
 
     async def start(self, server: grpc.aio.Server, host: str) -> None:
-        worker_pb2_grpc.add_PrefillServicer_to_server(PrefillService(self._engine, self._exporter), server)
+        service = PrefillService(self._engine, self._exporter, self._secret)
+        worker_pb2_grpc.add_PrefillServicer_to_server(service, server)
         self._engine.start()
 
     async def profile(self) -> None:

@@ -20,6 +20,7 @@ from baton.core.timeline import Event
 from baton.engine.async_engine import AsyncEngine
 from baton.rpc.channel import as_baton_error, reporting_errors
 from baton.rpc.conversions import pack_events, pack_output, pack_parts, unpack_sequence
+from baton.rpc.credentials import ClusterSecret
 from baton.rpc.wire import worker_pb2, worker_pb2_grpc
 from prefill_worker.kv_export import ExportSummary, KVExporter
 
@@ -29,9 +30,10 @@ logger = logging.getLogger(__name__)
 class PrefillService(worker_pb2_grpc.PrefillServicer):
     """Computes prompts: streams the first token at once, then the result of the hand-off."""
 
-    def __init__(self, engine: AsyncEngine, exporter: KVExporter) -> None:
+    def __init__(self, engine: AsyncEngine, exporter: KVExporter, secret: ClusterSecret) -> None:
         self._engine = engine
         self._exporter = exporter
+        self._secret = secret
         # A second attempt may arrive before this worker learns that the first one has ended.
         self._num_calls = itertools.count(1)
 
@@ -49,6 +51,8 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
 
     async def _prefill(self, message: worker_pb2.PrefillRequest) -> AsyncGenerator[worker_pb2.PrefillEvent]:
         events = {Event.PREFILL_QUEUED: time.monotonic()}
+        if message.HasField("handoff"):
+            self._secret.check_peer(message.handoff.peer, message.handoff.peer_proof)
         request = unpack_sequence(
             message.sequence, self._engine.runner.loaded.eos_token_ids, events[Event.PREFILL_QUEUED]
         )

@@ -14,7 +14,7 @@ from baton.core.request import SamplingParams
 from baton.core.roles import DECODE, PREFILL
 from baton.core.timeline import Event, Timeline
 from baton.explain.timelines import TimelineStore
-from baton.rpc.channel import abort_with, create_server
+from baton.rpc.channel import PeerServer, abort_with
 from baton.rpc.conversions import pack_events
 from baton.rpc.wire import worker_pb2, worker_pb2_grpc
 from cluster.config.config import RouterConfig
@@ -27,6 +27,7 @@ from cluster.routing.request_predictions import RequestPredictions
 from cluster.routing.routing_config import RoutingConfig
 from cluster.routing.routing_profile import build_profile
 from cluster.telemetry.metrics import RouterMetrics
+from tests.credentials import CREDENTIALS
 from tests.routers import admission_off, make_router
 from tests.worker_infos import make_info
 
@@ -174,7 +175,7 @@ class FakeWorker(worker_pb2_grpc.PrefillServicer, worker_pb2_grpc.DecodeServicer
         self.num_cancelled = 0
         self.num_pings = 0
         self.address = ""
-        self._server = create_server()
+        self._server = PeerServer(CREDENTIALS)
         self._dead: asyncio.Task[None] | None = None
 
     @property
@@ -182,10 +183,10 @@ class FakeWorker(worker_pb2_grpc.PrefillServicer, worker_pb2_grpc.DecodeServicer
         return [request.sequence.request_id for request in self.requests]
 
     async def start(self) -> WorkerInfo:
-        worker_pb2_grpc.add_PrefillServicer_to_server(self, self._server)
-        worker_pb2_grpc.add_DecodeServicer_to_server(self, self._server)
-        worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        worker_pb2_grpc.add_PrefillServicer_to_server(self, self._server.grpc)
+        worker_pb2_grpc.add_DecodeServicer_to_server(self, self._server.grpc)
+        worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server.grpc)
+        self.address = self._server.bind("127.0.0.1")
         await self._server.start()
         return make_info(self.worker_id, self.pool, self.address)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cluster.registry.workers import WorkerInfo
+from tests.credentials import CREDENTIALS
 
 
 def make_info(worker_id: str, pool: str, address: str = "127.0.0.1:1", **changes: object) -> WorkerInfo:
@@ -10,6 +11,7 @@ def make_info(worker_id: str, pool: str, address: str = "127.0.0.1:1", **changes
         "worker_id": worker_id,
         "pool": pool,
         "address": address,
+        "peer_proof": CREDENTIALS.secret.peer_proof(address),
         "node": "here",
         "pid": 1,
         "device": "cpu",

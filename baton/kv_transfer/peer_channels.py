@@ -9,6 +9,7 @@ import grpc.aio
 
 from baton.core.errors import WorkerLostError
 from baton.rpc.channel import create_channel
+from baton.rpc.credentials import PeerCredentials
 
 IDLE_S = 300.0
 """A lost worker does not return at the same address. A live worker needs a channel every few seconds."""
@@ -20,12 +21,14 @@ class PeerChannel:
 
     Attributes:
         peer: the address, ``host:port``.
+        metadata: what every call must carry.
         num_streams: number of streams that use the channel.
         expiry: timer that closes the channel when it has no streams.
     """
 
     peer: str
     channel: grpc.aio.Channel
+    metadata: tuple[tuple[str, str], ...] = ()
     num_streams: int = 0
     expiry: asyncio.TimerHandle | None = None
 
@@ -34,10 +37,12 @@ class PeerChannels:
     """The channels of one worker.
 
     Args:
+        credentials: those of this worker.
         idle_s: how long a channel without streams is kept.
     """
 
-    def __init__(self, idle_s: float = IDLE_S) -> None:
+    def __init__(self, credentials: PeerCredentials, idle_s: float = IDLE_S) -> None:
+        self._credentials = credentials
         self._idle_s = idle_s
         self._newest: dict[str, PeerChannel] = {}
         self._open: set[PeerChannel] = set()
@@ -54,7 +59,8 @@ class PeerChannels:
             raise WorkerLostError(f"this worker's connection to {peer} has been closed.")
         entry = self._newest.get(peer)
         if entry is None:
-            entry = self._newest[peer] = PeerChannel(peer, create_channel(peer))
+            channel = create_channel(peer, self._credentials)
+            entry = self._newest[peer] = PeerChannel(peer, channel, self._credentials.call_metadata(peer))
             self._open.add(entry)
         if entry.expiry is not None:
             entry.expiry.cancel()

@@ -25,6 +25,7 @@ from baton.kv_transfer.flow import BuffersInFlight, Throttle
 from baton.kv_transfer.payload.base import PartSender, SendPath
 from baton.kv_transfer.peer_channels import PeerChannel, PeerChannels
 from baton.rpc.channel import as_baton_error, error_from_rpc
+from baton.rpc.credentials import PeerCredentials
 from baton.rpc.wire import kv_pb2
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class GrpcKVTransport:
 
     Args:
         paths: payload paths in order of preference; the last one must carry every transfer. Closed with the transport.
+        credentials: those of this worker.
         throttle: cap on this sender's bandwidth; ``None`` means no cap.
         timeout_s: how long a receiver may keep a transfer waiting; for room, in addition to the offer's deadline.
         max_inflight_bytes: limit of a transfer's unacknowledged payload for each of its connections; a larger part is
@@ -51,6 +53,7 @@ class GrpcKVTransport:
     def __init__(
         self,
         paths: Sequence[SendPath],
+        credentials: PeerCredentials,
         throttle: Throttle | None = None,
         timeout_s: float = 120.0,
         max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
@@ -59,11 +62,11 @@ class GrpcKVTransport:
         self._throttle = throttle
         self._timeout_s = timeout_s
         self._max_inflight_bytes = max_inflight_bytes
-        self._channels = PeerChannels()
+        self._channels = PeerChannels(credentials)
 
     async def open(self, offer: TransferOffer, peer: str) -> GrpcSendStream:
         entry = self._channels.take(peer)
-        call = entry.channel.stream_stream(f"/{SERVICE}/{METHOD}")()
+        call = entry.channel.stream_stream(f"/{SERVICE}/{METHOD}")(metadata=entry.metadata)
         call.add_done_callback(lambda _: self._channels.give_back(entry))
         stream = GrpcSendStream(call, entry, self._throttle, self._timeout_s, self._max_inflight_bytes)
         try:

@@ -12,19 +12,22 @@ from baton.kv_transfer.payload.shared_memory import SharedMemoryReceivePath, Sha
 from baton.kv_transfer.payload.sockets import SocketReceivePath, SocketSendPath
 from baton.kv_transfer.receiver import SILENCE_S, KVTransferService
 from baton.kv_transfer.sender import GrpcKVTransport
+from baton.rpc.credentials import PeerCredentials
 
 
-def create_transport(config: KVTransferConfig) -> GrpcKVTransport:
-    """Creates the sending end of hand-offs.
+def create_transport(config: KVTransferConfig, credentials: PeerCredentials) -> GrpcKVTransport:
+    """Creates the sending end of hand-offs. With certificates, KV between hosts goes only through encrypted messages.
 
     Raises:
         ConfigError: NIXL is configured, but is not installed or does not start here.
     """
     throttle = Throttle(config.max_bytes_per_second) if config.max_bytes_per_second else None
-    return GrpcKVTransport(_send_paths(config), throttle, config.transfer_timeout_s)
+    return GrpcKVTransport(_send_paths(config, credentials), credentials, throttle, config.transfer_timeout_s)
 
 
-def create_kv_service(config: KVTransferConfig, sink: KVSink, silence_s: float = SILENCE_S) -> KVTransferService:
+def create_kv_service(
+    config: KVTransferConfig, credentials: PeerCredentials, sink: KVSink, silence_s: float = SILENCE_S
+) -> KVTransferService:
     """Creates the receiving end of hand-offs.
 
     Args:
@@ -33,26 +36,26 @@ def create_kv_service(config: KVTransferConfig, sink: KVSink, silence_s: float =
     Raises:
         ConfigError: as for :func:`create_transport`.
     """
-    return KVTransferService(sink, _receive_paths(config), silence_s)
+    return KVTransferService(sink, _receive_paths(config, credentials), silence_s)
 
 
-def _send_paths(config: KVTransferConfig) -> list[SendPath]:
+def _send_paths(config: KVTransferConfig, credentials: PeerCredentials) -> list[SendPath]:
     paths: list[SendPath] = []
     if config.transport == "nixl":  # receivers on this host may also map its segment
         paths.append(NixlSendPath(config.part_bytes))
     elif config.shared_memory == "auto":
         paths.append(SharedMemorySendPath(config.part_bytes))
-    if config.connections:
+    if config.connections and credentials.certificates is None:
         paths.append(SocketSendPath(config.connections))
     return [*paths, InlineSendPath()]
 
 
-def _receive_paths(config: KVTransferConfig) -> list[ReceivePath]:
+def _receive_paths(config: KVTransferConfig, credentials: PeerCredentials) -> list[ReceivePath]:
     paths: list[ReceivePath] = []
     if config.shared_memory == "auto":
         paths.append(SharedMemoryReceivePath())
     if config.transport == "nixl":
         paths.append(NixlReceivePath())
-    if config.connections:
+    if config.connections and credentials.certificates is None:
         paths.append(SocketReceivePath())
     return [*paths, InlineReceivePath()]

@@ -1,4 +1,4 @@
-"""gRPC conventions: channel options, and errors that keep their class across a connection."""
+"""gRPC conventions: servers and channels of the cluster's processes, and errors that keep their class across them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,16 @@ from baton.core.errors import (
 )
 from baton.core.logs import RequestLog
 from baton.core.request_ids import request_id_of_call
+from baton.rpc.certificates import CLUSTER_NAME
+from baton.rpc.credentials import CallGuard, PeerCredentials
 
 ERROR_KEY = "baton-error"
 MAX_MESSAGE_BYTES = 65 * 1024 * 1024
-"""Room for the largest ``kv_transfer.part_bytes`` and its header. Other messages are much smaller."""
+"""Room for the largest ``kv_transfer.part_bytes`` and its header."""
+_SMALL_MESSAGE_BYTES = 4 * 1024 * 1024
+"""Room for everything in a message except token ids and KV."""
+_BYTES_PER_TOKEN = 8
+"""A token id has four bytes; twice as many leave room for output tokens, whose ids come separately."""
 _MAX_DETAILS_BYTES = 2000  # sent in HTTP/2 headers, up to three characters a byte; peers refuse above 8 KiB
 
 CHANNEL_OPTIONS: list[tuple[str, Any]] = [
@@ -37,7 +43,6 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
 SERVER_OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
@@ -53,12 +58,57 @@ _BROKEN = (
 )
 
 
-def create_server() -> grpc.aio.Server:
-    return grpc.aio.server(options=SERVER_OPTIONS)
+class PeerServer:
+    """A gRPC server that answers only processes of its cluster.
+
+    Args:
+        max_message_bytes: limit of a received message; see :func:`message_limit`.
+
+    Attributes:
+        grpc: the server to which services are added.
+    """
+
+    def __init__(self, credentials: PeerCredentials, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        self._credentials = credentials
+        self._guard = CallGuard(credentials.secret)
+        options = [*SERVER_OPTIONS, ("grpc.max_receive_message_length", max_message_bytes)]
+        self.grpc: grpc.aio.Server = grpc.aio.server(interceptors=[self._guard], options=options)
+
+    def bind(self, host: str, port: int = 0) -> str:
+        """Listens at a port, 0 for any free one, and returns the address ``host:port`` that others must call."""
+        certificates = self._credentials.certificates
+        if certificates is None:
+            port = self.grpc.add_insecure_port(f"{host}:{port}")
+        else:
+            port = self.grpc.add_secure_port(f"{host}:{port}", certificates.server_credentials())
+        address = f"{host}:{port}"
+        self._guard.serve_at(address)
+        return address
+
+    async def start(self) -> None:
+        await self.grpc.start()
+
+    async def stop(self, grace: float | None) -> None:
+        """Stops the server; running calls may take ``grace`` seconds to end."""
+        await self.grpc.stop(grace)
 
 
-def create_channel(address: str) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+def message_limit(max_model_len: int, part_bytes: int = 0) -> int:
+    """Bytes of the largest message that a worker has to accept.
+
+    Args:
+        max_model_len: tokens of the longest sequence.
+        part_bytes: bytes of the largest part of KV, on workers that receive KV.
+    """
+    return _SMALL_MESSAGE_BYTES + max(_BYTES_PER_TOKEN * max_model_len, part_bytes)
+
+
+def create_channel(address: str, credentials: PeerCredentials) -> grpc.aio.Channel:
+    """Creates a channel to a process of the cluster. Calls must carry :meth:`PeerCredentials.call_metadata`."""
+    if credentials.certificates is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    options = [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", CLUSTER_NAME)]
+    return grpc.aio.secure_channel(address, credentials.certificates.channel_credentials(), options=options)
 
 
 def as_baton_error(error: BaseException, call_id: str) -> BatonError:

@@ -15,9 +15,11 @@ from baton.core.errors import InternalError
 from baton.core.request import SamplingParams
 from baton.core.roles import PREFILL
 from baton.rpc.conversions import pack_sequence
+from baton.rpc.credentials import ClusterSecret, PeerCredentials
 from baton.rpc.wire import worker_pb2
 from benchmarks.router_load.processes import RouterUnderTest
 from cluster.registry.worker_client import WorkerClient
+from cluster.simulation.standalone import SECRET
 
 _REQUEST_TIMEOUT_S = 120.0
 _KEPT_IDLE_S = 2.0
@@ -108,7 +110,7 @@ class DirectLoad:
 
     def __init__(self, target: RouterUnderTest) -> None:
         address = next(info.address for info in target.infos if info.pool == PREFILL)
-        self._client = WorkerClient(address)
+        self._client = WorkerClient(address, PeerCredentials(ClusterSecret(SECRET)))
 
     async def one_token(self, number: int) -> float:
         """Requests one token; returns the seconds until the end of the call."""

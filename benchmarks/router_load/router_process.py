@@ -26,6 +26,7 @@ from benchmarks.router_load.figures import Timeline, stage_summaries
 from cluster.autoscaling.observation import PoolCounts
 from cluster.config.config import BatonConfig, load_config
 from cluster.router_process import RouterHost
+from cluster.simulation.standalone import SECRET
 
 _MAX_TIMELINES = 300
 """Limit of the evaluated timelines, each of which takes milliseconds to build."""
@@ -49,7 +50,7 @@ async def serve(config_file: Path) -> None:
         BatonError: the router cannot start.
     """
     config = load_config(config_file)
-    host = RouterHost(config.to_dict(), 0, _Pools(config))
+    host = RouterHost(config.to_dict(), 0, _Pools(config), SECRET)
     endpoint, _ = await host.start()
     for info in json.loads(await _line()):
         await host.add_worker(info)

@@ -14,6 +14,7 @@ from baton.core.errors import BatonError, InvalidRequestError, LayoutMismatchErr
 from baton.core.logs import configure_logging
 from baton.core.roles import DECODE, POOLS
 from baton.engine.models.model_source import resolve_model
+from baton.rpc.credentials import create_secret
 from cluster.actors import RouterActor, WorkerActor
 from cluster.autoscaling.observation import PoolCounts
 from cluster.config.config import BatonConfig
@@ -46,8 +47,12 @@ class Controller:
         configure_logging(self._config.log, "controller")
         # Workers of a local cluster stay private to the machine; on several machines they must reach each other.
         bind_host = _LOOPBACK if self._config.ray.is_local else None
-        processes = simulated_processes(self._config)
-        self._pools = {name: WorkerPool(name, self._config, self, worker_class, bind_host, processes) for name in POOLS}
+        self._secret = create_secret()
+        processes = simulated_processes(self._config, self._secret)
+        self._pools = {
+            name: WorkerPool(name, self._config, self, worker_class, bind_host, self._secret, processes)
+            for name in POOLS
+        }
         self._router: Any = None
         self._port = self._config.router.port
         self._kv_fingerprint: str | None = None
@@ -241,7 +246,7 @@ class Controller:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         actor_class: Any = ray.remote(RouterActor).options(num_cpus=0, max_concurrency=1000, scheduling_strategy=here)
         handle = ray.get_runtime_context().current_actor
-        router = actor_class.remote(self._config.to_dict(), self._port, handle)
+        router = actor_class.remote(self._config.to_dict(), self._port, handle, self._secret)
         try:
             endpoint, self._port = await router.start.remote()
         except RayTaskError as error:

@@ -70,6 +70,7 @@ class PoolMember:
         pool: str,
         config: BatonConfig,
         bind_host: str | None,
+        secret: bytes,
         processes: SharedProcesses | None = None,
     ) -> None:
         """Asks Ray for the actor.
@@ -86,7 +87,7 @@ class PoolMember:
         options = actor_options(config.pool(pool).resources, is_local=config.ray.is_local)
         try:
             remote_class: Any = ray.remote(actor_class).options(max_concurrency=_MAX_CONCURRENT_CALLS, **options)
-            self._actor = remote_class.remote(self.worker_id, pool, ROLES[pool], config.to_dict(), bind_host)
+            self._actor = remote_class.remote(self.worker_id, pool, ROLES[pool], config.to_dict(), bind_host, secret)
         except ValueError as error:
             raise ConfigError(f"Ray refuses {pool}.resources: {error}") from error
 

@@ -28,12 +28,14 @@ class SharedProcesses:
     Args:
         process_path: ``"module:Class"`` of the actor.
         per_process: maximum number of workers in a process.
+        secret: the cluster's secret.
     """
 
-    def __init__(self, config: BatonConfig, process_path: str, per_process: int) -> None:
+    def __init__(self, config: BatonConfig, process_path: str, per_process: int, secret: bytes) -> None:
         self._config = config
         self._path = process_path
         self._per_process = per_process
+        self._secret = secret
         self._workers: dict[Any, set[str]] = {}
         self._actor_class: Any = None
         self._num_started = 0
@@ -51,7 +53,7 @@ class SharedProcesses:
             self._actor_class = ray.remote(_import(self._path)).options(
                 num_cpus=0, max_concurrency=_MAX_CONCURRENT_CALLS * self._per_process
             )
-        process = self._actor_class.remote(self._config.to_dict(), f"workers-{self._num_started}")
+        process = self._actor_class.remote(self._config.to_dict(), f"workers-{self._num_started}", self._secret)
         self._workers[process] = set()
         return process
 
@@ -70,12 +72,12 @@ class SharedProcesses:
         self._workers.pop(process, None)
 
 
-def simulated_processes(config: BatonConfig) -> SharedProcesses | None:
+def simulated_processes(config: BatonConfig, secret: bytes) -> SharedProcesses | None:
     """The processes of simulated workers; ``None`` when the configured workers are real."""
     simulation = config.simulation
     if simulation.profile is None:
         return None
-    return SharedProcesses(config, SIMULATED_PROCESS, simulation.workers_per_process)
+    return SharedProcesses(config, SIMULATED_PROCESS, simulation.workers_per_process, secret)
 
 
 class SharedActor:

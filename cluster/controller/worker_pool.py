@@ -75,6 +75,7 @@ class WorkerPool:
     Args:
         actor_class: the actor class to start; :class:`cluster.actors.WorkerActor` except in tests.
         bind_host: address that workers listen on; ``None`` means the address of each worker's node.
+        secret: the cluster's secret, for the workers.
         processes: hosts workers in shared processes; ``None`` gives each worker its own process.
 
     Attributes:
@@ -88,6 +89,7 @@ class WorkerPool:
         listener: PoolListener,
         actor_class: type,
         bind_host: str | None,
+        secret: bytes,
         processes: SharedProcesses | None = None,
     ) -> None:
         self.name = name
@@ -98,6 +100,7 @@ class WorkerPool:
         self._listener = listener
         self._actor_class = actor_class
         self._bind_host = bind_host
+        self._secret = secret
         self._processes = processes
         self._members: dict[str, PoolMember] = {}
         self._dead: list[PoolMember] = []
@@ -288,7 +291,7 @@ class WorkerPool:
             if self._num_start_failures:
                 await asyncio.sleep(min(_MAX_BACKOFF_S, 2.0 ** min(_MAX_DOUBLINGS, self._failed_rounds - 1)))
             begun_s = time.monotonic()
-            member.create(self._actor_class, self.name, self._config, self._bind_host, self._processes)
+            member.create(self._actor_class, self.name, self._config, self._bind_host, self._secret, self._processes)
             await self._wait_for_place(member)
             info = await member.start(self._listener.report)
             durations = self._starts_s

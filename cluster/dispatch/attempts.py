@@ -91,6 +91,7 @@ class Attempts:
         if record.request.params.max_tokens > 1:
             message.handoff.transfer_id = call_id
             message.handoff.peer = decode.info.address
+            message.handoff.peer_proof = decode.info.peer_proof
         watch = HandoffWatch(record, placement, self._observers, self._background)
         is_claimed = False
         try:

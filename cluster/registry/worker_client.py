@@ -14,6 +14,7 @@ from baton.core.errors import BatonError, WorkerLostError
 from baton.core.step_log import StepLog
 from baton.core.timeline import Event, Timeline, TransferPart
 from baton.rpc.channel import create_channel, error_from_rpc
+from baton.rpc.credentials import PeerCredentials
 from baton.rpc.wire import worker_pb2, worker_pb2_grpc
 
 _PINGS = 5
@@ -26,9 +27,10 @@ _RETRY_SYNC_AFTER_S = 2.0
 class WorkerClient:
     """Calls one worker over gRPC. Every failure is raised as a ``BatonError``."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, credentials: PeerCredentials) -> None:
         self.address = address
-        self._channel = create_channel(address)
+        self._metadata = credentials.call_metadata(address)
+        self._channel = create_channel(address, credentials)
         self._prefill = worker_pb2_grpc.PrefillStub(self._channel)
         self._decode = worker_pb2_grpc.DecodeStub(self._channel)
         self._worker = worker_pb2_grpc.WorkerStub(self._channel)
@@ -38,21 +40,22 @@ class WorkerClient:
 
     def prefill(self, request: worker_pb2.PrefillRequest, timeout_s: float) -> AsyncGenerator[worker_pb2.PrefillEvent]:
         """Computes a prompt on the worker. Closing the iterator cancels the call."""
-        return self._stream(lambda: self._prefill.Prefill(request, timeout=timeout_s))
+        return self._stream(lambda: self._prefill.Prefill(request, timeout=timeout_s, metadata=self._metadata))
 
     def generate(self, request: worker_pb2.GenerateRequest, timeout_s: float) -> AsyncGenerator[worker_pb2.TokenBatch]:
         """Generates tokens on the worker. Closing the iterator cancels the call."""
-        return self._stream(lambda: self._decode.Generate(request, timeout=timeout_s))
+        return self._stream(lambda: self._decode.Generate(request, timeout=timeout_s, metadata=self._metadata))
 
     async def abandon(self, transfer_id: str) -> None:
         """Makes the worker free KV that no request will claim. Errors are ignored, since it expires on the worker."""
         request = worker_pb2.AbandonRequest(transfer_id=transfer_id)
         with suppress(BatonError):
-            await self._call(lambda: self._decode.Abandon(request, timeout=_ABANDON_TIMEOUT_S))
+            await self._call(lambda: self._decode.Abandon(request, timeout=_ABANDON_TIMEOUT_S, metadata=self._metadata))
 
     def watch_cache(self) -> AsyncGenerator[worker_pb2.CacheEvents]:
         """The content of the worker's prefix cache, and then its changes. Closing the iterator cancels the call."""
-        return self._stream(lambda: self._worker.WatchCache(worker_pb2.WatchCacheRequest()))
+        request = worker_pb2.WatchCacheRequest()
+        return self._stream(lambda: self._worker.WatchCache(request, metadata=self._metadata))
 
     async def _stream(self, begin: Callable[[], Any]) -> AsyncGenerator[Any]:
         with self._typed_errors():
@@ -90,7 +93,9 @@ class WorkerClient:
             BatonError: the worker does not answer.
         """
         request = worker_pb2.StatsRequest()
-        stats: worker_pb2.WorkerStats = await self._call(lambda: self._worker.GetStats(request, timeout=timeout_s))
+        stats: worker_pb2.WorkerStats = await self._call(
+            lambda: self._worker.GetStats(request, timeout=timeout_s, metadata=self._metadata)
+        )
         return stats
 
     async def _call(self, begin: Callable[[], Awaitable[Any]]) -> Any:
@@ -112,7 +117,11 @@ class WorkerClient:
         try:
             for _ in range(_PINGS):
                 sent_s = time.monotonic()
-                reply = await self._call(lambda: self._worker.Ping(worker_pb2.PingRequest(), timeout=_PING_TIMEOUT_S))
+                reply = await self._call(
+                    lambda: self._worker.Ping(
+                        worker_pb2.PingRequest(), timeout=_PING_TIMEOUT_S, metadata=self._metadata
+                    )
+                )
                 round_trip_s = time.monotonic() - sent_s
                 if round_trip_s < best_s:
                     best_s, offset_s = round_trip_s, sent_s + round_trip_s / 2 - reply.monotonic_s

@@ -34,6 +34,7 @@ class WorkerInfo:
 
     Attributes:
         address: address of its gRPC server, ``host:port``.
+        peer_proof: :meth:`baton.rpc.credentials.ClusterSecret.peer_proof` of the address.
         kv_fingerprint: fingerprint of its KV layout; equal across both pools.
         draft_method: the speculation method of its draft; empty without a draft.
         device: what each of its ranks computes on.
@@ -49,6 +50,7 @@ class WorkerInfo:
     worker_id: str
     pool: str
     address: str
+    peer_proof: str
     node: str
     pid: int
     device: str
@@ -171,7 +173,7 @@ class WorkerRegistry:
 
     def __init__(
         self,
-        connect: Callable[[str], WorkerClient] = WorkerClient,
+        connect: Callable[[str], WorkerClient],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._connect = connect

@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
 import ray
 
 from baton.core.errors import ConfigError, NotFoundError, WorkerLostError
@@ -17,7 +16,8 @@ from baton.engine.models.tokenizer import Tokenizer
 from baton.kv_transfer.base import KVTransport
 from baton.kv_transfer.transports import create_kv_service, create_transport
 from baton.process.without_torch import do_without_torch
-from baton.rpc.channel import create_server
+from baton.rpc.channel import PeerServer, message_limit
+from baton.rpc.credentials import PeerCredentials
 from cluster.config.config import BatonConfig
 from cluster.simulation.profile import load_profile
 from cluster.simulation.services import SimulatedServices
@@ -32,12 +32,15 @@ class SimulatedWorkerHost:
         bind_host: address on which the gRPC server listens, reachable for others; ``None`` means that of this node.
     """
 
-    def __init__(self, worker_id: str, pool: str, config: BatonConfig, bind_host: str | None) -> None:
+    def __init__(
+        self, worker_id: str, pool: str, config: BatonConfig, bind_host: str | None, credentials: PeerCredentials
+    ) -> None:
         self._worker_id = worker_id
         self._pool = pool
         self._config = config
+        self._credentials = credentials
         self._bind_host = bind_host or ray.util.get_node_ip_address()
-        self._server: grpc.aio.Server | None = None
+        self._server: PeerServer | None = None
         self._worker: SimulatedWorker | None = None
         self._transport: KVTransport | None = None
         self._stopped = asyncio.Event()
@@ -60,15 +63,16 @@ class SimulatedWorkerHost:
         )
         only_messages = {"transport": "grpc", "shared_memory": "off", "connections": 0, "max_bytes_per_second": None}
         kv = config.kv_transfer.model_copy(update=only_messages)
-        transport = create_transport(kv)
+        transport = create_transport(kv, self._credentials)
         worker = SimulatedWorker(settings, transport)
-        server = create_server()
-        SimulatedServices(worker).add_to(server)
-        create_kv_service(kv, worker.sink).add_to(server)
-        port = server.add_insecure_port(f"{self._bind_host}:0")
+        server = PeerServer(self._credentials, message_limit(settings.limits.max_model_len, kv.part_bytes))
+        SimulatedServices(worker, self._credentials.secret).add_to(server.grpc)
+        create_kv_service(kv, self._credentials, worker.sink).add_to(server.grpc)
+        address = server.bind(self._bind_host)
         await server.start()
         self._server, self._worker, self._transport = server, worker, transport
-        return settings.info(f"{self._bind_host}:{port}", os.uname().nodename, os.getpid()).to_dict()
+        proof = self._credentials.secret.peer_proof(address)
+        return settings.info(address, proof, os.uname().nodename, os.getpid()).to_dict()
 
     async def wait(self) -> None:
         """Returns after :meth:`stop`."""
@@ -106,9 +110,10 @@ class ServedModel:
 class SimulatedWorkerProcess:
     """A Ray actor that hosts several workers. Its methods take the id of a worker."""
 
-    def __init__(self, config: dict[str, Any], name: str) -> None:
+    def __init__(self, config: dict[str, Any], name: str, secret: bytes) -> None:
         do_without_torch()
         self._config = BatonConfig.from_dict(config)
+        self._credentials = self._config.security.credentials(secret)
         self._hosts: dict[str, SimulatedWorkerHost] = {}
         self._model: asyncio.Task[ServedModel] | None = None
         configure_logging(self._config.log, name)
@@ -116,7 +121,7 @@ class SimulatedWorkerProcess:
     async def start(self, worker_id: str, pool: str, bind_host: str | None) -> dict[str, Any]:
         if self._model is None:
             self._model = asyncio.create_task(asyncio.to_thread(ServedModel, self._config.model))
-        host = self._hosts[worker_id] = SimulatedWorkerHost(worker_id, pool, self._config, bind_host)
+        host = self._hosts[worker_id] = SimulatedWorkerHost(worker_id, pool, self._config, bind_host, self._credentials)
         return await host.start(await asyncio.shield(self._model))
 
     async def wait(self, worker_id: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 from baton.rpc.channel import reporting_errors
+from baton.rpc.credentials import ClusterSecret
 from baton.rpc.wire import worker_pb2, worker_pb2_grpc
 from cluster.simulation.worker import SimulatedWorker
 
@@ -24,8 +25,9 @@ class SimulatedServices(
 ):
     """Implements ``proto/worker.proto``. Cancelling a call aborts its request."""
 
-    def __init__(self, worker: SimulatedWorker) -> None:
+    def __init__(self, worker: SimulatedWorker, secret: ClusterSecret) -> None:
         self._worker = worker
+        self._secret = secret
         self._loop = asyncio.get_running_loop()
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -36,6 +38,9 @@ class SimulatedServices(
     async def Prefill(  # noqa: N802 - named by the schema
         self, request: worker_pb2.PrefillRequest, context: _Context
     ) -> None:
+        async with reporting_errors(context, logger, request.sequence.request_id):
+            if request.HasField("handoff"):
+                self._secret.check_peer(request.handoff.peer, request.handoff.peer_proof)
         await _stream(context, request.sequence.request_id, self._worker.prefill(request))
 
     async def Generate(  # noqa: N802 - named by the schema

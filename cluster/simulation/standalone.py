@@ -23,6 +23,8 @@ from cluster.config.config import BatonConfig, load_config
 from cluster.simulation.host import ServedModel, SimulatedWorkerHost
 
 _HOST = "127.0.0.1"
+SECRET = bytes(32)
+"""The secret of these workers, which is none: they serve measurements on this machine and compute nothing."""
 
 
 class StandaloneWorkers:
@@ -34,6 +36,7 @@ class StandaloneWorkers:
 
     def __init__(self, config: BatonConfig) -> None:
         self._config = config
+        self._credentials = config.security.credentials(SECRET)
         self._hosts: list[SimulatedWorkerHost] = []
 
     async def start(self) -> list[dict[str, Any]]:
@@ -46,7 +49,7 @@ class StandaloneWorkers:
         infos = []
         for pool in POOLS:
             for number in range(self._config.pool(pool).workers):
-                host = SimulatedWorkerHost(f"{pool}-{number + 1}", pool, self._config, _HOST)
+                host = SimulatedWorkerHost(f"{pool}-{number + 1}", pool, self._config, _HOST, self._credentials)
                 self._hosts.append(host)
                 infos.append(await host.start(model))
         return infos

@@ -54,7 +54,7 @@ class VirtualCluster:
         worker = SimulatedWorker(settings, self._transport)
         self._workers[worker_id] = worker
         self._sinks[worker_id] = worker.sink
-        return self.registry.add(settings.info(worker_id, _NODE, 0))
+        return self.registry.add(settings.info(worker_id, "", _NODE, 0))
 
     async def remove(self, worker_id: str) -> None:
         """Removes a worker. Requests on it fail."""

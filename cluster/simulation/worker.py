@@ -77,12 +77,13 @@ class WorkerSettings:
         layer = LayerSpec(1, elements, elements)
         return KVCacheSpec(f"simulated {self.profile.model}", DTYPE, self.block_size, (layer,))
 
-    def info(self, address: str, node: str, pid: int) -> WorkerInfo:
+    def info(self, address: str, peer_proof: str, node: str, pid: int) -> WorkerInfo:
         """The worker's description for the router."""
         return WorkerInfo(
             worker_id=self.worker_id,
             pool=self.pool,
             address=address,
+            peer_proof=peer_proof,
             node=node,
             pid=pid,
             device=f"simulated {self.profile.gpu}",

@@ -11,6 +11,7 @@ import grpc.aio
 from baton.engine.async_engine import EngineStats
 from baton.engine.draft.loading import LoadedDraft
 from baton.engine.runner.model_runner import ModelRunner
+from baton.rpc.credentials import PeerCredentials
 from baton.rpc.step_cost_messages import pack_step_costs
 from baton.rpc.wire import worker_pb2
 from cluster.config.config import BatonConfig
@@ -28,6 +29,7 @@ class WorkerContext:
         runner: model and cache, which outlive the role.
         max_model_len: limit of a request's prompt and output tokens together.
         num_threads: CPU threads of the engine.
+        credentials: of calls to other workers.
         draft: the draft, if the role runs one; the runner has it too.
     """
 
@@ -37,6 +39,7 @@ class WorkerContext:
     runner: ModelRunner
     max_model_len: int
     num_threads: int
+    credentials: PeerCredentials
     draft: LoadedDraft | None = None
 
     @property

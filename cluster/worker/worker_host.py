@@ -8,10 +8,8 @@ import logging
 import os
 from typing import Any
 
-import grpc.aio
 import ray
 import torch
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from baton.core.errors import ConfigError, InternalError
 from baton.core.logs import configure_logging
@@ -22,7 +20,7 @@ from baton.engine.models.model_loader import pick_device
 from baton.engine.parallel.followers import Followers
 from baton.engine.runner.model_runner import ModelRunner
 from baton.process.garbage import collect_rarely
-from baton.rpc.channel import create_server
+from baton.rpc.channel import PeerServer, message_limit
 from baton.rpc.wire import worker_pb2_grpc
 from cluster.config.config import BatonConfig
 from cluster.config.worker_config import PoolConfig
@@ -41,19 +39,30 @@ class WorkerHost:
     Args:
         role_path: ``"module:Class"``, implementing :class:`cluster.worker.role.WorkerRole`.
         bind_host: address at which the gRPC server listens and is reached; ``None`` means this node's address.
+        secret: the cluster's secret.
+
+    Raises:
+        ConfigError: the configured certificates cannot be used on this node.
     """
 
     def __init__(
-        self, worker_id: str, pool: str, role_path: str, config: dict[str, Any], bind_host: str | None
+        self,
+        worker_id: str,
+        pool: str,
+        role_path: str,
+        config: dict[str, Any],
+        bind_host: str | None,
+        secret: bytes,
     ) -> None:
         self._worker_id = worker_id
         self._pool = pool
         self._role_path = role_path
         self._config = BatonConfig.from_dict(config)
+        self._credentials = self._config.security.credentials(secret)
         self._bind_host = bind_host or ray.util.get_node_ip_address()
         self._loaded: WorkerModel | None = None
         self._followers: Followers | None = None
-        self._server: grpc.aio.Server | None = None
+        self._server: PeerServer | None = None
         self._role: WorkerRole | None = None
         self._stopping = False
         self._stopped = asyncio.Event()
@@ -111,19 +120,21 @@ class WorkerHost:
             runner,
             _max_model_len(self._config, runner),
             self._num_threads,
+            self._credentials,
             loaded.draft,
         )
         role = _import_role(self._role_path)(context)
-        server = create_server()
-        worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(self._worker_id, self._pool, role), server)
-        await _add_health_service(server)
-        port = server.add_insecure_port(f"{self._bind_host}:0")
-        await role.start(server, self._bind_host)
+        server = PeerServer(
+            self._credentials, message_limit(context.max_model_len, self._config.kv_transfer.part_bytes)
+        )
+        worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(self._worker_id, self._pool, role), server.grpc)
+        address = server.bind(self._bind_host)
+        await role.start(server.grpc, self._bind_host)
         await role.profile()
         logger.info("the steps are profiled")
         await server.start()
         self._role, self._server = role, server
-        return self._info(loaded, port, context).to_dict()
+        return self._info(loaded, address, context).to_dict()
 
     async def wait(self) -> None:
         """Waits for :meth:`stop` or a change of role; a caller's reference fails as soon as the process dies.
@@ -181,12 +192,13 @@ class WorkerHost:
             self._followers.close()
             raise
 
-    def _info(self, loaded: WorkerModel, port: int, context: WorkerContext) -> WorkerInfo:
+    def _info(self, loaded: WorkerModel, address: str, context: WorkerContext) -> WorkerInfo:
         runner = loaded.runner
         return WorkerInfo(
             worker_id=self._worker_id,
             pool=self._pool,
-            address=f"{self._bind_host}:{port}",
+            address=address,
+            peer_proof=self._credentials.secret.peer_proof(address),
             node=os.uname().nodename,
             pid=os.getpid(),
             device=_device_name(runner.device),
@@ -207,13 +219,6 @@ class WorkerHost:
             memory=loaded.memory,
             graph_failure="" if runner.graph_failure is None else runner.graph_failure.describe(),
         )
-
-
-async def _add_health_service(server: grpc.aio.Server) -> None:
-    """Adds grpc.health.v1, for generic health probes."""
-    servicer = health.aio.HealthServicer()
-    await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
 
 
 def _import_role(path: str) -> Any:

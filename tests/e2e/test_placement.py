@@ -24,6 +24,7 @@ from cluster.controller.launch import Cluster
 from cluster.controller.placement import ACCELERATOR_LABEL
 from cluster.controller.worker_pool import WorkerPool
 from cluster.registry.workers import WorkerInfo
+from tests.credentials import SECRET
 from tests.fake_hosts import PlacedHost, local_ray_variables, placement_of
 from tests.tiny_tokenizers import write_model_folder
 
@@ -110,7 +111,7 @@ class Placing:
     def __init__(self, nodes: Nodes, config: BatonConfig) -> None:
         self.listener = Listener()
         self.config = config
-        self.pools = {name: WorkerPool(name, config, self.listener, PlacedHost, None) for name in POOLS}
+        self.pools = {name: WorkerPool(name, config, self.listener, PlacedHost, None, SECRET) for name in POOLS}
         self._nodes = nodes
 
     def scale(self) -> None:

@@ -18,6 +18,7 @@ from cluster.routing.routing_config import RoutingConfig
 from cluster.routing.routing_profile import build_profile
 from cluster.telemetry.metrics import RouterMetrics
 from tests.architectures import architecture_param
+from tests.credentials import CREDENTIALS, connect
 from tests.engine_runs import greedy
 from tests.integration.worker_pair import HostedWorker, Runners, worker_pair
 from tests.routers import admission_off, make_router
@@ -49,6 +50,7 @@ def info_of(worker: HostedWorker, pool: str) -> WorkerInfo:
         worker_id=f"{pool}-1",
         pool=pool,
         address=worker.address,
+        peer_proof=CREDENTIALS.secret.peer_proof(worker.address),
         node="here",
         pid=0,
         device="cpu",
@@ -76,7 +78,7 @@ def router_without_local_prefill(model: ModelCard, registry: WorkerRegistry, met
 async def test_greedy_tokens_match_transformers(architecture: str) -> None:
     model, expected = model_with_reference(architecture, PROMPTS, NUM_TOKENS)
     async with worker_pair(Runners.of(model)) as pair:
-        registry, metrics = WorkerRegistry(), RouterMetrics()
+        registry, metrics = WorkerRegistry(connect), RouterMetrics()
         registry.add(info_of(pair.prefill, "prefill"))
         registry.add(info_of(pair.decode, "decode"))
         loaded = pair.decode.engine.runner.loaded

@@ -21,6 +21,7 @@ from baton.engine.async_engine import AsyncEngine, generate_all
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.rpc.conversions import unpack_events
+from tests.credentials import send_to
 from tests.engine_runs import BLOCK_SIZE, build_runner, greedy
 from tests.integration.worker_pair import TIMEOUT_S, Answer, Runners, WorkerPair, pair_config, worker_pair
 from tests.observers import CallOn
@@ -276,11 +277,21 @@ async def test_workers_with_different_layouts_refuse_each_other(runners: Runners
 async def test_a_lost_decode_worker_is_reported_and_the_source_is_freed(runners: Runners) -> None:
     async with worker_pair(runners) as pair:
         message = pair.prefill_request(pair.new_id(), PROMPTS[3], greedy(4))
-        message.handoff.peer = "127.0.0.1:1"
+        send_to(message.handoff, "127.0.0.1:1")
         async with aclosing(pair.prefill.client.prefill(message, TIMEOUT_S)) as stream:
             events = [event async for event in stream]
         assert events[0].HasField("first_token")
         assert events[1].handoff.error_code == "worker_lost"
+        await pair.settle()
+
+
+async def test_kv_is_sent_only_to_proven_peers(runners: Runners) -> None:
+    async with worker_pair(runners) as pair:
+        message = pair.prefill_request(pair.new_id(), PROMPTS[3], greedy(4))
+        message.handoff.peer = "127.0.0.1:1"  # the proof is that of the decode worker
+        with pytest.raises(InvalidRequestError, match="has not proved"):
+            async with aclosing(pair.prefill.client.prefill(message, TIMEOUT_S)) as stream:
+                _ = [event async for event in stream]
         await pair.settle()
 
 

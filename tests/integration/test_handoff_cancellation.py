@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from baton.core.errors import BatonError, WorkerLostError
 from baton.rpc.wire import worker_pb2
+from tests.credentials import CREDENTIALS, send_to
 from tests.engine_runs import greedy
 from tests.integration.worker_pair import TIMEOUT_S, Answer, HostedWorker, Runners, WorkerPair, pair_config, worker_pair
 from tests.observers import CallOn
@@ -187,7 +188,9 @@ async def _send_random_messages(pair: WorkerPair, chance: random.Random) -> None
     is_prefill = chance.random() < 0.5
     path = "/baton.v1.Prefill/Prefill" if is_prefill else "/baton.v1.Decode/Generate"
     worker = pair.prefill if is_prefill else pair.decode
-    call = worker.client._channel.unary_stream(path)(_hostile_message(pair, chance, is_prefill), timeout=5.0)
+    call = worker.client._channel.unary_stream(path)(
+        _hostile_message(pair, chance, is_prefill), timeout=5.0, metadata=CREDENTIALS.call_metadata(worker.address)
+    )
     try:
         await asyncio.sleep(chance.random() * 0.1)
         async for _ in call:
@@ -218,7 +221,9 @@ def _hostile_message(pair: WorkerPair, chance: random.Random, is_prefill: bool) 
     if is_prefill:
         whole = worker_pb2.PrefillRequest(sequence=sequence)
         whole.handoff.transfer_id = chance.choice(("", "request-1/1", "request-2/1", "new"))
-        whole.handoff.peer = chance.choice(("", "nonsense", "127.0.0.1:1", "unix:/none", pair.decode.address))
+        send_to(whole.handoff, chance.choice(("", "nonsense", "127.0.0.1:1", "unix:/none", pair.decode.address)))
+        if chance.random() < 0.1:
+            whole.handoff.peer_proof = "forged"
         data = bytearray(whole.SerializeToString())
     else:
         data = bytearray(

@@ -22,7 +22,7 @@ from baton.engine.draft.loading import LoadedDraft
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import RunnerOptions
-from baton.rpc.channel import create_server
+from baton.rpc.channel import PeerServer
 from baton.rpc.conversions import pack_sequence, unpack_finish_reason, unpack_logprobs
 from baton.rpc.wire import worker_pb2, worker_pb2_grpc
 from benchmarks.device_run.attention_world import poison
@@ -32,6 +32,7 @@ from cluster.worker.role import WorkerContext
 from cluster.worker.worker_service import WorkerService
 from decode_worker.role import DecodeRole
 from prefill_worker.role import PrefillRole
+from tests.credentials import CREDENTIALS, connect, send_to
 from tests.engine_runs import BLOCK_SIZE, build_runner
 
 TIMEOUT_S = 30.0
@@ -100,7 +101,7 @@ class WorkerPair:
     ) -> worker_pb2.PrefillRequest:
         message = worker_pb2.PrefillRequest(sequence=pack_sequence(request_id, prompt, params))
         message.handoff.transfer_id = transfer_id or f"{request_id}/1"
-        message.handoff.peer = self.decode.address
+        send_to(message.handoff, self.decode.address)
         return message
 
     async def generate(self, prompt: Sequence[int], params: SamplingParams, method: str | None = None) -> Answer:
@@ -238,15 +239,15 @@ async def _host(
     pool: str, role_class: Any, runner: ModelRunner, draft: LoadedDraft | None, config: BatonConfig
 ) -> HostedWorker:
     context = WorkerContext(
-        f"{pool}-1", config, config.pool(pool), runner, runner.loaded.max_model_len, num_threads=1, draft=draft
+        f"{pool}-1", config, config.pool(pool), runner, runner.loaded.max_model_len, 1, CREDENTIALS, draft
     )
     role = role_class(context)
-    server = create_server()
-    worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(f"{pool}-1", pool, role), server)
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await role.start(server, "127.0.0.1")
+    server = PeerServer(CREDENTIALS)
+    worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(f"{pool}-1", pool, role), server.grpc)
+    address = server.bind("127.0.0.1")
+    await role.start(server.grpc, "127.0.0.1")
     await server.start()
-    return HostedWorker(role, server, address, WorkerClient(address))
+    return HostedWorker(role, server, address, connect(address))
 
 
 @asynccontextmanager

@@ -19,7 +19,7 @@ class KVFrame(_message.Message):
     def __init__(self, reserve: _Optional[_Union[KVReserve, _Mapping]] = ..., part: _Optional[_Union[KVPart, _Mapping]] = ..., commit: _Optional[_Union[KVCommit, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class KVReserve(_message.Message):
-    __slots__ = ("transfer_id", "request_id", "spec_json", "spec_fingerprint", "token_ids", "deadline_s", "segment", "encodings", "connects")
+    __slots__ = ("transfer_id", "request_id", "spec_json", "spec_fingerprint", "token_ids", "deadline_s", "segment", "encodings", "connects", "cache_salt")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class KVReserve(_message.Message):
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
     ENCODINGS_FIELD_NUMBER: _ClassVar[int]
     CONNECTS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     transfer_id: str
     request_id: str
     spec_json: str
@@ -38,7 +39,8 @@ class KVReserve(_message.Message):
     segment: KVSegment
     encodings: _containers.RepeatedScalarFieldContainer[str]
     connects: bool
-    def __init__(self, transfer_id: _Optional[str] = ..., request_id: _Optional[str] = ..., spec_json: _Optional[str] = ..., spec_fingerprint: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., deadline_s: _Optional[float] = ..., segment: _Optional[_Union[KVSegment, _Mapping]] = ..., encodings: _Optional[_Iterable[str]] = ..., connects: _Optional[bool] = ...) -> None: ...
+    cache_salt: str
+    def __init__(self, transfer_id: _Optional[str] = ..., request_id: _Optional[str] = ..., spec_json: _Optional[str] = ..., spec_fingerprint: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., deadline_s: _Optional[float] = ..., segment: _Optional[_Union[KVSegment, _Mapping]] = ..., encodings: _Optional[_Iterable[str]] = ..., connects: _Optional[bool] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class KVSegment(_message.Message):
     __slots__ = ("pid", "fd", "token", "num_slots", "slot_bytes", "nixl")

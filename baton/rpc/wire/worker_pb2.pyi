@@ -46,7 +46,7 @@ class SamplingParams(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Sequence(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "output_token_ids", "params", "speculation_method", "queue_priority", "tpot_target_s")
+    __slots__ = ("request_id", "prompt_token_ids", "output_token_ids", "params", "speculation_method", "queue_priority", "tpot_target_s", "cache_salt")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,7 @@ class Sequence(_message.Message):
     SPECULATION_METHOD_FIELD_NUMBER: _ClassVar[int]
     QUEUE_PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TPOT_TARGET_S_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     output_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -61,7 +62,8 @@ class Sequence(_message.Message):
     speculation_method: str
     queue_priority: QueuePriority
     tpot_target_s: float
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., speculation_method: _Optional[str] = ..., queue_priority: _Optional[_Union[QueuePriority, _Mapping]] = ..., tpot_target_s: _Optional[float] = ...) -> None: ...
+    cache_salt: str
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., speculation_method: _Optional[str] = ..., queue_priority: _Optional[_Union[QueuePriority, _Mapping]] = ..., tpot_target_s: _Optional[float] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class QueuePriority(_message.Message):
     __slots__ = ("priority", "due_in_s", "patience_s")
@@ -74,12 +76,14 @@ class QueuePriority(_message.Message):
     def __init__(self, priority: _Optional[int] = ..., due_in_s: _Optional[float] = ..., patience_s: _Optional[float] = ...) -> None: ...
 
 class Handoff(_message.Message):
-    __slots__ = ("transfer_id", "peer")
+    __slots__ = ("transfer_id", "peer", "peer_proof")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
+    PEER_PROOF_FIELD_NUMBER: _ClassVar[int]
     transfer_id: str
     peer: str
-    def __init__(self, transfer_id: _Optional[str] = ..., peer: _Optional[str] = ...) -> None: ...
+    peer_proof: str
+    def __init__(self, transfer_id: _Optional[str] = ..., peer: _Optional[str] = ..., peer_proof: _Optional[str] = ...) -> None: ...
 
 class PrefillRequest(_message.Message):
     __slots__ = ("sequence", "handoff")

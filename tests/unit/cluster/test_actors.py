@@ -70,7 +70,7 @@ def record_calls_of(host: type, calls: list[tuple[object, ...]], monkeypatch: py
 async def test_the_actor_of_a_router_forwards_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[object, ...]] = []
     record_calls_of(RouterHost, calls, monkeypatch)
-    actor = RouterActor({"model": "m"}, 8000, "controller")
+    actor = RouterActor({"model": "m"}, 8000, "controller", b"secret")
     assert await actor.start() == "start"
     await actor.add_worker({"worker_id": "decode-1"})
     await actor.drain_worker("decode-1", 3.0)
@@ -78,7 +78,7 @@ async def test_the_actor_of_a_router_forwards_every_call(monkeypatch: pytest.Mon
     await actor.wait()
     await actor.stop()
     assert calls == [
-        ("__init__", {"model": "m"}, 8000, "controller"),
+        ("__init__", {"model": "m"}, 8000, "controller", b"secret"),
         ("start",),
         ("add_worker", {"worker_id": "decode-1"}),
         ("drain_worker", "decode-1", 3.0),
@@ -91,13 +91,13 @@ async def test_the_actor_of_a_router_forwards_every_call(monkeypatch: pytest.Mon
 async def test_the_actor_of_a_worker_forwards_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[object, ...]] = []
     record_calls_of(WorkerHost, calls, monkeypatch)
-    actor = WorkerActor("decode-1", "decode", "module:Role", {}, None)
+    actor = WorkerActor("decode-1", "decode", "module:Role", {}, None, b"secret")
     assert await actor.start() == "start"
     assert await actor.change_role("prefill-2", "prefill", "module:Other") == "change_role"
     await actor.wait()
     await actor.stop()
     assert calls == [
-        ("__init__", "decode-1", "decode", "module:Role", {}, None),
+        ("__init__", "decode-1", "decode", "module:Role", {}, None, b"secret"),
         ("start",),
         ("change_role", "prefill-2", "prefill", "module:Other"),
         ("wait",),

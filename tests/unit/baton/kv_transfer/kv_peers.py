@@ -17,7 +17,8 @@ from baton.kv_transfer.payload.segment import SharedSegment
 from baton.kv_transfer.payload.shared_memory import SharedMemoryReceivePath, SharedMemorySendPath
 from baton.kv_transfer.receiver import KVTransferService
 from baton.kv_transfer.sender import GrpcKVTransport
-from baton.rpc.channel import create_server
+from baton.rpc.channel import PeerServer
+from tests.credentials import CREDENTIALS
 
 PART_BYTES = 64 * 1024
 NUM_PARTS = 1000
@@ -74,11 +75,11 @@ def hold(segment: SharedSegment | None) -> None:
 
 
 async def receive() -> None:
-    server = create_server()
-    KVTransferService(StuckSink(), [SharedMemoryReceivePath(), InlineReceivePath()]).add_to(server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    server = PeerServer(CREDENTIALS)
+    KVTransferService(StuckSink(), [SharedMemoryReceivePath(), InlineReceivePath()]).add_to(server.grpc)
+    address = server.bind("127.0.0.1")
     await server.start()
-    say(f"127.0.0.1:{port}")
+    say(address)
     await asyncio.Event().wait()
 
 
@@ -92,7 +93,7 @@ def main() -> None:
     elif what == "receive":
         asyncio.run(receive())
     else:
-        transport = GrpcKVTransport([SharedMemorySendPath(PART_BYTES), InlineSendPath()])
+        transport = GrpcKVTransport([SharedMemorySendPath(PART_BYTES), InlineSendPath()], CREDENTIALS)
         asyncio.run(send_shared(transport, arguments[0], "killed", NUM_PARTS))
 
 

@@ -34,8 +34,9 @@ from baton.kv_transfer.payload.shared_memory import SegmentMappings, SharedMemor
 from baton.kv_transfer.payload.sockets import SocketReceivePath, SocketSendPath
 from baton.kv_transfer.receiver import SILENCE_S, KVTransferService
 from baton.kv_transfer.sender import MAX_INFLIGHT_BYTES, METHOD, SERVICE, GrpcKVTransport, GrpcSendStream
-from baton.rpc.channel import ERROR_KEY, create_channel, create_server
+from baton.rpc.channel import ERROR_KEY, PeerServer, create_channel
 from baton.rpc.wire.kv_pb2 import KVReply
+from tests.credentials import CREDENTIALS
 from tests.kv_receiver import SourceKV
 
 NIXL = pytest.param("nixl", marks=pytest.mark.nixl)
@@ -58,7 +59,7 @@ class Link:
 
     transport: KVTransport
     peer: str
-    server: grpc.aio.Server | None = None
+    server: PeerServer | None = None
 
 
 def transport_over(
@@ -68,7 +69,7 @@ def transport_over(
     max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
 ) -> GrpcKVTransport:
     """A sender with these paths and messages."""
-    return GrpcKVTransport([*paths, InlineSendPath()], throttle, timeout_s, max_inflight_bytes)
+    return GrpcKVTransport([*paths, InlineSendPath()], CREDENTIALS, throttle, timeout_s, max_inflight_bytes)
 
 
 class BufferingTransport(GrpcKVTransport):
@@ -94,12 +95,12 @@ class BufferingTransport(GrpcKVTransport):
 @asynccontextmanager
 async def serving(
     sink: KVSink, paths: Sequence[ReceivePath], silence_s: float = SILENCE_S
-) -> AsyncIterator[tuple[grpc.aio.Server, str]]:
+) -> AsyncIterator[tuple[PeerServer, str]]:
     """Runs a receiver with these paths and messages; yields its server and address."""
-    server, service = create_server(), KVTransferService(sink, [*paths, InlineReceivePath()], silence_s)
+    server, service = PeerServer(CREDENTIALS), KVTransferService(sink, [*paths, InlineReceivePath()], silence_s)
     service.start("127.0.0.1")
-    service.add_to(server)
-    peer = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    service.add_to(server.grpc)
+    peer = server.bind("127.0.0.1")
     await server.start()
     try:
         yield server, peer
@@ -116,7 +117,7 @@ async def kv_server(
     listens: bool = False,
     silence_s: float = SILENCE_S,
     nixl: NixlReader | None = None,
-) -> AsyncIterator[tuple[grpc.aio.Server, str]]:
+) -> AsyncIterator[tuple[PeerServer, str]]:
     """Runs a receiver; yields its server and address."""
     paths: list[ReceivePath] = []
     if mappings is not None:
@@ -169,7 +170,7 @@ async def link(
     segments = [path.segment() for path in send if isinstance(path, SharedMemorySendPath)]
     async with serving(sink, receive) as (server, peer):
         window = max_inflight_bytes // NUM_CONNECTIONS.get(kind, 1)
-        transport = BufferingTransport([*send, InlineSendPath()], throttle, 20.0, window)
+        transport = BufferingTransport([*send, InlineSendPath()], CREDENTIALS, throttle, 20.0, window)
         try:
             with patch.object(byte_stream, "STRIPE_BYTES", stripe_bytes):
                 yield Link(transport, peer, server)
@@ -190,9 +191,11 @@ async def send_all(stream: KVSendStream, source: SourceKV, part_bytes: int = 700
 
 async def talk(peer: str, frames: Sequence[bytes]) -> tuple[list[str], str | None]:
     """Sends raw frames; returns the kinds of the replies and the error code of the status."""
-    channel = create_channel(peer)
+    channel = create_channel(peer, CREDENTIALS)
     replies: list[str] = []
-    call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(_each(frames), timeout=5.0)
+    call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(
+        _each(frames), timeout=5.0, metadata=CREDENTIALS.call_metadata(peer)
+    )
     try:
         async for data in call:
             reply = KVReply.FromString(data)

@@ -19,6 +19,7 @@ from baton.kv_transfer.payload.sockets import SocketSender, SocketSendPath, conn
 from baton.kv_transfer.sender import METHOD, SERVICE, GrpcSendStream
 from baton.rpc.channel import create_channel
 from baton.rpc.wire.kv_pb2 import KVCommit, KVConnection, KVFrame, KVPart, KVReply, KVReserve
+from tests.credentials import CREDENTIALS
 from tests.kv_receiver import Receiver, SourceKV
 from tests.tiny_models import random_prompts
 from tests.unit.baton.kv_transfer.links import Link, kv_server, link, send_all, transport_over
@@ -83,8 +84,8 @@ async def sender(receiver: Receiver) -> AsyncIterator[ByHand]:
 @asynccontextmanager
 async def by_hand(receiver: Receiver, peer: str) -> AsyncIterator[ByHand]:
     source = SourceKV(receiver.spec, PROMPT)
-    channel = create_channel(peer)
-    call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
+    channel = create_channel(peer, CREDENTIALS)
+    call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(metadata=CREDENTIALS.call_metadata(peer))
     spec = {"spec_json": source.spec.to_json(), "spec_fingerprint": source.spec.fingerprint()}
     request = KVReserve(transfer_id="transfer-1", token_ids=PROMPT, deadline_s=1.0, connects=True, **spec)
     await call.write(encode_frame(KVFrame(reserve=request)))

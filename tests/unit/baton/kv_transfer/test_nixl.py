@@ -19,6 +19,7 @@ from baton.kv_transfer.payload.segment import SharedSegment
 from baton.kv_transfer.payload.shared_memory import SegmentMappings
 from baton.kv_transfer.transports import create_kv_service, create_transport
 from baton.rpc.wire.kv_pb2 import KVNixl, KVSegment, KVSlot
+from tests.credentials import CREDENTIALS
 from tests.kv_receiver import Receiver, SourceKV
 from tests.unit.baton.kv_transfer.links import RecordingSink, kv_server, send_all, transport_over
 from tests.unit.baton.kv_transfer.slow_agent import SlowAgent
@@ -329,6 +330,9 @@ async def test_idle_senders_are_forgotten(segment: SharedSegment, monkeypatch: p
 def test_without_nixl_the_error_tells_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nixl_agent, "_PACKAGES", ("nixl_of_nowhere",))
     config = KVTransferConfig(transport="nixl")
-    for make in (lambda: create_transport(config), lambda: create_kv_service(config, RecordingSink())):
+    for make in (
+        lambda: create_transport(config, CREDENTIALS),
+        lambda: create_kv_service(config, CREDENTIALS, RecordingSink()),
+    ):
         with pytest.raises(ConfigError, match=r"pip install 'baton-serve\[nixl\]'"):
             make()

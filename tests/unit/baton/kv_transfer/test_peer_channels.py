@@ -9,6 +9,8 @@ import pytest
 from baton.core.errors import WorkerLostError
 from baton.kv_transfer import peer_channels
 from baton.kv_transfer.peer_channels import PeerChannels
+from baton.rpc.credentials import PeerCredentials
+from tests.credentials import CREDENTIALS
 
 
 class FakeChannel:
@@ -26,7 +28,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeChannel]:
     """All channels, in the order in which they were made."""
     channels: list[FakeChannel] = []
 
-    def create(address: str) -> FakeChannel:
+    def create(address: str, credentials: PeerCredentials) -> FakeChannel:
         channels.append(FakeChannel(address))
         return channels[-1]
 
@@ -40,7 +42,7 @@ async def settle() -> None:
 
 
 async def test_streams_to_one_peer_share_a_channel(made: list[FakeChannel]) -> None:
-    channels = PeerChannels()
+    channels = PeerChannels(CREDENTIALS)
     first, second, other = channels.take("a:1"), channels.take("a:1"), channels.take("b:1")
     assert first is second
     assert other is not first
@@ -49,7 +51,7 @@ async def test_streams_to_one_peer_share_a_channel(made: list[FakeChannel]) -> N
 
 
 async def test_an_unused_channel_is_closed(made: list[FakeChannel]) -> None:
-    channels = PeerChannels(idle_s=0.01)
+    channels = PeerChannels(CREDENTIALS, idle_s=0.01)
     channels.give_back(channels.take("a:1"))
     await asyncio.wait_for(made[0].closed.wait(), 20.0)
     channels.take("a:1")
@@ -59,7 +61,7 @@ async def test_an_unused_channel_is_closed(made: list[FakeChannel]) -> None:
 
 
 async def test_a_channel_with_a_stream_is_never_idle(made: list[FakeChannel]) -> None:
-    channels = PeerChannels(idle_s=0.01)
+    channels = PeerChannels(CREDENTIALS, idle_s=0.01)
     first = channels.take("a:1")
     channels.give_back(first)
     again, third = channels.take("a:1"), channels.take("a:1")
@@ -71,7 +73,7 @@ async def test_a_channel_with_a_stream_is_never_idle(made: list[FakeChannel]) ->
 
 
 async def test_a_retired_channel_is_closed_with_its_last_stream(made: list[FakeChannel]) -> None:
-    channels = PeerChannels()
+    channels = PeerChannels(CREDENTIALS)
     first, second = channels.take("a:1"), channels.take("a:1")
     channels.retire(first)
     assert channels.take("a:1") is not first
@@ -87,7 +89,7 @@ async def test_a_retired_channel_is_closed_with_its_last_stream(made: list[FakeC
 
 
 async def test_closing_ends_all_channels_and_refuses_new_ones(made: list[FakeChannel]) -> None:
-    channels = PeerChannels()
+    channels = PeerChannels(CREDENTIALS)
     used, retired, idle = channels.take("a:1"), channels.take("b:1"), channels.take("c:1")
     channels.retire(retired)
     channels.give_back(idle)

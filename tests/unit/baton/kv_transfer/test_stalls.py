@@ -15,7 +15,8 @@ from baton.kv_transfer.base import KVSendStream, PartHeader, Reservation, Transf
 from baton.kv_transfer.payload.inline import InlineReceivePath
 from baton.kv_transfer.receiver import KVTransferService
 from baton.kv_transfer.sender import GrpcKVTransport
-from baton.rpc.channel import create_server
+from baton.rpc.channel import PeerServer
+from tests.credentials import CREDENTIALS
 from tests.unit.baton.kv_transfer.links import RecordingSink, transport_over
 
 SPEC = KVCacheSpec("model", "float32", 4, (LayerSpec(1, 4, 4),))
@@ -48,9 +49,9 @@ class ChoosySink(RecordingSink):
 
 @asynccontextmanager
 async def receiving(sink: RecordingSink, silence_s: float = 60.0) -> AsyncIterator[str]:
-    server = create_server()
-    KVTransferService(sink, [InlineReceivePath()], silence_s).add_to(server)
-    peer = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server = PeerServer(CREDENTIALS)
+    KVTransferService(sink, [InlineReceivePath()], silence_s).add_to(server.grpc)
+    peer = server.bind("127.0.0.1")
     await server.start()
     try:
         yield peer

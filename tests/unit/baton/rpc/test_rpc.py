@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -22,7 +23,8 @@ from baton.core.errors import (
     WorkerLostError,
     error_classes,
 )
-from baton.rpc.channel import create_channel, create_server, error_from_rpc, reporting_errors
+from baton.rpc.channel import PeerServer, create_channel, error_from_rpc, reporting_errors
+from tests.credentials import CREDENTIALS
 
 logger = logging.getLogger(__name__)
 
@@ -30,15 +32,15 @@ Handler = Callable[[bytes, Any], Awaitable[bytes]]
 
 
 @asynccontextmanager
-async def serving(handler: Handler) -> AsyncIterator[tuple[grpc.aio.Server, Any]]:
-    server = create_server()
+async def serving(handler: Handler) -> AsyncIterator[tuple[PeerServer, Any]]:
+    server = PeerServer(CREDENTIALS)
     methods = {"Call": grpc.unary_unary_rpc_method_handler(handler)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", methods),))
-    port = server.add_insecure_port("127.0.0.1:0")
+    server.grpc.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", methods),))
+    address = server.bind("127.0.0.1")
     await server.start()
-    channel = create_channel(f"127.0.0.1:{port}")
+    channel = create_channel(address, CREDENTIALS)
     try:
-        yield server, channel.unary_unary("/test.Service/Call")
+        yield server, partial(channel.unary_unary("/test.Service/Call"), metadata=CREDENTIALS.call_metadata(address))
     finally:
         await channel.close()
         await server.stop(grace=0)
@@ -119,7 +121,7 @@ async def test_a_call_that_takes_too_long_is_a_deadline_error() -> None:
 
 
 async def test_an_unreachable_server_is_a_lost_worker() -> None:
-    channel = create_channel("127.0.0.1:1")
+    channel = create_channel("127.0.0.1:1", CREDENTIALS)
     error = await error_of(channel.unary_unary("/test.Service/Call")(b"", timeout=5.0))
     await channel.close()
     assert isinstance(error, WorkerLostError)
@@ -139,11 +141,11 @@ async def test_a_server_that_stops_during_a_call_is_a_lost_worker() -> None:
 
 
 async def test_an_unimplemented_method_is_not_a_lost_worker() -> None:
-    server = create_server()
-    port = server.add_insecure_port("127.0.0.1:0")
+    server = PeerServer(CREDENTIALS)
+    address = server.bind("127.0.0.1")
     await server.start()
-    channel = create_channel(f"127.0.0.1:{port}")
-    error = await error_of(channel.unary_unary("/test.Service/Other")(b""))
+    channel = create_channel(address, CREDENTIALS)
+    error = await error_of(channel.unary_unary("/test.Service/Other")(b"", metadata=CREDENTIALS.call_metadata(address)))
     await channel.close()
     await server.stop(grace=0)
     assert type(error) is InternalError

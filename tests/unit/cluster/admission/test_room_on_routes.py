@@ -28,6 +28,7 @@ from cluster.routing.request_predictions import RequestPredictions
 from cluster.routing.routing_contracts import RouteDecision, RoutingRequest, WorkerSnapshot
 from cluster.routing.routing_profile import build_profile
 from cluster.telemetry.metrics import RouterMetrics
+from tests.credentials import connect
 from tests.fake_clock import FakeClock
 from tests.unit.cluster.routing.worlds import decode_pools, make_candidates, prefill_pools, requests
 from tests.worker_infos import make_info
@@ -106,7 +107,7 @@ class Cluster:
 
     def __init__(self, routing: dict[str, str], index: Index | None = None, **info: Any) -> None:
         self.clock = FakeClock()
-        self.registry, metrics = WorkerRegistry(clock=self.clock), RouterMetrics(clock=self.clock)
+        self.registry, metrics = WorkerRegistry(connect, clock=self.clock), RouterMetrics(clock=self.clock)
         self.predictions = RequestPredictions(LatencyModel(self.clock), metrics.prediction_errors, self.clock)
         for name in ("prefill-1", "prefill-2", "decode-1", "decode-2"):
             pool = name.split("-")[0]

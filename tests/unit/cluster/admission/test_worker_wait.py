@@ -20,6 +20,7 @@ from cluster.routing.routing_contracts import Preference, RouteDecision
 from cluster.routing.routing_profile import build_profile
 from cluster.simulation.virtual_loop import run_virtually
 from cluster.telemetry.metrics import RouterMetrics
+from tests.credentials import connect
 from tests.routers import admission_off
 
 WAIT_S = 5.0
@@ -48,7 +49,7 @@ def test_a_wait_ends_when_its_timer_fires_early_by_the_clock_resolution(
 
     async def main() -> None:
         clock = asyncio.get_running_loop().time
-        registry, metrics = WorkerRegistry(clock=clock), RouterMetrics(clock=clock)
+        registry, metrics = WorkerRegistry(connect, clock=clock), RouterMetrics(clock=clock)
         predictions = RequestPredictions(LatencyModel(clock), metrics.prediction_errors, clock)
         chooser = build_profile(RoutingConfig(), predictions.forecaster)
         dispatcher = LookingDispatcher(registry, predictions, chooser, clock=clock)

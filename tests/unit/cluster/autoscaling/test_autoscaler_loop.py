@@ -26,6 +26,7 @@ from cluster.latency.feed import traits_of
 from cluster.latency.latency_model import LatencyModel
 from cluster.latency.ledger import WorkLedger
 from cluster.registry.workers import WorkerRegistry
+from tests.credentials import connect
 from tests.request_records import make_record
 from tests.step_cost_reports import report_of
 from tests.worker_infos import make_info
@@ -59,7 +60,7 @@ class Looped:
 
     def __init__(self, *, is_enabled: bool = True, interval: float = 5.0) -> None:
         self.now_s = 100.0
-        self.control, self.registry = Control(), WorkerRegistry()
+        self.control, self.registry = Control(), WorkerRegistry(connect)
         self.model, self.ledger = LatencyModel(lambda: self.now_s), WorkLedger()
         self.traffic = TrafficMeter(lambda: self.now_s)
         self.metrics = CollectorRegistry()

@@ -13,6 +13,7 @@ from cluster.config.config import BatonConfig
 from cluster.controller.controller import Controller
 from cluster.controller.pool_member import ChangeOrigin
 from cluster.controller.worker_pool import WorkerPool
+from tests.credentials import SECRET
 from tests.fake_hosts import FakeHost, UnchangingHost
 from tests.pool_listener import READY_S, ids_in
 from tests.waiting import until
@@ -40,7 +41,7 @@ class TestPools:
         async def start(prefill: int, decode: int, actor_class: type = FakeHost, cpus: float = 1.0) -> list[WorkerPool]:
             config = BatonConfig.from_dict({name: {"resources": {"cpus": cpus}} for name in (PREFILL, DECODE)})
             for name, size in ((PREFILL, prefill), (DECODE, decode)):
-                pools.append(WorkerPool(name, config, listener, actor_class, "127.0.0.1"))
+                pools.append(WorkerPool(name, config, listener, actor_class, "127.0.0.1", SECRET))
                 pools[-1].scale(size)
             await asyncio.gather(*(pool.wait_until_ready(READY_S) for pool in pools))
             return pools

@@ -12,6 +12,7 @@ from cluster.config.config import BatonConfig
 from cluster.controller.pool_member import PoolMember
 from cluster.controller.shared_processes import SharedProcesses
 from cluster.controller.worker_pool import WorkerPool
+from tests.credentials import SECRET
 from tests.fake_hosts import PROCESS, FakeHost
 from tests.pool_listener import READY_S, ids_in
 from tests.waiting import until
@@ -48,13 +49,13 @@ class BrokenProcess(FirstProcess):
 
 
 def processes_of(actor_class: type, per_process: int = 2) -> SharedProcesses:
-    return SharedProcesses(BatonConfig(), f"{__name__}:{actor_class.__name__}", per_process)
+    return SharedProcesses(BatonConfig(), f"{__name__}:{actor_class.__name__}", per_process, SECRET)
 
 
 @pytest.fixture
 async def pool(listener, a_ray):
     listener.may_drain.set()
-    made = WorkerPool("decode", BatonConfig(), listener, FakeHost, "127.0.0.1", processes_of(FirstProcess))
+    made = WorkerPool("decode", BatonConfig(), listener, FakeHost, "127.0.0.1", SECRET, processes_of(FirstProcess))
     made.scale(2)
     await made.wait_until_ready(READY_S)
     made.scale(6)
@@ -81,12 +82,12 @@ async def test_a_process_that_failed_to_start_gets_no_more_workers(a_ray):
     processes = processes_of(BrokenProcess)
     first, second, third = (PoolMember(f"decode-{number}") for number in (1, 2, 3))
     for member in (first, second):
-        member.create(FakeHost, "decode", BatonConfig(), "127.0.0.1", processes)
+        member.create(FakeHost, "decode", BatonConfig(), "127.0.0.1", SECRET, processes)
     with pytest.raises(RayError):
         await first.placed()
     assert not first.is_pending
     await first.kill()
-    third.create(FakeHost, "decode", BatonConfig(), "127.0.0.1", processes)
+    third.create(FakeHost, "decode", BatonConfig(), "127.0.0.1", SECRET, processes)
     assert third._actor._process is not second._actor._process
     await second.kill()
     await third.kill()

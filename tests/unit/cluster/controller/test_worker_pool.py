@@ -12,6 +12,7 @@ from baton.core.errors import ConfigError, DeadlineError, InternalError, LayoutM
 from cluster.config.config import BatonConfig
 from cluster.controller import worker_pool
 from cluster.controller.worker_pool import WorkerPool, _short_reason
+from tests.credentials import SECRET
 from tests.fake_hosts import (
     CrashingHost,
     DyingHost,
@@ -39,7 +40,7 @@ async def make_pool(listener, a_ray):
                 "router": {"request_timeout_s": request_timeout_s},
             }
         )
-        pools.append(WorkerPool("decode", config, listener, actor_class, "127.0.0.1"))
+        pools.append(WorkerPool("decode", config, listener, actor_class, "127.0.0.1", SECRET))
         return pools[-1]
 
     yield make

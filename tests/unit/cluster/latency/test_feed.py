@@ -16,6 +16,7 @@ from cluster.latency.latency_model import LatencyModel
 from cluster.latency.store import FitStore
 from cluster.registry.workers import Worker, WorkerRegistry
 from cluster.simulation.virtual_loop import run_virtually
+from tests.credentials import connect
 from tests.unit.cluster.latency.synthetic_workers import SyntheticWorker
 from tests.waiting import until
 from tests.worker_infos import make_info
@@ -55,7 +56,7 @@ def test_step_costs_travel_unchanged() -> None:
 
 
 async def test_what_a_worker_learns_reaches_the_model() -> None:
-    registry, model, client = WorkerRegistry(), LatencyModel(), LearningClient()
+    registry, model, client = WorkerRegistry(connect), LatencyModel(), LearningClient()
     feed = StepCostFeed(registry, model)
     client.run(10)  # its profile
     await feed.add(add_worker(registry, client))
@@ -70,7 +71,7 @@ async def test_costs_of_another_shape_are_ignored_with_a_warning(caplog: pytest.
         async def stats(self, timeout_s: float = 2.0) -> worker_pb2.WorkerStats:
             return worker_pb2.WorkerStats(step_costs=worker_pb2.StepCosts(coefficients=[1.0] * 9, num_samples=50))
 
-    registry, model = WorkerRegistry(), LatencyModel()
+    registry, model = WorkerRegistry(connect), LatencyModel()
     await StepCostFeed(registry, model).add(add_worker(registry, NewerClient()))
     assert model.num_samples("d1") == 0
     assert "9 step cost coefficients" in caplog.text
@@ -78,7 +79,7 @@ async def test_costs_of_another_shape_are_ignored_with_a_warning(caplog: pytest.
 
 async def test_the_profile_of_a_worker_not_yet_added_is_kept() -> None:
     """Its clock is measured and its kind's fit is read in between, and a round may come then."""
-    registry, model, client = WorkerRegistry(), LatencyModel(), LearningClient()
+    registry, model, client = WorkerRegistry(connect), LatencyModel(), LearningClient()
     feed = StepCostFeed(registry, model)
     client.run(10)
     worker = add_worker(registry, client)
@@ -96,7 +97,7 @@ async def test_a_worker_is_not_polled_before_it_has_answered() -> None:
             await answers.wait()
             return found
 
-    registry, model, client = WorkerRegistry(), LatencyModel(), SlowClient()
+    registry, model, client = WorkerRegistry(connect), LatencyModel(), SlowClient()
     feed = StepCostFeed(registry, model)
     client.run(10)
     adding = asyncio.create_task(feed.add(add_worker(registry, client)))
@@ -111,7 +112,7 @@ async def test_a_worker_is_not_polled_before_it_has_answered() -> None:
 
 
 async def test_a_worker_that_does_not_answer_is_polled_again() -> None:
-    registry, model, client = WorkerRegistry(), LatencyModel(), LearningClient()
+    registry, model, client = WorkerRegistry(connect), LatencyModel(), LearningClient()
     feed = StepCostFeed(registry, model)
     await feed.add(add_worker(registry, client))
     client.is_dead = True
@@ -123,7 +124,7 @@ async def test_a_worker_that_does_not_answer_is_polled_again() -> None:
 
 
 async def test_a_removed_worker_is_forgotten() -> None:
-    registry, model, client = WorkerRegistry(), LatencyModel(), LearningClient()
+    registry, model, client = WorkerRegistry(connect), LatencyModel(), LearningClient()
     feed = StepCostFeed(registry, model)
     client.run(5)
     await feed.add(add_worker(registry, client))
@@ -134,7 +135,7 @@ async def test_a_removed_worker_is_forgotten() -> None:
 
 
 async def test_the_next_start_uses_the_last_fit(tmp_path: Path) -> None:
-    registry, model, client = WorkerRegistry(), LatencyModel(), LearningClient()
+    registry, model, client = WorkerRegistry(connect), LatencyModel(), LearningClient()
     feed = StepCostFeed(registry, model, FitStore(tmp_path))
     worker = add_worker(registry, client)
     await feed.add(worker)
@@ -143,7 +144,7 @@ async def test_the_next_start_uses_the_last_fit(tmp_path: Path) -> None:
         client.run(20)
         await feed.poll()
     await feed.save()
-    registry, later, client = WorkerRegistry(), LatencyModel(), LearningClient()
+    registry, later, client = WorkerRegistry(connect), LatencyModel(), LearningClient()
     await StepCostFeed(registry, later, FitStore(tmp_path)).add(add_worker(registry, client))
     assert 0.8 < later.step_ms("d1", 8, 4000).ms / model.step_ms("d1", 8, 4000).ms < 1.25
     assert LatencyModel().step_ms("d1", 8, 4000).ms < 0.5 * later.step_ms("d1", 8, 4000).ms
@@ -157,7 +158,7 @@ def test_workers_of_one_kind_share_a_fit() -> None:
 
 
 async def test_a_worker_of_another_kind_can_join_while_fits_are_saved(tmp_path: Path) -> None:
-    registry, model, client = WorkerRegistry(), LatencyModel(), LearningClient()
+    registry, model, client = WorkerRegistry(connect), LatencyModel(), LearningClient()
     client.run(60)
     feed = StepCostFeed(registry, model, FitStore(tmp_path))
     await feed.add(add_worker(registry, client))
@@ -177,7 +178,7 @@ def test_a_round_polls_one_worker_after_the_other() -> None:
                 queued_s.append(loop.time())
                 return await super().stats(timeout_s)
 
-        registry = WorkerRegistry()
+        registry = WorkerRegistry(connect)
         feed = StepCostFeed(registry, LatencyModel())
         for number in range(4):
             await feed.add(add_worker(registry, TimedClient(), f"d{number}"))
@@ -197,13 +198,13 @@ async def test_polling_continues_after_a_failed_round(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("cluster.latency.feed.POLL_S", 0.001)
     monkeypatch.setattr(StepCostFeed, "poll", poll)
-    running = asyncio.create_task(StepCostFeed(WorkerRegistry(), LatencyModel()).run())
+    running = asyncio.create_task(StepCostFeed(WorkerRegistry(connect), LatencyModel()).run())
     await until(lambda: len(rounds) >= 3)
     running.cancel()
 
 
 async def test_a_worker_removed_while_its_fit_is_read_is_not_added(tmp_path: Path) -> None:
-    registry, model, client = WorkerRegistry(), LatencyModel(), LearningClient()
+    registry, model, client = WorkerRegistry(connect), LatencyModel(), LearningClient()
     feed = StepCostFeed(registry, model, FitStore(tmp_path))
     worker = add_worker(registry, client)
     registry._workers.clear()

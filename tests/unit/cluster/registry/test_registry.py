@@ -8,12 +8,13 @@ import pytest
 
 from baton.core.roles import DECODE, PREFILL
 from cluster.registry.workers import WorkerInfo, WorkerRegistry
+from tests.credentials import connect
 from tests.worker_infos import make_info
 
 
 @pytest.fixture
 async def registry():
-    registry = WorkerRegistry()
+    registry = WorkerRegistry(connect)
     yield registry
     for worker in registry.workers:
         await registry.remove(worker.info.worker_id)
@@ -64,7 +65,7 @@ async def test_a_suspect_is_trusted_again_after_a_while(registry):
 
 async def test_repeated_failures_lengthen_the_suspicion():
     now_s = 0.0
-    registry = WorkerRegistry(clock=lambda: now_s)
+    registry = WorkerRegistry(connect, clock=lambda: now_s)
     worker = registry.add(make_info("p1", PREFILL))
     pauses = []
     for _ in range(8):

@@ -12,6 +12,7 @@ from baton.core.roles import DECODE, PREFILL
 from baton.core.timeline import Event, Timeline
 from baton.rpc.wire import worker_pb2
 from cluster.registry.worker_client import WorkerClient
+from tests.credentials import connect
 from tests.fake_workers import FakeWorker, decode_some, endless, expected_tokens, failing, hang
 
 TIMEOUT_S = 10.0
@@ -27,7 +28,7 @@ async def worker():
 
 @pytest.fixture
 async def client(worker):
-    client = WorkerClient(worker.address)
+    client = connect(worker.address)
     yield client
     await client.close()
 
@@ -53,7 +54,7 @@ async def test_an_error_keeps_its_class(client, worker):
 
 
 async def test_an_unreachable_worker_is_lost():
-    client = WorkerClient("127.0.0.1:1")
+    client = connect("127.0.0.1:1")
     with pytest.raises(WorkerLostError):
         await read(client)
     assert not await client.is_alive()
@@ -119,7 +120,7 @@ async def test_events_of_an_unmeasured_clock_are_dropped(client):
 async def test_the_clock_of_the_same_machine_is_not_converted():
     worker = FakeWorker("w", PREFILL)
     await worker.start()
-    client = WorkerClient(worker.address)
+    client = connect(worker.address)
     await client.sync_clock()
     timeline = Timeline("r")
     client.record(timeline, {Event.PREFILL_STARTED: 123.25})

@@ -25,6 +25,7 @@ from cluster.routing.request_predictions import RequestPredictions
 from cluster.routing.routing_config import RoutingConfig
 from cluster.routing.routing_contracts import Preference, RouteDecision, RoutingRequest, WorkerSnapshot
 from cluster.routing.routing_profile import build_profile
+from tests.credentials import connect
 from tests.fake_clock import FakeClock
 from tests.worker_infos import make_info
 
@@ -70,7 +71,7 @@ ALONE = RouteDecision(None, "d1", 10, 500.0, 20.0)
 class World:
     def __init__(self, decision: RouteDecision | None = PAIR, index: Index | None = None) -> None:
         self.clock = FakeClock(50.0)
-        self.registry = WorkerRegistry(clock=self.clock)
+        self.registry = WorkerRegistry(connect, clock=self.clock)
         for worker_id, pool in (("p1", PREFILL), ("p2", PREFILL), ("d1", DECODE)):
             self.registry.add(make_info(worker_id, pool, kv_blocks=100, max_num_seqs=8))
         self.predictions = RequestPredictions(LatencyModel(self.clock), PredictionErrors(), self.clock)

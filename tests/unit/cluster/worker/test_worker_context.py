@@ -10,6 +10,7 @@ import pytest
 from baton.engine.runner.model_runner import ModelRunner
 from cluster.config.config import BatonConfig
 from cluster.worker.role import WorkerContext
+from tests.credentials import CREDENTIALS
 
 
 @pytest.mark.parametrize(
@@ -28,6 +29,6 @@ def test_auto_overlaps_steps_if_the_forward_leaves_the_host_idle(
 ) -> None:
     config = BatonConfig.model_validate({"engine": {"overlap_scheduling": setting}})
     runner = SimpleNamespace(device=SimpleNamespace(type=device), forward_waits=False)
-    context = WorkerContext("decode-0", config, config.decode, cast("ModelRunner", runner), 64, 1)
+    context = WorkerContext("decode-0", config, config.decode, cast("ModelRunner", runner), 64, 1, CREDENTIALS)
     runner.forward_waits = waits  # known only when graphs were to be captured
     assert context.overlaps_scheduling is expected

@@ -1,0 +1,48 @@
+"""The section ``security`` of the configuration: how the cluster's processes trust each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import model_validator
+
+from baton.core.config_section import NonEmptyString, Section
+from baton.rpc.certificates import read_certificates
+from baton.rpc.credentials import ClusterSecret, PeerCredentials
+
+
+class SecurityConfig(Section):
+    """Mutual TLS between the cluster's processes; all three keys or none. ``baton certs`` creates the files.
+
+    The files are read on every node, from the same paths. Without them, calls still carry a token that only processes
+    of the cluster can make, but anyone on the network can read and change what is sent.
+    """
+
+    ca: NonEmptyString | None = None
+    """PEM file with the certificate of the cluster's authority, the same on all nodes."""
+    certificate: NonEmptyString | None = None
+    """PEM file with this node's certificate."""
+    key: NonEmptyString | None = None
+    """PEM file with the private key of this node's certificate."""
+
+    @model_validator(mode="after")
+    def _all_or_none(self) -> SecurityConfig:
+        files = {"ca": self.ca, "certificate": self.certificate, "key": self.key}
+        missing = [name for name, path in files.items() if path is None]
+        if 0 < len(missing) < len(files):
+            raise ValueError(f"security needs ca, certificate and key together; {' and '.join(missing)} is missing")
+        return self
+
+    def credentials(self, secret: bytes) -> PeerCredentials:
+        """This process's credentials.
+
+        Args:
+            secret: the cluster's secret, which its controller created.
+
+        Raises:
+            ConfigError: a file cannot be read on this node, or does not fit the others.
+        """
+        if self.ca is None or self.certificate is None or self.key is None:
+            return PeerCredentials(ClusterSecret(secret))
+        certificates = read_certificates(Path(self.ca), Path(self.certificate), Path(self.key))
+        return PeerCredentials(ClusterSecret(secret), certificates)
