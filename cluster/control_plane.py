@@ -43,6 +43,7 @@ class ControlPlane:
     Args:
         registry: the workers, on the same clock.
         pools: sets the sizes of the pools.
+        hash_key: key of the workers' block hashes.
         store: keeps latency fits across restarts; ``None`` disables that.
         clock: monotonic seconds; a simulation passes virtual time.
         offload: as in :class:`AutoscalerLoop`.
@@ -57,6 +58,7 @@ class ControlPlane:
         registry: WorkerRegistry,
         pools: PoolControl,
         *,
+        hash_key: bytes = b"",
         store: FitStore | None = None,
         clock: Callable[[], float] = time.monotonic,
         offload: Offload = asyncio.to_thread,
@@ -69,7 +71,7 @@ class ControlPlane:
         model = LatencyModel(clock)
         self.predictions = RequestPredictions(model, self.metrics.prediction_errors, clock)
         self.step_costs = StepCostFeed(registry, model, store)
-        index = PrefixIndex(config.engine.block_size, clock)
+        index = PrefixIndex(config.engine.block_size, clock, hash_key)
         self.prefixes = PrefixFeed(index, self.metrics.prefixes)
         chooser = build_profile(config.routing, self.predictions.forecaster, self.metrics.routing.observe_scorer)
         known = index if config.engine.prefix_caching else None

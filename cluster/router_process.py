@@ -63,7 +63,13 @@ class RouterHost:
         self._controller = controller
         credentials = self._config.security.credentials(secret)
         self._registry = WorkerRegistry(partial(WorkerClient, credentials=credentials))
-        self._plane = ControlPlane(self._config, self._registry, RayPoolControl(controller), store=FitStore())
+        self._plane = ControlPlane(
+            self._config,
+            self._registry,
+            RayPoolControl(controller),
+            hash_key=credentials.secret.block_hash_key,
+            store=FitStore(),
+        )
         self._metrics = self._plane.metrics
         self._api_keys = ApiKeys()
         self._scaling: asyncio.Task[None] | None = None

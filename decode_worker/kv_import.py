@@ -22,7 +22,7 @@ from baton.core.errors import (
     TransferError,
 )
 from baton.core.kv_spec import KVEncoding
-from baton.core.request import Request, SamplingParams
+from baton.core.request import Request, SamplingParams, check_token_ids
 from baton.engine.async_engine import AsyncEngine
 from baton.engine.kv_cache.kv_copies import WorkMark
 from baton.kv_transfer.base import PartHeader, Reservation, TransferOffer
@@ -50,6 +50,19 @@ class Import(PendingImport):
     draft_state: bytes | None = None
     free_after: WorkMark | None = None
     brought: WorkMark | None = None
+
+
+_MAX_TRYING = 8
+"""Transfers that try to get room whenever blocks are freed; later ones wait for a place among them."""
+_OVERTAKING_SHARE = 0.5
+"""Share of a transfer's waiting time during which later ones may take room before it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """A place in the line for blocks."""
+
+    overtaken_until_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +100,8 @@ class KVImporter:
         self._encodings = encodings
         self._adopt_draft = adopt_draft
         self._imports = PendingImports(Import, self.release, claim_timeout_s)
-        self._turn = asyncio.Lock()
+        self._trying = asyncio.Semaphore(_MAX_TRYING)
+        self._line: list[_Place] = []  # of those that try, in order of arrival
         self._holders: set[Request] = set()  # engine's thread
         self.num_bytes_received = 0
         engine.block_holders.append(self._held_blocks)
@@ -105,7 +119,13 @@ class KVImporter:
                 f"The prefill and the decode worker cannot exchange KV. {'; '.join(differences)}. "
                 "Both pools must run the same model, dtype, engine.block_size, engine.weights and engine.kv_cache."
             )
-        holder = Request(offer.transfer_id, list(offer.token_ids), SamplingParams())
+        limit = self._engine.scheduler.limits.max_model_len
+        if len(offer.token_ids) > limit:
+            raise ContextLengthError(
+                f"The prompt has {len(offer.token_ids)} tokens, but the decode worker takes at most {limit}."
+            )
+        check_token_ids(offer.token_ids, self._engine.runner.loaded.vocab_size, "token_ids")
+        holder = Request(offer.transfer_id, list(offer.token_ids), SamplingParams(), cache_salt=offer.cache_salt)
         needed = self._engine.blocks.num_blocks_for(holder.num_tokens)
         if not 0 < needed <= self._engine.blocks.pool.num_blocks:
             raise ContextLengthError(
@@ -134,24 +154,37 @@ class KVImporter:
 
     async def _wait_for_room(self, entry: Import, holder: Request, deadline_s: float) -> int | None:
         """The number of leading tokens that are cached; ``None`` if the transfer fails before they are known."""
-        if not self._turn.locked():  # free room is given even when the deadline is 0
+        if self._may_try(None):  # free room is given even when the deadline is 0
             cached = await self._engine.call(lambda: self._try_reserve(entry, holder))
             if cached is not None:
                 return cached
+        place = _Place(time.monotonic() + deadline_s * _OVERTAKING_SHARE)
         try:
-            # Transfers wait in turn. Otherwise small prompts, which still find room, could starve a large one.
-            async with asyncio.timeout(deadline_s), self._turn:
+            async with asyncio.timeout(deadline_s), self._trying:
+                self._line.append(place)
                 while not entry.failed:  # checked before every try: a failed import is released after its last try
                     freed = self._engine.blocks_freed
-                    cached = await self._engine.call(lambda: self._try_reserve(entry, holder))
-                    if cached is not None:
-                        return cached
+                    if self._may_try(place):
+                        cached = await self._engine.call(lambda: self._try_reserve(entry, holder))
+                        if cached is not None:
+                            return cached
                     await freed.wait()
         except TimeoutError:
             raise OutOfBlocksError(
                 f"The decode worker had no free KV blocks for {holder.num_tokens} tokens within {deadline_s:g} s."
             ) from None
+        finally:
+            if place in self._line:
+                self._line.remove(place)
+                self._engine.notify_freed()  # one that came later may try now
         return None
+
+    def _may_try(self, place: _Place | None) -> bool:
+        """Whether a transfer may take room: the first in line always, later ones while the first has time left.
+
+        So a large prompt does not stop the others at once, and they do not starve it.
+        """
+        return not self._line or self._line[0] is place or time.monotonic() < self._line[0].overtaken_until_s
 
     def _try_reserve(self, entry: Import, holder: Request) -> int | None:
         """Engine's thread. The number of leading tokens that are cached; ``None`` when the others do not fit."""

@@ -34,6 +34,7 @@ class DecodeRole:
             context.runner,
             SchedulerLimits(pool.chunk_tokens, pool.max_num_seqs, context.max_model_len),
             prefix_caching=config.engine.prefix_caching,
+            hash_key=context.credentials.secret.block_hash_key,
             ordering=EarliestDeadlineFirst(),
             verifier=speculation.verifier,
             proposer=speculation.controller,
@@ -45,8 +46,7 @@ class DecodeRole:
         kv = config.kv_transfer
         encodings = () if kv.encoding == "native" else (KVEncoding.INT8,)
         self._importer = KVImporter(self._engine, kv.claim_timeout_s, self._speculation.adopt, encodings)
-        silence_s = config.router.request_timeout_s  # computing a prompt takes no longer
-        self._kv_service = create_kv_service(kv, context.credentials, self._importer, silence_s)
+        self._kv_service = create_kv_service(kv, context.credentials, self._importer)
         self._capture = partial(
             context.runner.capture_graphs, pool.max_num_seqs, speculation.max_draft_tokens, context.max_model_len
         )

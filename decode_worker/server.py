@@ -93,7 +93,7 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
 def _check_prompt(imported: Import, request: Request) -> None:
     """Raises :class:`TransferError` when the KV belongs to another prompt."""
     holder = imported.holder
-    if holder is None or holder.prompt_token_ids != request.prompt_token_ids:
+    if holder is None or (holder.prompt_token_ids, holder.cache_salt) != (request.prompt_token_ids, request.cache_salt):
         raise TransferError(f"transfer {imported.transfer_id} carried the KV of a different prompt.")
     if not request.output_token_ids:
         raise TransferError(

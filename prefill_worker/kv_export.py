@@ -192,6 +192,7 @@ class KVExporter(StepObserver):
             token_ids=tuple(export.request.prompt_token_ids),
             deadline_s=self._reserve_timeout_s,
             encodings=self._choice.offers(export.peer),
+            cache_salt=export.request.cache_salt,
         )
 
     async def _send(self, export: Export, stream: KVSendStream, passage: Passage) -> None:

@@ -35,6 +35,7 @@ class PrefillRole:
             runner,
             SchedulerLimits(pool.chunk_tokens, pool.max_num_seqs, context.max_model_len),
             prefix_caching=config.engine.prefix_caching,
+            hash_key=context.credentials.secret.block_hash_key,
             ordering=create_ordering(config.prefill.ordering),
             proposer=self._draft,
             max_draft_tokens=0,

@@ -185,6 +185,8 @@ class Request:
     hands_off: bool = False
     """True on a prefill worker: the request leaves after its first token, with ``HANDED_OFF``."""
     queue_priority: QueuePriority = NO_PRIORITY
+    cache_salt: str = ""
+    """Only requests with the same salt share cached prefixes and remembered outputs."""
     tpot_target_s: float = 0.0
     """Target for the mean time per output token, in seconds; 0 means none."""
     arrival_s: float = 0.0

@@ -8,9 +8,14 @@ chatcmpl-1f…-2   one of its sequences, where it has several
 
 from __future__ import annotations
 
+import re
 import uuid
 
+from baton.core.errors import InvalidRequestError
+
 _ATTEMPT = "/"
+MAX_ID_CHARS = 256
+_ID = re.compile(rf"[\x21-\x7e]{{1,{MAX_ID_CHARS}}}")
 
 
 def new_call_id(request_id: str) -> str:
@@ -24,3 +29,16 @@ def new_call_id(request_id: str) -> str:
 def request_id_of_call(call_id: str) -> str:
     """The request's id in the router and its logs; ``call_id`` itself when no router made it."""
     return call_id.partition(_ATTEMPT)[0]
+
+
+def check_id(value: str, name: str) -> None:
+    """Raises :class:`InvalidRequestError` unless ``value`` is a short id that can stand in a log line.
+
+    Args:
+        name: name of the field, for the message.
+    """
+    if not _ID.fullmatch(value):
+        raise InvalidRequestError(
+            f"{name} must have 1 to {MAX_ID_CHARS} visible ASCII characters without spaces, got {len(value)} "
+            "characters or others."
+        )

@@ -66,6 +66,7 @@ class AsyncEngine:
     """Owns an :class:`Engine` and its thread.
 
     Args:
+        hash_key: of the cluster's block hashes; see :class:`BlockManager`.
         ordering: order of waiting requests; first come, first served by default.
         verifier: turns logits into tokens; the decode role passes one that verifies drafts.
         proposer: a speculation method, or ``None``; drafts at most ``max_draft_tokens`` per request and step.
@@ -84,6 +85,7 @@ class AsyncEngine:
         limits: SchedulerLimits,
         *,
         prefix_caching: bool = True,
+        hash_key: bytes = b"",
         ordering: OrderingPolicy | None = None,
         verifier: Verifier | None = None,
         proposer: Proposer | None = None,
@@ -94,7 +96,9 @@ class AsyncEngine:
         costs: StepCostModel | None = None,
     ) -> None:
         self.runner = runner
-        self.blocks = BlockManager(runner.cache.num_blocks, runner.spec.block_size, prefix_caching=prefix_caching)
+        self.blocks = BlockManager(
+            runner.cache.num_blocks, runner.spec.block_size, prefix_caching=prefix_caching, hash_key=hash_key
+        )
         self._costs = costs or StepCostModel()
         self.scheduler = Scheduler(limits, self.blocks, ordering, self._costs.pace)
         self._counters = _StepCounters()

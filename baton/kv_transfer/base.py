@@ -30,6 +30,7 @@ class TransferOffer:
         token_ids: the whole prompt, so that the receiver can say which prefix it holds already.
         deadline_s: how long the receiver may wait for room.
         encodings: encodings that the sender can use, the best one first. Native parts are always possible.
+        cache_salt: :attr:`baton.core.request.Request.cache_salt` of the prompt.
     """
 
     transfer_id: str
@@ -38,6 +39,7 @@ class TransferOffer:
     token_ids: tuple[int, ...]
     deadline_s: float
     encodings: tuple[KVEncoding, ...] = ()
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

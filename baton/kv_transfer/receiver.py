@@ -11,25 +11,26 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from baton.core.errors import BatonError, LayoutMismatchError, TransferError
+from baton.core.errors import BatonError, LayoutMismatchError, OutOfBlocksError, TransferError
 from baton.core.kv_spec import KVCacheSpec, KVEncoding
 from baton.core.logs import RequestLog
-from baton.core.request_ids import request_id_of_call
+from baton.core.request_ids import MAX_ID_CHARS, check_id, request_id_of_call
 from baton.kv_transfer.base import KVSink, TransferOffer
 from baton.kv_transfer.codec import decode_frame, encoding_name
 from baton.kv_transfer.flow import Acknowledgements
 from baton.kv_transfer.payload.base import PartIntake, PartReceiver, ReceivePath
 from baton.kv_transfer.sender import METHOD, SERVICE
-from baton.rpc.channel import as_baton_error, reporting_errors
+from baton.rpc.channel import abort_with, as_baton_error, reporting_errors
 from baton.rpc.wire import kv_pb2
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_MAX_DEADLINE_S = 86_400.0
+_MAX_OPEN_TRANSFERS = 1024
+_LONGEST_WAIT_S = 30.0
 _KNOWN_ENCODINGS = {encoding.value: encoding for encoding in KVEncoding}
-SILENCE_S = 600.0
-"""The default of ``router.request_timeout_s``."""
+SILENCE_S = 30.0
+"""Senders show that they live every :data:`baton.kv_transfer.sender.ALIVE_EVERY_S`."""
 
 
 class KVTransferService:
@@ -37,14 +38,22 @@ class KVTransferService:
 
     Args:
         paths: payload paths in order of preference; the last one must accept every transfer.
-        silence_s: a sender that sends nothing for this long is considered lost. A prompt may be computed between two
-            parts, so this must exceed the time that any prompt may take.
+        silence_s: a sender that sends nothing for this long is considered lost.
+        longest_wait_s: limit of the time that a sender may let its reservation wait for room.
     """
 
-    def __init__(self, sink: KVSink, paths: Sequence[ReceivePath], silence_s: float = SILENCE_S) -> None:
+    def __init__(
+        self,
+        sink: KVSink,
+        paths: Sequence[ReceivePath],
+        silence_s: float = SILENCE_S,
+        longest_wait_s: float = _LONGEST_WAIT_S,
+    ) -> None:
         self._sink = sink
         self._paths = paths
         self._silence_s = silence_s
+        self._longest_wait_s = longest_wait_s
+        self._num_open = 0
 
     def start(self, host: str) -> None:
         """Lets the payload paths listen at ``host``, the address at which senders reach this worker."""
@@ -62,9 +71,22 @@ class KVTransferService:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
 
     async def _transfer(self, _: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        first = await context.read()
-        if first is grpc.aio.EOF:
-            return
+        self._num_open += 1
+        try:
+            first = await self._first_frame(context)
+            if first is not grpc.aio.EOF:
+                await self._answer(context, first)
+        finally:
+            self._num_open -= 1
+
+    async def _first_frame(self, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            async with asyncio.timeout(self._silence_s):
+                return await context.read()
+        except TimeoutError:
+            await abort_with(context, self._silent())
+
+    async def _answer(self, context: grpc.aio.ServicerContext[Any, Any], first: bytes) -> None:
         transfer_id = _transfer_id_of(first)
         async with reporting_errors(context, logger, transfer_id):
             try:
@@ -83,7 +105,9 @@ class KVTransferService:
             raise TransferError(
                 f"a KV transfer began with a frame of kind {header.WhichOneof('kind')}, expected reserve."
             )
-        offer = _offer_of(header.reserve)
+        if self._num_open > _MAX_OPEN_TRANSFERS:
+            raise OutOfBlocksError(f"The decode worker has {_MAX_OPEN_TRANSFERS} open transfers and takes no more now.")
+        offer = _offer_of(header.reserve, self._longest_wait_s)
         reservation = await self._sink.reserve(offer)
         committed = False
         reason = "the sender disconnected"
@@ -152,6 +176,8 @@ class KVTransferService:
                         f"{intake.num_parts} with {intake.num_bytes} bytes arrived."
                     )
                 return commit.draft_state if commit.HasField("draft_state") else None
+            if kind == "alive":
+                continue
             if kind != "part":
                 raise TransferError(f"a KV frame of kind {kind} is out of order.")
             await parts.receive(header.part, payload)
@@ -198,16 +224,16 @@ async def _reply(context: grpc.aio.ServicerContext[Any, Any], reply: kv_pb2.KVRe
 def _transfer_id_of(frame: bytes) -> str:
     """The transfer's id for logs; empty when the frame does not begin a transfer, which is an error later."""
     try:
-        return decode_frame(frame)[0].reserve.transfer_id
+        return decode_frame(frame)[0].reserve.transfer_id[:MAX_ID_CHARS]
     except BatonError:
         return ""
 
 
-def _offer_of(reserve: kv_pb2.KVReserve) -> TransferOffer:
-    if not reserve.transfer_id:
-        raise TransferError("a KV transfer needs a transfer_id.")
-    if not 0 <= reserve.deadline_s <= _MAX_DEADLINE_S:
-        raise TransferError(f"deadline_s must be between 0 and {_MAX_DEADLINE_S:g} seconds, got {reserve.deadline_s}.")
+def _offer_of(reserve: kv_pb2.KVReserve, longest_wait_s: float) -> TransferOffer:
+    check_id(reserve.transfer_id, "transfer_id")
+    check_id(reserve.request_id, "request_id")
+    if not reserve.deadline_s >= 0:  # also refuses NaN
+        raise TransferError(f"deadline_s must be at least 0 seconds, got {reserve.deadline_s}.")
     try:
         spec = KVCacheSpec.from_json(reserve.spec_json)
         fingerprint = spec.fingerprint()
@@ -220,6 +246,7 @@ def _offer_of(reserve: kv_pb2.KVReserve) -> TransferOffer:
         reserve.request_id,
         spec,
         tuple(reserve.token_ids),
-        reserve.deadline_s,
+        min(reserve.deadline_s, longest_wait_s),
         tuple(_KNOWN_ENCODINGS[name] for name in reserve.encodings if name in _KNOWN_ENCODINGS),
+        reserve.cache_salt,
     )

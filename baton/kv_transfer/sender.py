@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 SERVICE = "baton.v1.KVTransfer"
 METHOD = "Transfer"
+ALIVE_EVERY_S = 5.0
+"""Receivers wait :data:`baton.kv_transfer.receiver.SILENCE_S` for a sign of life."""
 MAX_INFLIGHT_BYTES = 8 * 1024 * 1024
 """With HTTP/2 alone, some 20 MB per transfer could queue for a slow receiver, since gRPC widens its own windows."""
 
@@ -120,7 +123,9 @@ class GrpcSendStream:
         self.on_acknowledged: Callable[[int], None] | None = None
         self._error: BatonError | None = None
         self._changed = asyncio.Event()
+        self._writing = asyncio.Lock()  # gRPC takes one message at a time
         self._reader = asyncio.create_task(self._read_replies())
+        self._heart = asyncio.create_task(self._beat())
 
     @property
     def reservation(self) -> Reservation:
@@ -142,6 +147,7 @@ class GrpcSendStream:
             token_ids=offer.token_ids,
             deadline_s=offer.deadline_s,
             encodings=map(encoding_name, offer.encodings),
+            cache_salt=offer.cache_salt,
         )
         for path in paths:
             path.offer(self._entry, request)
@@ -214,10 +220,12 @@ class GrpcSendStream:
     async def abort(self) -> None:
         self._call.cancel()  # has no effect on a call that has ended
         self._reader.cancel()
-        await asyncio.gather(self._reader, return_exceptions=True)
+        self._heart.cancel()
+        await asyncio.gather(self._reader, self._heart, return_exceptions=True)
         self._end()
 
     def _end(self) -> None:
+        self._heart.cancel()
         self._buffers.release_all()
         if self.parts is not None:
             self.parts.close()
@@ -250,7 +258,8 @@ class GrpcSendStream:
         if self._error is not None:
             raise self._error
         try:
-            await self._call.write(data)
+            async with self._writing:
+                await self._call.write(data)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             raise await self._last_word() from error
         except asyncio.CancelledError as error:
@@ -258,6 +267,14 @@ class GrpcSendStream:
             if task is not None and task.cancelling():
                 raise
             raise await self._last_word() from error  # not this task but the call was cancelled, with its channel
+
+    async def _beat(self) -> None:
+        """Shows the receiver that this end lives, until the stream ends."""
+        while self._error is None and self._num_bytes_committed is None:
+            await asyncio.sleep(ALIVE_EVERY_S)
+            if self._reserved is not None:
+                with suppress(BatonError):  # whoever uses the stream gets the error
+                    await self._write_out(encode_frame(kv_pb2.KVFrame(alive=kv_pb2.KVAlive())))
 
     async def _last_word(self) -> BatonError:
         """Why a write failed. The reader already knows the reason, or learns it within moments."""

@@ -10,7 +10,7 @@ from baton.kv_transfer.payload.inline import InlineReceivePath, InlineSendPath
 from baton.kv_transfer.payload.nixl import NixlReceivePath, NixlSendPath
 from baton.kv_transfer.payload.shared_memory import SharedMemoryReceivePath, SharedMemorySendPath
 from baton.kv_transfer.payload.sockets import SocketReceivePath, SocketSendPath
-from baton.kv_transfer.receiver import SILENCE_S, KVTransferService
+from baton.kv_transfer.receiver import KVTransferService
 from baton.kv_transfer.sender import GrpcKVTransport
 from baton.rpc.credentials import PeerCredentials
 
@@ -25,18 +25,14 @@ def create_transport(config: KVTransferConfig, credentials: PeerCredentials) -> 
     return GrpcKVTransport(_send_paths(config, credentials), credentials, throttle, config.transfer_timeout_s)
 
 
-def create_kv_service(
-    config: KVTransferConfig, credentials: PeerCredentials, sink: KVSink, silence_s: float = SILENCE_S
-) -> KVTransferService:
+def create_kv_service(config: KVTransferConfig, credentials: PeerCredentials, sink: KVSink) -> KVTransferService:
     """Creates the receiving end of hand-offs.
-
-    Args:
-        silence_s: see :class:`KVTransferService`.
 
     Raises:
         ConfigError: as for :func:`create_transport`.
     """
-    return KVTransferService(sink, _receive_paths(config, credentials), silence_s)
+    paths = _receive_paths(config, credentials)
+    return KVTransferService(sink, paths, longest_wait_s=config.reserve_timeout_s)
 
 
 def _send_paths(config: KVTransferConfig, credentials: PeerCredentials) -> list[SendPath]:

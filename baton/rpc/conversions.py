@@ -8,6 +8,7 @@ from math import isfinite, isnan
 from baton.core.errors import InvalidRequestError
 from baton.core.queue_priority import NO_PRIORITY, QueuePriority
 from baton.core.request import FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
+from baton.core.request_ids import check_id
 from baton.core.steps import StepShare
 from baton.core.timeline import Event, TransferPart
 from baton.rpc.wire import worker_pb2
@@ -55,6 +56,7 @@ def pack_sequence(
     queue_priority: QueuePriority = NO_PRIORITY,
     tpot_target_s: float = 0.0,
     now_s: float = 0.0,
+    cache_salt: str = "",
 ) -> worker_pb2.Sequence:
     """Packs a sequence.
 
@@ -69,6 +71,7 @@ def pack_sequence(
         speculation_method=speculation_method or "",
         queue_priority=None if queue_priority == NO_PRIORITY else _pack_queue_priority(queue_priority, now_s),
         tpot_target_s=tpot_target_s,
+        cache_salt=cache_salt,
     )
 
 
@@ -90,8 +93,9 @@ def _unpack_queue_priority(message: worker_pb2.QueuePriority, now_s: float) -> Q
 
 def unpack_sequence(message: worker_pb2.Sequence, eos_token_ids: frozenset[int], arrival_s: float) -> Request:
     """Raises :class:`InvalidRequestError` if the message is not a valid request."""
-    if not message.request_id or not message.prompt_token_ids:
-        raise InvalidRequestError("A sequence must have a request_id and at least one prompt token.", param="prompt")
+    check_id(message.request_id, "request_id")
+    if not message.prompt_token_ids:
+        raise InvalidRequestError("A sequence must have at least one prompt token.", param="prompt")
     tpot_target_s = message.tpot_target_s
     return Request(
         request_id=message.request_id,
@@ -104,6 +108,7 @@ def unpack_sequence(message: worker_pb2.Sequence, eos_token_ids: frozenset[int],
         if message.HasField("queue_priority")
         else NO_PRIORITY,
         tpot_target_s=tpot_target_s if isfinite(tpot_target_s) and tpot_target_s > 0 else 0.0,
+        cache_salt=message.cache_salt,
         arrival_s=arrival_s,
     )
 

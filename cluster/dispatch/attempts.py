@@ -173,6 +173,7 @@ class Attempts:
             record.queue_priority,
             request.slo.tpot_s,
             self._clock(),
+            request.cache_salt,
         )
 
 

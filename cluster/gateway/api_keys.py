@@ -22,6 +22,7 @@ from baton.core.errors import ConfigError, InvalidApiKeyError
 
 _SOURCES = ("key", "key_env", "key_file", "key_sha256")
 _KEY = re.compile(r"[\x21-\x7e]{16,512}")
+_SALT_BYTES = 16
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _EXPECTED_KEY = (
     "expected 16 to 512 visible ASCII characters without spaces, such as the output of `openssl rand -hex 24`"
@@ -45,6 +46,8 @@ class ApiKeyConfig(Section):
     """SLO class of requests that choose none; null means ``slo.default``."""
     admin: bool = False
     """Allows ``/admin``, which ``baton status`` and ``baton scale`` need."""
+    cache_group: NonEmptyString | None = None
+    """Keys of the same group share cached prefixes; null shares them with no other key."""
     requests_per_minute: PositiveInt | None = None
     """Limit of generation requests per minute; null means no limit."""
     tokens_per_minute: PositiveInt | None = None
@@ -130,12 +133,29 @@ class ApiKey:
     Attributes:
         slo_class: SLO class of requests that choose none; ``None`` means the default class.
         is_admin: allows ``/admin``.
+        cache_group: keys of the same group share cached prefixes; ``None`` shares them with no other key.
     """
 
     name: str
     slo_class: str | None = None
     is_admin: bool = False
     limits: KeyLimits = KeyLimits()
+    cache_group: str | None = None
+
+
+def cache_salt_of(api_key: ApiKey | None, salt: str) -> str:
+    """The cache salt of a request, which two requests have in common only if they may share cached prefixes.
+
+    Args:
+        api_key: the request's key; ``None`` if the endpoint needs no key.
+        salt: the request's own ``cache_salt``; empty without one.
+    """
+    scope = ""
+    if api_key is not None:
+        scope = f"key {api_key.name}" if api_key.cache_group is None else f"group {api_key.cache_group}"
+    if not scope and not salt:
+        return ""
+    return hashlib.blake2b(f"{scope}\0{salt}".encode(), digest_size=_SALT_BYTES).hexdigest()
 
 
 class ApiKeys:
@@ -156,7 +176,7 @@ class ApiKeys:
                     f"router.api_keys: {other!r} and {config.name!r} have the same key; give each one its own."
                 )
             limits = KeyLimits(config.requests_per_minute, config.tokens_per_minute, config.max_concurrent)
-            self._by_digest[digest] = ApiKey(config.name, config.slo_class, config.admin, limits)
+            self._by_digest[digest] = ApiKey(config.name, config.slo_class, config.admin, limits, config.cache_group)
 
     def __len__(self) -> int:
         return len(self._by_digest)

@@ -16,6 +16,7 @@ from baton.core.slo import SLO_CLASS_HEADER, SloClass, SloClasses, SloResult
 from baton.core.timeline import Event, Timeline
 from baton.engine.models.tokenizer import Tokenizer
 from cluster.gateway.access import Allowance, KeyLimiter, api_key_of
+from cluster.gateway.api_keys import cache_salt_of
 from cluster.gateway.http_edge import (
     ArrivalTimes,
     JsonResponse,
@@ -48,6 +49,7 @@ class _Job:
     Attributes:
         operation: its name in OpenTelemetry's semantic conventions.
         allowance: its share of the API key's limits; ``None`` if the key has no limits.
+        cache_salt: see :func:`cache_salt_of`.
     """
 
     operation: str
@@ -57,6 +59,7 @@ class _Job:
     parsed_s: float
     tokenized_s: float
     allowance: Allowance | None
+    cache_salt: str
 
 
 class ActiveIds:
@@ -138,7 +141,8 @@ class GenerationEndpoint:
                 echo_texts=[prompt.echo_text for prompt in plan.prompts for _ in range(plan.num_choices)],
             )
 
-        job = _Job("text_completion", slo, plan, make_format, parsed_s, time.monotonic(), allowance)
+        salt = cache_salt_of(api_key_of(request), plan.cache_salt)
+        job = _Job("text_completion", slo, plan, make_format, parsed_s, time.monotonic(), allowance, salt)
         return await self._respond(request, job)
 
     async def chat(self, request: Request) -> Response:
@@ -157,7 +161,8 @@ class GenerationEndpoint:
         def make_format(request_id: str) -> ResponseFormat:
             return ChatFormat(request_id, card.name, self._tokenizer, with_logprobs=parsed.logprobs, service_tier=tier)
 
-        job = _Job("chat", slo, plan, make_format, parsed_s, time.monotonic(), allowance)
+        salt = cache_salt_of(api_key_of(request), plan.cache_salt)
+        job = _Job("chat", slo, plan, make_format, parsed_s, time.monotonic(), allowance, salt)
         return await self._respond(request, job)
 
     def _admit(self, request: Request) -> Allowance | None:
@@ -273,6 +278,7 @@ class GenerationEndpoint:
                 timeline,
                 plan.speculation_method,
                 job.slo,
+                job.cache_salt,
             ),
             processor=OutputProcessor(detokenizer, plan.stop),
             starts_after=index - choice if choice else None,

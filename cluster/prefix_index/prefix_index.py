@@ -35,29 +35,33 @@ class PromptHashes:
     num_usable: int
 
 
-def prompt_hashes(prompt_token_ids: Sequence[int], block_size: int) -> PromptHashes:
-    """Hashes the full blocks of a prompt."""
+def prompt_hashes(
+    prompt_token_ids: Sequence[int], block_size: int, *, salt: str = "", key: bytes = b""
+) -> PromptHashes:
+    """Hashes the full blocks of a prompt; for ``salt`` and ``key`` see :func:`hash_blocks`."""
     num_tokens = len(prompt_token_ids)
-    blocks = hash_blocks(prompt_token_ids, block_size, num_tokens // block_size)
+    blocks = hash_blocks(prompt_token_ids, block_size, num_tokens // block_size, salt=salt, key=key)
     return PromptHashes(block_size, tuple(blocks), max(0, num_tokens - 1) // block_size)
 
 
 class PromptHasher:
-    """Caches :func:`prompt_hashes` of the newest prompts, by identity. A prompt object must not change."""
+    """Caches :func:`prompt_hashes` of the newest prompts, by identity and salt. A prompt object must not change."""
 
-    def __init__(self, block_size: int, kept_tokens: int = _KEPT_TOKENS) -> None:
+    def __init__(self, block_size: int, hash_key: bytes = b"", kept_tokens: int = _KEPT_TOKENS) -> None:
         self.block_size = block_size
+        self._hash_key = hash_key
         self._kept_tokens = kept_tokens
         self._num_tokens = 0
-        self._newest: OrderedDict[int, tuple[Sequence[int], PromptHashes]] = OrderedDict()  # by id, holding the prompt
+        # By id, holding the prompt.
+        self._newest: OrderedDict[tuple[int, str], tuple[Sequence[int], PromptHashes]] = OrderedDict()
 
-    def hash(self, prompt_token_ids: Sequence[int]) -> PromptHashes:
-        key = id(prompt_token_ids)
+    def hash(self, prompt_token_ids: Sequence[int], salt: str = "") -> PromptHashes:
+        key = (id(prompt_token_ids), salt)
         kept = self._newest.get(key)
         if kept is not None:
             self._newest.move_to_end(key)
             return kept[1]
-        hashes = prompt_hashes(prompt_token_ids, self.block_size)
+        hashes = prompt_hashes(prompt_token_ids, self.block_size, salt=salt, key=self._hash_key)
         self._newest[key] = (prompt_token_ids, hashes)
         self._num_tokens += len(prompt_token_ids)
         while self._num_tokens > self._kept_tokens and len(self._newest) > 1:
@@ -88,12 +92,13 @@ class PrefixIndex:
     Args:
         block_size: tokens per block, in the caches of all workers.
         clock: monotonic seconds.
+        hash_key: key of the workers' block hashes.
     """
 
-    def __init__(self, block_size: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, block_size: int, clock: Callable[[], float] = time.monotonic, hash_key: bytes = b"") -> None:
         self.block_size = block_size
         self._clock = clock
-        self._hasher = PromptHasher(block_size)
+        self._hasher = PromptHasher(block_size, hash_key)
         self._holders: dict[bytes, int] = {}
         self._caches: dict[str, _Cache] = {}
         self._void: list[_Cache] = []  # removed; their bits are reused once swept
@@ -131,13 +136,14 @@ class PrefixIndex:
         self._expiries = [expiry for expiry in self._expiries if expiry[1] != worker_id]
         heapq.heapify(self._expiries)
 
-    def expect(self, worker_id: str, prompt: PromptHashes | Sequence[int], until_s: float) -> None:
+    def expect(self, worker_id: str, prompt: PromptHashes | Sequence[int], until_s: float, salt: str = "") -> None:
         """Counts the blocks of a prompt that is sent to a worker as stored, until the worker reports them.
 
         So a burst of prompts with a common prefix stays on one worker before the first of them is computed.
 
         Args:
             until_s: end of validity on the clock, since the request may fail.
+            salt: that of the request; prompts are known only to requests with the same salt.
         """
         now_s = self._clock()
         while self._expiries and self._expiries[0][0] <= now_s:
@@ -146,7 +152,7 @@ class PrefixIndex:
         cache = self._caches.get(worker_id)
         if cache is None:
             return  # its cache is not followed, so no event would replace the expectation
-        coming = [block_hash for block_hash in self.hashes(prompt).blocks if block_hash not in cache.hashes]
+        coming = [block_hash for block_hash in self.hashes(prompt, salt).blocks if block_hash not in cache.hashes]
         expectation = (worker_id, until_s)
         alone = (expectation,)
         for block_hash in coming:
@@ -155,18 +161,21 @@ class PrefixIndex:
         if coming:
             heapq.heappush(self._expiries, (until_s, worker_id, coming))
 
-    def cached_tokens(self, worker_ids: Iterable[str], prompt: PromptHashes | Sequence[int]) -> dict[str, int]:
+    def cached_tokens(
+        self, worker_ids: Iterable[str], prompt: PromptHashes | Sequence[int], salt: str = ""
+    ) -> dict[str, int]:
         """Leading tokens of a prompt that each worker holds or is expected to hold (:meth:`expect`); 0 if unknown.
 
         Args:
             prompt: its token ids, in an object that does not change, or its hashes.
+            salt: that of the request.
         """
         tokens = dict.fromkeys(worker_ids, 0)
         worker_of = {cache.mask: name for name in tokens if (cache := self._caches.get(name)) is not None}
         left = sum(worker_of)
         if not left:
             return tokens
-        hashes = self.hashes(prompt)
+        hashes = self.hashes(prompt, salt)
         get_holders, look_ahead = self._holders.get, bool(self._expected)
         now_s = self._clock() if look_ahead else 0.0
         for depth, block_hash in enumerate(hashes.blocks[: hashes.num_usable]):
@@ -181,14 +190,14 @@ class PrefixIndex:
         _set(tokens, worker_of, left, hashes.num_usable * self.block_size)
         return tokens
 
-    def hashes(self, prompt: PromptHashes | Sequence[int]) -> PromptHashes:
+    def hashes(self, prompt: PromptHashes | Sequence[int], salt: str = "") -> PromptHashes:
         """The hashes of a prompt, cached for recent prompts.
 
         Raises:
             ValueError: the prompt was hashed with another block size.
         """
         if not isinstance(prompt, PromptHashes):
-            return self._hasher.hash(prompt)
+            return self._hasher.hash(prompt, salt)
         if prompt.block_size != self.block_size:
             raise ValueError(
                 f"the prompt is hashed in blocks of {prompt.block_size} tokens, expected {self.block_size}"

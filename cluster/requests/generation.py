@@ -18,6 +18,7 @@ class GenerationRequest:
     Attributes:
         speculation_method: how the decode worker drafts tokens; ``None`` leaves that to the cluster's configuration.
         slo: its SLO class.
+        cache_salt: only requests with the same salt share cached prefixes.
     """
 
     request_id: str
@@ -26,6 +27,7 @@ class GenerationRequest:
     timeline: Timeline
     speculation_method: str | None = None
     slo: SloClass = STANDARD
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,11 +70,11 @@ _EXPECTED_FOR_S = 5.0
 class PrefixIndex(Protocol):
     """The part of :class:`cluster.prefix_index.prefix_index.PrefixIndex` that the dispatcher needs."""
 
-    def cached_tokens(self, worker_ids: Iterable[str], prompt: Sequence[int]) -> Mapping[str, int]:
-        """Leading tokens of the prompt that each worker holds."""
+    def cached_tokens(self, worker_ids: Iterable[str], prompt: Sequence[int], salt: str) -> Mapping[str, int]:
+        """Leading tokens of the prompt that each worker holds for requests with this salt."""
         ...
 
-    def expect(self, worker_id: str, prompt: Sequence[int], until_s: float) -> None:
+    def expect(self, worker_id: str, prompt: Sequence[int], until_s: float, salt: str) -> None:
         """Announces a prompt that is sent to a worker."""
         ...
 
@@ -191,7 +191,8 @@ class Dispatcher:
             record.timeline.routing = decision.record
         if self._prefix_index is not None:
             until_s = record.received_s + decision.ttft_ms / 1e3 + _EXPECTED_FOR_S
-            self._prefix_index.expect(booking.computing_id, record.request.prompt_token_ids, until_s)
+            request = record.request
+            self._prefix_index.expect(booking.computing_id, request.prompt_token_ids, until_s, request.cache_salt)
         if self._metrics is not None:
             self._metrics.observe_route(local=prefill is None)
         return Placement(prefill, decode, booking, self._predictions)
@@ -213,7 +214,8 @@ class Dispatcher:
     def _cached_tokens(self, workers: Sequence[Worker], record: RequestRecord) -> Mapping[str, int]:
         prompt = record.request.prompt_token_ids
         if self._prefix_index is not None:
-            return self._prefix_index.cached_tokens([worker.info.worker_id for worker in workers], prompt)
+            names = [worker.info.worker_id for worker in workers]
+            return self._prefix_index.cached_tokens(names, prompt, record.request.cache_salt)
         usual = int(min(self._predictions.habits.cached_tokens.value, len(prompt) - 1))
         return {worker.info.worker_id: usual for worker in workers if worker.info.pool == PREFILL}
 

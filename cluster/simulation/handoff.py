@@ -71,7 +71,12 @@ class SimulatedHandoff:
         self._bytes_per_token = bytes_per_token
         self._num_prompt = request.num_prompt_tokens
         self._offer = TransferOffer(
-            transfer_id, request.request_id, spec, tuple(request.prompt_token_ids), reserve_timeout_s
+            transfer_id,
+            request.request_id,
+            spec,
+            tuple(request.prompt_token_ids),
+            reserve_timeout_s,
+            cache_salt=request.cache_salt,
         )
         self._peer = peer
         self._events = events

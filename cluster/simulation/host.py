@@ -60,6 +60,7 @@ class SimulatedWorkerHost:
             vocab_size=model.vocab_size,
             eos_token_ids=model.eos_token_ids,
             model_name=model.name,
+            hash_key=self._credentials.secret.block_hash_key,
         )
         only_messages = {"transport": "grpc", "shared_memory": "off", "connections": 0, "max_bytes_per_second": None}
         kv = config.kv_transfer.model_copy(update=only_messages)

@@ -42,7 +42,7 @@ class SimulatedKVSink:
 
     async def reserve(self, offer: TransferOffer) -> Reservation:
         """Reserves blocks for a prompt. Waits for room until the offer's deadline."""
-        holder = Request(offer.transfer_id, list(offer.token_ids), _HOLDER_PARAMS)
+        holder = Request(offer.transfer_id, list(offer.token_ids), _HOLDER_PARAMS, cache_salt=offer.cache_salt)
         if self._blocks.num_blocks_for(holder.num_tokens) > self._blocks.pool.num_blocks:
             raise ContextLengthError(
                 f"The prompt of {holder.num_tokens} tokens does not fit into this worker's "

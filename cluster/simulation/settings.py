@@ -23,11 +23,13 @@ def worker_settings(
     vocab_size: int = _VOCAB_SIZE,
     eos_token_ids: tuple[int, ...] = (2,),
     model_name: str = "",
+    hash_key: bytes = b"",
 ) -> WorkerSettings:
     """Builds the settings of a worker.
 
     Args:
         with_steps: whether messages describe their steps.
+        hash_key: key of the cluster's block hashes; empty without processes.
         vocab_size, eos_token_ids: values of the tokenizer that shows the tokens as text.
 
     Raises:
@@ -56,6 +58,7 @@ def worker_settings(
         model_name=config.served_model_name or model_name or f"simulated-{profile.model}",
         ordering=ArrivalOrder() if config.prefill.ordering == "fcfs" else EarliestDeadlineFirst(),
         prefix_caching=config.engine.prefix_caching,
+        hash_key=hash_key,
         tokens_per_message=config.simulation.tokens_per_message,
         with_steps=with_steps,
         reserve_timeout_s=config.kv_transfer.reserve_timeout_s,

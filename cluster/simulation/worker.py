@@ -48,6 +48,7 @@ class WorkerSettings:
     Attributes:
         limits: limits of its engine.
         num_blocks, block_size: number and size in tokens of its KV blocks.
+        hash_key: key of the hashes of these blocks.
         tokens_per_message: largest number of tokens in one message of a stream.
         with_steps: whether messages describe their steps, which timelines show.
         seed: seed of its noise, combined with its id.
@@ -64,6 +65,7 @@ class WorkerSettings:
     model_name: str
     ordering: OrderingPolicy = field(default_factory=EarliestDeadlineFirst)
     prefix_caching: bool = True
+    hash_key: bytes = b""
     tokens_per_message: int = 16
     with_steps: bool = True
     reserve_timeout_s: float = 30.0
@@ -116,7 +118,12 @@ class SimulatedWorker:
         self._transport = transport
         self._eos = frozenset(settings.eos_token_ids)
         self._spec = settings.kv_spec
-        self.blocks = BlockManager(settings.num_blocks, settings.block_size, prefix_caching=settings.prefix_caching)
+        self.blocks = BlockManager(
+            settings.num_blocks,
+            settings.block_size,
+            prefix_caching=settings.prefix_caching,
+            hash_key=settings.hash_key,
+        )
         costs = profile.costs(settings.pool)
         tokens = FakeTokens(settings.vocab_size, min(self._eos, default=None), profile.output_tokens)
         self.engine = SimulatedEngine(

@@ -6,6 +6,7 @@ hand-offs, only the tokens. The longer the match, the longer the draft and the h
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from decode_worker.speculation.suffix_automaton import Match, SuffixAutomaton, c
 
 _MIN_MATCH = 2
 _MAX_CORPUS_TOKENS = 32_768
+_MAX_CORPORA = 32
 _MAX_OWN_TOKENS = 4096
 """Limit of a new request's tokens that are learned, counted from the end: they are learned at once in the engine's
 thread, while other requests wait. Generated tokens are learned one by one."""
@@ -27,11 +29,27 @@ _PRIORS = (0.2, 0.35, 0.45, 0.55, 0.65, 0.75, 0.82, 0.88)
 
 
 @dataclass(slots=True)
+class _Corpus:
+    """The outputs of earlier requests with the same cache salt. The version changes when old ones are dropped."""
+
+    tokens: SuffixAutomaton = field(default_factory=SuffixAutomaton)
+    version: int = 0
+
+    def add(self, output: Sequence[int]) -> None:
+        if len(self.tokens) > _MAX_CORPUS_TOKENS:
+            self.tokens = SuffixAutomaton(self.tokens.token_ids[len(self.tokens) // 2 :])
+            self.version += 1
+        self.tokens.extend(output)
+        self.tokens.extend([_SEPARATOR])
+
+
+@dataclass(slots=True)
 class _Sequence:
     """A request's own tokens since position ``start``, the state of its end in the corpus of earlier outputs, and the
     origin of its latest draft."""
 
     start: int
+    corpus: _Corpus
     own: SuffixAutomaton = field(default_factory=SuffixAutomaton)
     corpus_state: tuple[int, int] = (0, 0)
     corpus_version: int = 0
@@ -43,14 +61,13 @@ class SuffixProposer:
     """A :class:`~.method.DraftMethod`.
 
     Args:
-        remembers_outputs: also draft from the outputs of earlier requests.
+        remembers_outputs: also draft from the outputs of earlier requests with the same cache salt.
     """
 
     def __init__(self, *, remembers_outputs: bool = False) -> None:
         self._remembers_outputs = remembers_outputs
         self._sequences: dict[str, _Sequence] = {}
-        self._corpus = SuffixAutomaton()
-        self._corpus_version = 0
+        self._corpora: OrderedDict[str, _Corpus] = OrderedDict()  # by cache salt, the least recently used first
         self._acceptance = AcceptanceTracker()
 
     def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
@@ -85,24 +102,28 @@ class SuffixProposer:
         sequence = self._sequences.pop(request_id, None)
         if sequence is None or not self._remembers_outputs:
             return
-        if len(self._corpus) > _MAX_CORPUS_TOKENS:
-            self._corpus = SuffixAutomaton(self._corpus.token_ids[len(self._corpus) // 2 :])
-            self._corpus_version += 1
-        self._corpus.extend(sequence.own.token_ids[max(0, sequence.num_prompt_tokens - sequence.start) :])
-        self._corpus.extend([_SEPARATOR])
+        sequence.corpus.add(sequence.own.token_ids[max(0, sequence.num_prompt_tokens - sequence.start) :])
+
+    def _corpus_of(self, salt: str) -> _Corpus:
+        corpus = self._corpora.setdefault(salt, _Corpus())
+        self._corpora.move_to_end(salt)
+        if len(self._corpora) > _MAX_CORPORA:
+            self._corpora.popitem(last=False)
+        return corpus
 
     def _propose_one(self, request: Request, max_draft_tokens: int) -> Draft | None:
         sequence = self._catch_up(request)
         sequence.drafted_from = None
         own = sequence.own.repetition()
-        known = self._corpus.occurrence(*sequence.corpus_state)
+        corpus = sequence.corpus.tokens
+        known = corpus.occurrence(*sequence.corpus_state)
         if max(own.length, known.length) < _MIN_MATCH:
             return None
         # Of equally long matches, the request's own is the better guess.
         if own.length >= known.length:
             source, match, tokens = "own", own, sequence.own.token_ids
         else:
-            source, match, tokens = "corpus", known, self._corpus.token_ids
+            source, match, tokens = "corpus", known, corpus.token_ids
         drafts = _until_separator(continuation(tokens, match, max_draft_tokens))
         if not drafts:
             return None
@@ -117,16 +138,17 @@ class SuffixProposer:
     def _catch_up(self, request: Request) -> _Sequence:
         sequence = self._sequences.get(request.request_id)
         if sequence is None:
-            start = max(0, request.num_tokens - _MAX_OWN_TOKENS)
-            sequence = _Sequence(start, num_prompt_tokens=request.num_prompt_tokens)
+            start, corpus = max(0, request.num_tokens - _MAX_OWN_TOKENS), self._corpus_of(request.cache_salt)
+            sequence = _Sequence(start, corpus, num_prompt_tokens=request.num_prompt_tokens)
             self._sequences[request.request_id] = sequence
         news = request.tokens_between(sequence.start + len(sequence.own), request.num_tokens)
         sequence.own.extend(news)
-        if sequence.corpus_version != self._corpus_version:
-            sequence.corpus_version, sequence.corpus_state = self._corpus_version, (0, 0)
-        if len(self._corpus):
+        corpus = sequence.corpus
+        if sequence.corpus_version != corpus.version:
+            sequence.corpus_version, sequence.corpus_state = corpus.version, (0, 0)
+        if len(corpus.tokens):
             for token in news:
-                sequence.corpus_state = self._corpus.advance(*sequence.corpus_state, token)
+                sequence.corpus_state = corpus.tokens.advance(*sequence.corpus_state, token)
         return sequence
 
 

@@ -17,11 +17,13 @@ class BlockManager:
         num_blocks: blocks in the pool.
         block_size: tokens per block.
         prefix_caching: False disables lookups and insertions.
+        hash_key: see :func:`baton.core.block_hashes.hash_blocks`.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool = True) -> None:
+    def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool = True, hash_key: bytes = b"") -> None:
         self.block_size = block_size
         self.prefix_caching = prefix_caching
+        self._hash_key = hash_key
         self.prefix_cache = PrefixCache(block_size)
         self.pool = BlockPool(num_blocks, on_evict=self.prefix_cache.forget)
         self._num_remembered: dict[str, int] = {}  # request id → full blocks that ``remember`` has inserted
@@ -61,7 +63,10 @@ class BlockManager:
         num_known = len(hashes)
         if num_known < num_full:
             tokens = request.tokens_between(num_known * size, num_full * size)
-            hashes += hash_blocks(tokens, size, num_full - num_known, hashes[-1] if hashes else None)
+            parent = hashes[-1] if hashes else None
+            hashes += hash_blocks(
+                tokens, size, num_full - num_known, parent, salt=request.cache_salt, key=self._hash_key
+            )
 
     def can_grow(self, request: Request, num_tokens: int) -> bool:
         """Whether ``grow`` to ``num_tokens`` positions would succeed now."""

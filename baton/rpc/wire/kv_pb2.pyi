@@ -7,16 +7,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class KVFrame(_message.Message):
-    __slots__ = ("reserve", "part", "commit", "payload")
+    __slots__ = ("reserve", "part", "commit", "alive", "payload")
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     reserve: KVReserve
     part: KVPart
     commit: KVCommit
+    alive: KVAlive
     payload: bytes
-    def __init__(self, reserve: _Optional[_Union[KVReserve, _Mapping]] = ..., part: _Optional[_Union[KVPart, _Mapping]] = ..., commit: _Optional[_Union[KVCommit, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, reserve: _Optional[_Union[KVReserve, _Mapping]] = ..., part: _Optional[_Union[KVPart, _Mapping]] = ..., commit: _Optional[_Union[KVCommit, _Mapping]] = ..., alive: _Optional[_Union[KVAlive, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class KVReserve(_message.Message):
     __slots__ = ("transfer_id", "request_id", "spec_json", "spec_fingerprint", "token_ids", "deadline_s", "segment", "encodings", "connects", "cache_salt")
@@ -107,6 +109,10 @@ class KVCommit(_message.Message):
     num_bytes: int
     draft_state: bytes
     def __init__(self, num_parts: _Optional[int] = ..., num_bytes: _Optional[int] = ..., draft_state: _Optional[bytes] = ...) -> None: ...
+
+class KVAlive(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class KVReply(_message.Message):
     __slots__ = ("reserved", "committed", "received", "failed")

@@ -48,6 +48,7 @@ class GatewayLimits:
     request_timeout_s: float = 600.0
 
 
+MAX_SALT_CHARS = 256
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default ``max_tokens`` of a completion."""
 
@@ -85,6 +86,7 @@ class GenerationPlan:
     continuous_usage: bool
     return_token_ids: bool = False
     speculation_method: str | None = None
+    cache_salt: str = ""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -165,12 +167,18 @@ class Planner:
             continuous_usage=options is not None and options.continuous_usage_stats,
             return_token_ids=request.return_token_ids,
             speculation_method=_speculation_method(request, card),
+            cache_salt=request.cache_salt or "",
         )
 
     def _check_shared(self, request: BaseRequest, num_prompts: int) -> None:
         """Runs the checks of both endpoints that come before tokenization."""
         self._check_counts(request.n, num_prompts)
         self._check_stop(request.stop_strings)
+        if request.cache_salt is not None and not 1 <= len(request.cache_salt) <= MAX_SALT_CHARS:
+            raise InvalidRequestError(
+                f"cache_salt must have 1 to {MAX_SALT_CHARS} characters, got {len(request.cache_salt)}.",
+                param="cache_salt",
+            )
         options = request.stream_options
         if options is not None and not request.stream:
             raise InvalidRequestError("stream_options requires stream: true.", param="stream_options")

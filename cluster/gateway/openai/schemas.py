@@ -165,6 +165,8 @@ class BaseRequest(BaseModel):
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     speculation: SpeculationOptions | None = None
+    cache_salt: str | None = None
+    """Only requests with the same salt share cached prefixes, within what the API key shares."""
     return_token_ids: bool = False
     """Every choice carries ``token_ids``, the exact tokens behind its text."""
 

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from baton.core.errors import InvalidRequestError
 from baton.core.request import MAX_LOGPROBS, FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
+from baton.core.request_ids import MAX_ID_CHARS
 from baton.core.timeline import Event
 from baton.rpc import conversions as messages
 from baton.rpc.wire import worker_pb2
 
 token_ids = st.integers(0, 2**32 - 1)
+visible = st.characters(min_codepoint=0x21, max_codepoint=0x7E)
 float32 = st.floats(-100, 100, width=32)
 
 
@@ -45,12 +47,28 @@ def test_parameters_round_trip(params: SamplingParams) -> None:
     assert messages.unpack_params(worker_pb2.SamplingParams.FromString(wire)) == params
 
 
-@given(st.text(min_size=1), st.lists(token_ids, min_size=1), st.lists(token_ids), sampling_params())
-def test_sequences_round_trip(request_id: str, prompt: list[int], output: list[int], params: SamplingParams) -> None:
-    wire = messages.pack_sequence(request_id, prompt, params, output).SerializeToString()
+@given(
+    st.text(visible, min_size=1, max_size=MAX_ID_CHARS),
+    st.lists(token_ids, min_size=1),
+    st.lists(token_ids),
+    sampling_params(),
+    st.text(max_size=4),
+)
+def test_sequences_round_trip(
+    request_id: str, prompt: list[int], output: list[int], params: SamplingParams, salt: str
+) -> None:
+    wire = messages.pack_sequence(request_id, prompt, params, output, cache_salt=salt).SerializeToString()
     request = messages.unpack_sequence(worker_pb2.Sequence.FromString(wire), frozenset({3}), 12.5)
     assert (request.request_id, request.prompt_token_ids, request.output_token_ids) == (request_id, prompt, output)
     assert (request.params, request.eos_token_ids, request.arrival_s) == (params, frozenset({3}), 12.5)
+    assert request.cache_salt == salt
+
+
+@pytest.mark.parametrize("request_id", ["", "a b", "a\nFAKE LINE", "\x1b[31m", "é", "a" * (MAX_ID_CHARS + 1)])
+def test_ids_that_could_forge_log_lines_are_refused(request_id: str) -> None:
+    message = messages.pack_sequence(request_id, [1], SamplingParams())
+    with pytest.raises(InvalidRequestError, match="request_id must have 1 to 256 visible"):
+        messages.unpack_sequence(message, frozenset(), 0.0)
 
 
 logprob_entries = st.builds(TokenLogprobs, float32, st.lists(st.tuples(token_ids, float32), max_size=3).map(tuple))

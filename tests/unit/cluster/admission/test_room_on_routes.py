@@ -85,10 +85,10 @@ def test_a_route_has_room_exactly_when_the_check_finds_no_shortage(
 class Index:
     """A prefix index after which the first prefill worker holds all prompts."""
 
-    def cached_tokens(self, worker_ids: Iterable[str], prompt: Sequence[int]) -> Mapping[str, int]:
+    def cached_tokens(self, worker_ids: Iterable[str], prompt: Sequence[int], salt: str = "") -> Mapping[str, int]:
         return {"prefill-1": len(prompt) - 1}
 
-    def expect(self, worker_id: str, prompt: Sequence[int], until_s: float) -> None:
+    def expect(self, worker_id: str, prompt: Sequence[int], until_s: float, salt: str = "") -> None:
         pass
 
 

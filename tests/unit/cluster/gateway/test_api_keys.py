@@ -9,7 +9,7 @@ import pytest
 
 from baton.core.errors import ConfigError, InvalidApiKeyError
 from cluster.config.config import BatonConfig, load_config
-from cluster.gateway.api_keys import ApiKey, ApiKeyConfig, ApiKeys, digest_of
+from cluster.gateway.api_keys import ApiKey, ApiKeyConfig, ApiKeys, cache_salt_of, digest_of
 
 KEY = "sk-0123456789abcdef"
 OTHER = "sk-another-key-of-somebody"
@@ -114,6 +114,17 @@ def test_one_key_has_one_owner() -> None:
         load_config(
             None, {"router.api_keys": [{"name": "web", "key": KEY}, {"name": "ops", "key_sha256": digest_of(KEY)}]}
         )
+
+
+def test_only_keys_of_one_group_share_a_cache() -> None:
+    alice, bob = ApiKey("alice"), ApiKey("bob")
+    team = [ApiKey(name, cache_group="team") for name in ("carol", "dave")]
+    salts = [cache_salt_of(key, salt) for key in (None, alice, bob, team[0]) for salt in ("", "a")]
+    assert len(set(salts)) == len(salts)
+    assert cache_salt_of(None, "") == ""
+    assert cache_salt_of(team[0], "a") == cache_salt_of(team[1], "a")
+    assert cache_salt_of(ApiKey("team"), "") != cache_salt_of(team[0], "")
+    assert "alice" not in cache_salt_of(alice, "secret")
 
 
 def test_without_keys_no_authorization_is_needed() -> None:

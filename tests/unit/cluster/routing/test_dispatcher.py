@@ -57,10 +57,10 @@ class Index:
         self.tokens = tokens
         self.expected: list[tuple[str, float]] = []
 
-    def cached_tokens(self, worker_ids: Iterable[str], prompt: Sequence[int]) -> Mapping[str, int]:
+    def cached_tokens(self, worker_ids: Iterable[str], prompt: Sequence[int], salt: str = "") -> Mapping[str, int]:
         return {worker_id: self.tokens.get(worker_id, 0) for worker_id in worker_ids}
 
-    def expect(self, worker_id: str, prompt: Sequence[int], until_s: float) -> None:
+    def expect(self, worker_id: str, prompt: Sequence[int], until_s: float, salt: str = "") -> None:
         self.expected.append((worker_id, until_s))
 
 

@@ -47,6 +47,18 @@ def test_the_suffix_method_remembers_outputs_of_earlier_requests() -> None:
     assert draft(proposer, Request("c", [50, 51], SamplingParams())) == (), "prompts are not remembered"
 
 
+def test_outputs_are_remembered_for_requests_with_the_same_salt() -> None:
+    proposer = SuffixProposer(remembers_outputs=True)
+    for name, output in (("a", [1, 2, 3, 4, 5]), ("b", [6, 7, 8, 9])):  # both at once
+        draft(proposer, Request(name, [50, 51], SamplingParams(), output_token_ids=output, cache_salt="mine"))
+    proposer.release("a")
+    proposer.release("b")
+    assert draft(proposer, Request("c", [60, 1, 2], SamplingParams(), cache_salt="mine")) == (3, 4, 5)
+    assert draft(proposer, Request("d", [60, 6, 7], SamplingParams(), cache_salt="mine")) == (8, 9)
+    for salt in ("", "other"):
+        assert draft(proposer, Request(f"e{salt}", [60, 1, 2], SamplingParams(), cache_salt=salt)) == ()
+
+
 def test_a_long_corpus_is_truncated_and_matches_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("decode_worker.speculation.suffix._MAX_CORPUS_TOKENS", 20)
     proposer = SuffixProposer(remembers_outputs=True)

@@ -38,6 +38,19 @@ def test_a_second_request_shares_full_blocks_and_computes_at_least_one_token() -
     assert blocks.usage().used == 0
 
 
+def test_requests_share_blocks_only_with_the_same_salt() -> None:
+    blocks = BlockManager(32, SIZE, hash_key=b"secret")
+    first = request("first", 3 * SIZE)
+    first.cache_salt = "mine"
+    compute(blocks, first)
+    for salt, cached in (("mine", 2 * SIZE), ("", 0), ("other", 0)):
+        again = request(f"again {salt}", 3 * SIZE)
+        again.cache_salt = salt
+        assert blocks.match_prefix(again) == cached
+        compute(blocks, again)
+    assert len(blocks.prefix_cache) == 3 * 3
+
+
 def test_shared_blocks_are_never_written() -> None:
     """New positions always lie in blocks that no other request holds."""
     blocks = BlockManager(16, SIZE)
