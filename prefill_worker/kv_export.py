@@ -187,7 +187,6 @@ class KVExporter(StepObserver):
     def _offer(self, export: Export) -> TransferOffer:
         return TransferOffer(
             transfer_id=export.transfer_id,
-            request_id=export.request.request_id,
             spec=self._engine.runner.spec,
             token_ids=tuple(export.request.prompt_token_ids),
             deadline_s=self._reserve_timeout_s,

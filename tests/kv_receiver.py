@@ -113,8 +113,7 @@ class SourceKV:
     def offer(
         self, transfer_id: str = "transfer-1", deadline_s: float = 2.0, encodings: tuple[KVEncoding, ...] = ()
     ) -> TransferOffer:
-        name = f"request of {transfer_id}"
-        return TransferOffer(transfer_id, name, self.spec, tuple(self.token_ids), deadline_s, encodings)
+        return TransferOffer(transfer_id, self.spec, tuple(self.token_ids), deadline_s, encodings)
 
     def payload(self, header: PartHeader) -> bytearray:
         span = (header.token_start, header.token_end)

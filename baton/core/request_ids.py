@@ -40,5 +40,5 @@ def check_id(value: str, name: str) -> None:
     if not _ID.fullmatch(value):
         raise InvalidRequestError(
             f"{name} must have 1 to {MAX_ID_CHARS} visible ASCII characters without spaces, got {len(value)} "
-            "characters or others."
+            f"characters: {value[:60]!r}."
         )

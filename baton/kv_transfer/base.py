@@ -34,7 +34,6 @@ class TransferOffer:
     """
 
     transfer_id: str
-    request_id: str
     spec: KVCacheSpec
     token_ids: tuple[int, ...]
     deadline_s: float

@@ -231,7 +231,6 @@ def _transfer_id_of(frame: bytes) -> str:
 
 def _offer_of(reserve: kv_pb2.KVReserve, longest_wait_s: float) -> TransferOffer:
     check_id(reserve.transfer_id, "transfer_id")
-    check_id(reserve.request_id, "request_id")
     if not reserve.deadline_s >= 0:  # also refuses NaN
         raise TransferError(f"deadline_s must be at least 0 seconds, got {reserve.deadline_s}.")
     try:
@@ -243,7 +242,6 @@ def _offer_of(reserve: kv_pb2.KVReserve, longest_wait_s: float) -> TransferOffer
         raise LayoutMismatchError("the sender's KV layout does not match its own fingerprint.")
     return TransferOffer(
         reserve.transfer_id,
-        reserve.request_id,
         spec,
         tuple(reserve.token_ids),
         min(reserve.deadline_s, longest_wait_s),

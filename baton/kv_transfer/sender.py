@@ -141,7 +141,6 @@ class GrpcSendStream:
         self._transfer_id = offer.transfer_id
         request = kv_pb2.KVReserve(
             transfer_id=offer.transfer_id,
-            request_id=offer.request_id,
             spec_json=offer.spec.to_json(),
             spec_fingerprint=offer.spec.fingerprint(),
             token_ids=offer.token_ids,

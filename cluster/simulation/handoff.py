@@ -72,7 +72,6 @@ class SimulatedHandoff:
         self._num_prompt = request.num_prompt_tokens
         self._offer = TransferOffer(
             transfer_id,
-            request.request_id,
             spec,
             tuple(request.prompt_token_ids),
             reserve_timeout_s,

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x62\x61ton/rpc/wire/kv.proto\x12\x08\x62\x61ton.v1\"\xb6\x01\n\x07KVFrame\x12&\n\x07reserve\x18\x01 \x01(\x0b\x32\x13.baton.v1.KVReserveH\x00\x12 \n\x04part\x18\x02 \x01(\x0b\x32\x10.baton.v1.KVPartH\x00\x12$\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x12.baton.v1.KVCommitH\x00\x12\"\n\x05\x61live\x18\x04 \x01(\x0b\x32\x11.baton.v1.KVAliveH\x00\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\x42\x06\n\x04kind\"\xe7\x01\n\tKVReserve\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x11\n\tspec_json\x18\x03 \x01(\t\x12\x18\n\x10spec_fingerprint\x18\x04 \x01(\t\x12\x11\n\ttoken_ids\x18\x05 \x03(\x07\x12\x12\n\ndeadline_s\x18\x06 \x01(\x01\x12$\n\x07segment\x18\x07 \x01(\x0b\x32\x13.baton.v1.KVSegment\x12\x11\n\tencodings\x18\x08 \x03(\t\x12\x10\n\x08\x63onnects\x18\t \x01(\x08\x12\x12\n\ncache_salt\x18\n \x01(\t\"z\n\tKVSegment\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\n\n\x02\x66\x64\x18\x02 \x01(\r\x12\r\n\x05token\x18\x03 \x01(\x0c\x12\x11\n\tnum_slots\x18\x04 \x01(\r\x12\x12\n\nslot_bytes\x18\x05 \x01(\x04\x12\x1e\n\x04nixl\x18\x06 \x01(\x0b\x32\x10.baton.v1.KVNixl\"?\n\x06KVNixl\x12\r\n\x05\x61gent\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\x04\x12\x15\n\rslots_address\x18\x03 \x01(\x04\"\xb1\x01\n\x06KVPart\x12\x13\n\x0btoken_start\x18\x01 \x01(\r\x12\x13\n\x0btoken_count\x18\x02 \x01(\r\x12\x13\n\x0blayer_start\x18\x03 \x01(\r\x12\x11\n\tlayer_end\x18\x04 \x01(\r\x12\x10\n\x08\x63hecksum\x18\x05 \x01(\x06\x12\x1e\n\x04slot\x18\x06 \x01(\x0b\x32\x10.baton.v1.KVSlot\x12\x10\n\x08\x65ncoding\x18\x07 \x01(\t\x12\x11\n\tnum_bytes\x18\x08 \x01(\x04\">\n\x06KVSlot\x12\r\n\x05index\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\"Z\n\x08KVCommit\x12\x11\n\tnum_parts\x18\x01 \x01(\r\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x18\n\x0b\x64raft_state\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x42\x0e\n\x0c_draft_state\"\t\n\x07KVAlive\"\xb7\x01\n\x07KVReply\x12(\n\x08reserved\x18\x01 \x01(\x0b\x32\x14.baton.v1.KVReservedH\x00\x12*\n\tcommitted\x18\x02 \x01(\x0b\x32\x15.baton.v1.KVCommittedH\x00\x12(\n\x08received\x18\x03 \x01(\x0b\x32\x14.baton.v1.KVReceivedH\x00\x12$\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x12.baton.v1.KVFailedH\x00\x42\x06\n\x04kind\"\x91\x01\n\nKVReserved\x12\x19\n\x11num_cached_tokens\x18\x01 \x01(\r\x12\x13\n\x0btakes_draft\x18\x02 \x01(\x08\x12\x15\n\rtakes_segment\x18\x03 \x01(\x08\x12\x10\n\x08\x65ncoding\x18\x04 \x01(\t\x12*\n\nconnection\x18\x05 \x01(\x0b\x32\x16.baton.v1.KVConnection\":\n\x0cKVConnection\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\x12\x0c\n\x04most\x18\x03 \x01(\r\" \n\x0bKVCommitted\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\"\x1f\n\nKVReceived\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\")\n\x08KVFailed\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t2B\n\nKVTransfer\x12\x34\n\x08Transfer\x12\x11.baton.v1.KVFrame\x1a\x11.baton.v1.KVReply(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x62\x61ton/rpc/wire/kv.proto\x12\x08\x62\x61ton.v1\"\xb6\x01\n\x07KVFrame\x12&\n\x07reserve\x18\x01 \x01(\x0b\x32\x13.baton.v1.KVReserveH\x00\x12 \n\x04part\x18\x02 \x01(\x0b\x32\x10.baton.v1.KVPartH\x00\x12$\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x12.baton.v1.KVCommitH\x00\x12\"\n\x05\x61live\x18\x04 \x01(\x0b\x32\x11.baton.v1.KVAliveH\x00\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\x42\x06\n\x04kind\"\xd9\x01\n\tKVReserve\x12\x13\n\x0btransfer_id\x18\x01 \x01(\t\x12\x11\n\tspec_json\x18\x03 \x01(\t\x12\x18\n\x10spec_fingerprint\x18\x04 \x01(\t\x12\x11\n\ttoken_ids\x18\x05 \x03(\x07\x12\x12\n\ndeadline_s\x18\x06 \x01(\x01\x12$\n\x07segment\x18\x07 \x01(\x0b\x32\x13.baton.v1.KVSegment\x12\x11\n\tencodings\x18\x08 \x03(\t\x12\x10\n\x08\x63onnects\x18\t \x01(\x08\x12\x12\n\ncache_salt\x18\n \x01(\tJ\x04\x08\x02\x10\x03\"z\n\tKVSegment\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\n\n\x02\x66\x64\x18\x02 \x01(\r\x12\r\n\x05token\x18\x03 \x01(\x0c\x12\x11\n\tnum_slots\x18\x04 \x01(\r\x12\x12\n\nslot_bytes\x18\x05 \x01(\x04\x12\x1e\n\x04nixl\x18\x06 \x01(\x0b\x32\x10.baton.v1.KVNixl\"?\n\x06KVNixl\x12\r\n\x05\x61gent\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\x04\x12\x15\n\rslots_address\x18\x03 \x01(\x04\"\xb1\x01\n\x06KVPart\x12\x13\n\x0btoken_start\x18\x01 \x01(\r\x12\x13\n\x0btoken_count\x18\x02 \x01(\r\x12\x13\n\x0blayer_start\x18\x03 \x01(\r\x12\x11\n\tlayer_end\x18\x04 \x01(\r\x12\x10\n\x08\x63hecksum\x18\x05 \x01(\x06\x12\x1e\n\x04slot\x18\x06 \x01(\x0b\x32\x10.baton.v1.KVSlot\x12\x10\n\x08\x65ncoding\x18\x07 \x01(\t\x12\x11\n\tnum_bytes\x18\x08 \x01(\x04\">\n\x06KVSlot\x12\r\n\x05index\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\"Z\n\x08KVCommit\x12\x11\n\tnum_parts\x18\x01 \x01(\r\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x18\n\x0b\x64raft_state\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x42\x0e\n\x0c_draft_state\"\t\n\x07KVAlive\"\xb7\x01\n\x07KVReply\x12(\n\x08reserved\x18\x01 \x01(\x0b\x32\x14.baton.v1.KVReservedH\x00\x12*\n\tcommitted\x18\x02 \x01(\x0b\x32\x15.baton.v1.KVCommittedH\x00\x12(\n\x08received\x18\x03 \x01(\x0b\x32\x14.baton.v1.KVReceivedH\x00\x12$\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x12.baton.v1.KVFailedH\x00\x42\x06\n\x04kind\"\x91\x01\n\nKVReserved\x12\x19\n\x11num_cached_tokens\x18\x01 \x01(\r\x12\x13\n\x0btakes_draft\x18\x02 \x01(\x08\x12\x15\n\rtakes_segment\x18\x03 \x01(\x08\x12\x10\n\x08\x65ncoding\x18\x04 \x01(\t\x12*\n\nconnection\x18\x05 \x01(\x0b\x32\x16.baton.v1.KVConnection\":\n\x0cKVConnection\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\x12\x0c\n\x04most\x18\x03 \x01(\r\" \n\x0bKVCommitted\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\"\x1f\n\nKVReceived\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\")\n\x08KVFailed\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t2B\n\nKVTransfer\x12\x34\n\x08Transfer\x12\x11.baton.v1.KVFrame\x1a\x11.baton.v1.KVReply(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,31 +34,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_KVFRAME']._serialized_start=38
   _globals['_KVFRAME']._serialized_end=220
   _globals['_KVRESERVE']._serialized_start=223
-  _globals['_KVRESERVE']._serialized_end=454
-  _globals['_KVSEGMENT']._serialized_start=456
-  _globals['_KVSEGMENT']._serialized_end=578
-  _globals['_KVNIXL']._serialized_start=580
-  _globals['_KVNIXL']._serialized_end=643
-  _globals['_KVPART']._serialized_start=646
-  _globals['_KVPART']._serialized_end=823
-  _globals['_KVSLOT']._serialized_start=825
-  _globals['_KVSLOT']._serialized_end=887
-  _globals['_KVCOMMIT']._serialized_start=889
-  _globals['_KVCOMMIT']._serialized_end=979
-  _globals['_KVALIVE']._serialized_start=981
-  _globals['_KVALIVE']._serialized_end=990
-  _globals['_KVREPLY']._serialized_start=993
-  _globals['_KVREPLY']._serialized_end=1176
-  _globals['_KVRESERVED']._serialized_start=1179
-  _globals['_KVRESERVED']._serialized_end=1324
-  _globals['_KVCONNECTION']._serialized_start=1326
-  _globals['_KVCONNECTION']._serialized_end=1384
-  _globals['_KVCOMMITTED']._serialized_start=1386
-  _globals['_KVCOMMITTED']._serialized_end=1418
-  _globals['_KVRECEIVED']._serialized_start=1420
-  _globals['_KVRECEIVED']._serialized_end=1451
-  _globals['_KVFAILED']._serialized_start=1453
-  _globals['_KVFAILED']._serialized_end=1494
-  _globals['_KVTRANSFER']._serialized_start=1496
-  _globals['_KVTRANSFER']._serialized_end=1562
+  _globals['_KVRESERVE']._serialized_end=440
+  _globals['_KVSEGMENT']._serialized_start=442
+  _globals['_KVSEGMENT']._serialized_end=564
+  _globals['_KVNIXL']._serialized_start=566
+  _globals['_KVNIXL']._serialized_end=629
+  _globals['_KVPART']._serialized_start=632
+  _globals['_KVPART']._serialized_end=809
+  _globals['_KVSLOT']._serialized_start=811
+  _globals['_KVSLOT']._serialized_end=873
+  _globals['_KVCOMMIT']._serialized_start=875
+  _globals['_KVCOMMIT']._serialized_end=965
+  _globals['_KVALIVE']._serialized_start=967
+  _globals['_KVALIVE']._serialized_end=976
+  _globals['_KVREPLY']._serialized_start=979
+  _globals['_KVREPLY']._serialized_end=1162
+  _globals['_KVRESERVED']._serialized_start=1165
+  _globals['_KVRESERVED']._serialized_end=1310
+  _globals['_KVCONNECTION']._serialized_start=1312
+  _globals['_KVCONNECTION']._serialized_end=1370
+  _globals['_KVCOMMITTED']._serialized_start=1372
+  _globals['_KVCOMMITTED']._serialized_end=1404
+  _globals['_KVRECEIVED']._serialized_start=1406
+  _globals['_KVRECEIVED']._serialized_end=1437
+  _globals['_KVFAILED']._serialized_start=1439
+  _globals['_KVFAILED']._serialized_end=1480
+  _globals['_KVTRANSFER']._serialized_start=1482
+  _globals['_KVTRANSFER']._serialized_end=1548
 # @@protoc_insertion_point(module_scope)

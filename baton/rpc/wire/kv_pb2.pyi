@@ -21,9 +21,8 @@ class KVFrame(_message.Message):
     def __init__(self, reserve: _Optional[_Union[KVReserve, _Mapping]] = ..., part: _Optional[_Union[KVPart, _Mapping]] = ..., commit: _Optional[_Union[KVCommit, _Mapping]] = ..., alive: _Optional[_Union[KVAlive, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class KVReserve(_message.Message):
-    __slots__ = ("transfer_id", "request_id", "spec_json", "spec_fingerprint", "token_ids", "deadline_s", "segment", "encodings", "connects", "cache_salt")
+    __slots__ = ("transfer_id", "spec_json", "spec_fingerprint", "token_ids", "deadline_s", "segment", "encodings", "connects", "cache_salt")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
     SPEC_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -33,7 +32,6 @@ class KVReserve(_message.Message):
     CONNECTS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     transfer_id: str
-    request_id: str
     spec_json: str
     spec_fingerprint: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -42,7 +40,7 @@ class KVReserve(_message.Message):
     encodings: _containers.RepeatedScalarFieldContainer[str]
     connects: bool
     cache_salt: str
-    def __init__(self, transfer_id: _Optional[str] = ..., request_id: _Optional[str] = ..., spec_json: _Optional[str] = ..., spec_fingerprint: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., deadline_s: _Optional[float] = ..., segment: _Optional[_Union[KVSegment, _Mapping]] = ..., encodings: _Optional[_Iterable[str]] = ..., connects: _Optional[bool] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    def __init__(self, transfer_id: _Optional[str] = ..., spec_json: _Optional[str] = ..., spec_fingerprint: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., deadline_s: _Optional[float] = ..., segment: _Optional[_Union[KVSegment, _Mapping]] = ..., encodings: _Optional[_Iterable[str]] = ..., connects: _Optional[bool] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class KVSegment(_message.Message):
     __slots__ = ("pid", "fd", "token", "num_slots", "slot_bytes", "nixl")

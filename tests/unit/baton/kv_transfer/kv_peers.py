@@ -27,7 +27,7 @@ CONTENT = bytes(range(256)) * (PART_BYTES // 256)
 
 
 def offer(transfer_id: str) -> TransferOffer:
-    return TransferOffer(transfer_id, f"request of {transfer_id}", SPEC, (1, 2, 3), 5.0)
+    return TransferOffer(transfer_id, SPEC, (1, 2, 3), 5.0)
 
 
 async def send_shared(transport: GrpcKVTransport, peer: str, transfer_id: str, num_parts: int) -> int:

@@ -239,11 +239,11 @@ async def test_a_broken_connection_is_distinguished_from_a_lost_worker(receiver:
         with pytest.raises(TransferError, match="connection ended"):
             await stream.send(*next(parts))
         await stream.abort()
-        stream = await way.transport.open(source.offer("in messages"), way.peer)
+        stream = await way.transport.open(source.offer("in-messages"), way.peer)
         assert isinstance(stream, GrpcSendStream)
         assert not isinstance(stream.parts, SocketSender)
         await send_all(stream, source)
-        receiver.importer.release(await receiver.importer.claim("in messages"))
+        receiver.importer.release(await receiver.importer.claim("in-messages"))
         await receiver.all_given_back()
 
 

@@ -23,7 +23,7 @@ from baton.rpc.wire.kv_pb2 import KVReserve, KVReserved
 from tests.unit.baton.kv_transfer.links import TRANSPORTS, RecordingSink, link, serving, transport_over
 
 SPEC = KVCacheSpec("model", "float32", 4, (LayerSpec(1, 4, 4),))
-OFFER = TransferOffer("transfer-1", "request-1", SPEC, (1, 2, 3), 1.0)
+OFFER = TransferOffer("transfer-1", SPEC, (1, 2, 3), 1.0)
 PART_BYTES = 64 * 1024
 WINDOW = 4 * PART_BYTES
 STRIPE_BYTES = 10_000

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.core.errors import LayoutMismatchError, TransferError
+from baton.core.errors import InvalidRequestError, LayoutMismatchError, TransferError
 from baton.kv_transfer.base import PartHeader
 from baton.kv_transfer.codec import encode_frame, encode_part, pack_part
 from baton.rpc.wire.kv_pb2 import KVCommit, KVFrame, KVReserve
@@ -102,7 +102,7 @@ async def test_impossible_deadlines_are_refused(way: Link, receiver: Receiver, d
 
 async def test_a_transfer_without_an_id_is_refused(way: Link, receiver: Receiver) -> None:
     _, code = await talk(way.peer, [encode_frame(reserve(receiver, transfer_id=""))])
-    assert code == TransferError.code
+    assert code == InvalidRequestError.code
     await still_works(way, receiver)
 
 
@@ -147,7 +147,12 @@ async def test_random_streams_leak_no_block(way: Link, receiver: Receiver, seed:
     for round_ in range(40):
         frames = [_random_frame(chance, receiver, source, f"transfer-{round_}") for _ in range(chance.randint(0, 6))]
         replies, code = await talk(way.peer, frames)
-        assert code is None or code in (TransferError.code, LayoutMismatchError.code, "kv_checksum_mismatch")
+        assert code is None or code in (
+            TransferError.code,
+            LayoutMismatchError.code,
+            InvalidRequestError.code,
+            "kv_checksum_mismatch",
+        )
         assert "committed" not in replies  # no random stream carries a whole prompt
     await still_works(way, receiver)
 

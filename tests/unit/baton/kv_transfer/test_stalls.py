@@ -26,7 +26,7 @@ STALL_S = 0.5
 
 
 def offer(transfer_id: str = "transfer-1", deadline_s: float = 20.0) -> TransferOffer:
-    return TransferOffer(transfer_id, "request-1", SPEC, (1, 2, 3), deadline_s)
+    return TransferOffer(transfer_id, SPEC, (1, 2, 3), deadline_s)
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from tests.simulated import lone_worker, prompt
 
 def offer_of(worker: SimulatedWorker, name: str, start: int, deadline_s: float = 50.0) -> TransferOffer:
     spec = KVCacheSpec("model", "bfloat16", worker.settings.block_size, layers=())
-    return TransferOffer(name, name, spec, tuple(prompt(96, start)), deadline_s=deadline_s)
+    return TransferOffer(name, spec, tuple(prompt(96, start)), deadline_s=deadline_s)
 
 
 def test_the_request_gets_the_reason_why_its_transfer_has_no_room():

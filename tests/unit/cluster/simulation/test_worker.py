@@ -330,10 +330,10 @@ def test_equal_seeds_give_equal_runs():
 
 
 def test_settings_contain_all_that_the_registry_needs():
-    info = make_settings().info("here", "node", 1)
+    info = make_settings().info("here", "proof", "node", 1)
     assert info.kv_bytes_per_token == 100
     assert (info.kv_blocks, info.block_size, info.max_num_seqs, info.chunk_tokens) == (256, 16, 16, 256)
-    assert info.kv_fingerprint == make_settings("prefill").info("there", "node", 1).kv_fingerprint
+    assert info.kv_fingerprint == make_settings("prefill").info("there", "proof", "node", 1).kv_fingerprint
 
 
 def test_a_short_urgent_prompt_starts_beside_a_long_one():
