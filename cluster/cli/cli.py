@@ -22,6 +22,7 @@ from rich.text import Text
 
 from baton.client.local_cluster import find_endpoint
 from cluster.cli.cli_bench import bench_compare, bench_serve, bench_sweep
+from cluster.cli.cli_certs import certs
 from cluster.cli.cli_check import check
 from cluster.cli.cli_common import EndpointOption, JsonOption, with_client
 from cluster.cli.cli_plan import advise, change_role, plan
@@ -58,6 +59,7 @@ bench_app.command("compare")(bench_compare)
 bench_app.command("sweep")(bench_sweep)
 app.command("simulate")(settings_command(SimulateOptions, _simulate))
 app.command("check")(check)
+app.command("certs")(certs)
 app.command("plan")(plan)
 app.command("advise")(advise)
 app.command("move")(change_role)

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from baton.core.errors import InternalError, TransferError, WorkerLostError
+from baton.core.errors import InternalError, OutOfBlocksError, TransferError, WorkerLostError
 from baton.core.kv_spec import KVCacheSpec, LayerSpec
 from baton.kv_transfer.base import KVSendStream, PartHeader, Reservation, TransferOffer
 from baton.kv_transfer.payload.inline import InlineReceivePath
 from baton.kv_transfer.receiver import KVTransferService
-from baton.kv_transfer.sender import GrpcKVTransport
-from baton.rpc.channel import PeerServer
+from baton.kv_transfer.sender import METHOD, SERVICE, GrpcKVTransport
+from baton.rpc.channel import PeerServer, create_channel
 from tests.credentials import CREDENTIALS
 from tests.unit.baton.kv_transfer.links import RecordingSink, transport_over
 
@@ -159,3 +159,59 @@ async def test_a_lost_reservation_affects_no_other_transfer() -> None:
         assert await before.commit() == PART_BYTES
         await after.commit()
     assert not sink.aborts
+
+
+async def test_a_sender_shows_that_it_lives_while_its_prompt_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.kv_transfer.sender.ALIVE_EVERY_S", 0.02)
+    sink = RecordingSink()
+    sink.gate.set()
+    async with receiving(sink, silence_s=0.6) as peer, sending(timeout_s=20.0) as transport:
+        stream = await transport.open(offer(), peer)
+        await asyncio.sleep(1.5)
+        assert await stream.commit() == 0
+    assert not sink.aborts
+
+
+async def test_a_stream_that_sends_nothing_is_ended() -> None:
+    async with receiving(RecordingSink(), silence_s=0.05) as peer:
+        channel = create_channel(peer, CREDENTIALS)
+        call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(metadata=CREDENTIALS.call_metadata(peer))
+        async with asyncio.timeout(20.0):
+            assert "sent nothing for 0.05 s" in await call.details()
+        await channel.close()
+
+
+async def test_the_number_of_open_transfers_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.kv_transfer.receiver._MAX_OPEN_TRANSFERS", 2)
+    async with receiving(RecordingSink()) as peer, sending(timeout_s=20.0) as transport:
+        streams = [await transport.open(offer(name), peer) for name in ("first", "second")]
+        with pytest.raises(OutOfBlocksError, match="2 open transfers"):
+            await transport.open(offer("third"), peer)
+        await streams[0].abort()
+        async with asyncio.timeout(20.0):
+            while not await _opens(transport, peer):  # noqa: ASYNC110 - the receiver notices the end a moment later
+                await asyncio.sleep(0.01)
+
+
+async def _opens(transport: GrpcKVTransport, peer: str) -> bool:
+    try:
+        await transport.open(offer("later"), peer)
+    except OutOfBlocksError:
+        return False
+    return True
+
+
+async def test_a_sender_cannot_make_its_reservation_wait_for_days() -> None:
+    sink = WaitingSink()
+    async with receiving(sink) as peer, sending(timeout_s=20.0) as transport:
+        await transport.open(offer(deadline_s=86_400.0), peer)
+    assert sink.deadlines_s == [30.0]
+
+
+@dataclass(slots=True)
+class WaitingSink(RecordingSink):
+    deadlines_s: list[float] = field(default_factory=list)
+
+    async def reserve(self, offer: TransferOffer) -> Reservation:
+        self.deadlines_s.append(offer.deadline_s)
+        return Reservation(0)
