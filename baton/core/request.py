@@ -185,6 +185,8 @@ class Request:
     hands_off: bool = False
     """True on a prefill worker: the request leaves after its first token, with ``HANDED_OFF``."""
     queue_priority: QueuePriority = NO_PRIORITY
+    is_probe: bool = False
+    """A health check, from whose steps the engine does not learn: an idle engine is slower than a busy one."""
     tpot_target_s: float = 0.0
     """Target for the mean time per output token, in seconds; 0 means none."""
     arrival_s: float = 0.0

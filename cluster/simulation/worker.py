@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -217,6 +218,14 @@ class SimulatedWorker:
             if timer is not None:
                 timer.cancel()
             self.engine.abort(sequence)
+
+    async def probe(self) -> None:
+        """Implements ``Probe`` of ``proto/worker.proto``."""
+        params = worker_pb2.SamplingParams(max_tokens=1, ignore_eos=True)
+        sequence = worker_pb2.Sequence(request_id="probe", prompt_token_ids=[0], params=params)
+        async with aclosing(self.generate(worker_pb2.GenerateRequest(sequence=sequence))) as batches:
+            async for _ in batches:
+                pass
 
     def watch_cache(self) -> AsyncGenerator[worker_pb2.CacheEvents]:
         """Implements ``WatchCache`` of ``proto/worker.proto``."""
