@@ -21,6 +21,7 @@ from baton.core.request import FinishReason, Request, SamplingParams, TokenOutpu
 from baton.core.step_costs import StepCostReport, StepSample
 from baton.core.steps import StepProgress
 from baton.engine.contracts import Proposer, StepObserver, Verifier
+from baton.engine.device.device_errors import check_device
 from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.kv_cache.block_pool import BlockUsage
@@ -207,9 +208,15 @@ class AsyncEngine:
     async def probe(self) -> None:
         """Computes one token, which proves that the thread and the device work.
 
+        An engine with requests is only asked for a small operation on its device: if they wait for KV blocks, so would
+        the token, and if they run, the steps are the proof.
+
         Raises:
             BatonError: the engine failed.
         """
+        if await self.call(self.scheduler.has_work):
+            await self.call(lambda: check_device(self.runner.device))
+            return
         await generate_all(
             self,
             Request(

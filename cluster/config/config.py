@@ -23,6 +23,7 @@ from cluster.config.config_reading import explain, merge_overrides, read_yaml
 from cluster.config.slo_config import SloConfig
 from cluster.config.worker_config import DecodeConfig, EngineConfig, PoolConfig, PrefillConfig, SpeculationConfig
 from cluster.gateway.api_keys import ApiKeyConfig, ApiKeys
+from cluster.registry.liveness_config import LivenessConfig
 from cluster.routing.routing_config import RoutingConfig
 from cluster.telemetry.telemetry_config import TelemetryConfig
 
@@ -112,6 +113,7 @@ class BatonConfig(Section):
     engine: EngineConfig = EngineConfig()
     kv_transfer: KVTransferConfig = KVTransferConfig()
     ray: RayConfig = RayConfig()
+    liveness: LivenessConfig = LivenessConfig()
     log: LogConfig = LogConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     slo: SloConfig = SloConfig()

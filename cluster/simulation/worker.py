@@ -221,6 +221,8 @@ class SimulatedWorker:
 
     async def probe(self) -> None:
         """Implements ``Probe`` of ``proto/worker.proto``."""
+        if self.engine.num_running or self.engine.num_waiting:
+            return  # its steps are the proof
         params = worker_pb2.SamplingParams(max_tokens=1, ignore_eos=True)
         sequence = worker_pb2.Sequence(request_id="probe", prompt_token_ids=[0], params=params)
         async with aclosing(self.generate(worker_pb2.GenerateRequest(sequence=sequence))) as batches:
