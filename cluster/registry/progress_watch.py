@@ -90,14 +90,20 @@ class ProgressWatch:
             entries = list(self._entries.items())
             period_s = self._period_s(len(entries))
             for worker_id, entry in entries:
-                self._judge(worker_id, entry)
-                if entry.judge.wants_probe(self._listened_s):
-                    entry.judge.probing(self._listened_s)
-                    self._background.spawn(self._probe(entry))
-                self._ask(worker_id, entry)
+                try:
+                    self._look(worker_id, entry)
+                except Exception:
+                    logger.exception("a worker could not be judged", extra={"worker": worker_id})
                 await self._sleep(period_s / len(entries))
             if not entries:
                 await self._sleep(period_s)
+
+    def _look(self, worker_id: str, entry: _Entry) -> None:
+        self._judge(worker_id, entry)
+        if entry.judge.wants_probe(self._listened_s):
+            entry.judge.probing(self._listened_s)
+            self._background.spawn(self._probe(entry))
+        self._ask(worker_id, entry)
 
     def _period_s(self, num_workers: int) -> float:
         """The time between two pings of a worker, short enough to notice a hang soon after ``suspect_after``."""
