@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from threading import Barrier, Timer
+from threading import Semaphore, Timer
 from typing import Any
 
 import httpx
@@ -130,17 +130,16 @@ class FrozenWorkers:
 
     def _serve(self, disturb: Callable[[], None]) -> list[Stream]:
         """Runs all streams, and disturbs them when the first half has begun."""
-        begun = Barrier(self._num_streams + 1)
+        begun = Semaphore(0)
 
         def late(number: int) -> Stream:
             time.sleep(_LATE_OVER_S * (number - self._num_streams) / self._num_streams)
             return self._stream(number, lambda: None)
 
         with ThreadPoolExecutor(2 * self._num_streams) as threads:
-            early = [
-                threads.submit(self._stream, number, lambda: begun.wait(_HUNG_S)) for number in range(self._num_streams)
-            ]
-            begun.wait(_HUNG_S)
+            early = [threads.submit(self._stream, number, begun.release) for number in range(self._num_streams)]
+            for _ in early:
+                begun.acquire(timeout=_HUNG_S)
             disturb()
             streams = early + [
                 threads.submit(late, number) for number in range(self._num_streams, 2 * self._num_streams)
@@ -175,7 +174,6 @@ class FrozenWorkers:
                     tokens += event["choices"][0]["token_ids"]
                     if is_early and len(tokens) >= _BEGUN_TOKENS:
                         begun()
-                        last_s = time.monotonic()
         except httpx.HTTPError as failure:
             error = f"{type(failure).__name__}: {failure}"
         return Stream(tokens, pause_s, error)
@@ -201,7 +199,7 @@ def show(rounds: Sequence[Round]) -> Table:
     frozen = [each for each in rounds if each.pool]
     for name, seconds, group in [
         *((each.pool, f"{each.seconds:g} s" if each.pool else "", [each]) for each in rounds),
-        *([(f"{len(frozen)} freezes", "", frozen)] if frozen else []),
+        *([(f"{len(frozen)} freezes", "", frozen)] if len(frozen) > 1 else []),
     ]:
         pauses = [pause for each in group for pause in each.pauses_s]
         table.add_row(
