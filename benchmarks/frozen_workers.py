@@ -39,6 +39,7 @@ _SETTINGS = {
     "decode": {"workers": 2, "kv_blocks": 1024},
     "router": {"port": 0},
     "routing": {"local_prefill": "never"},
+    "admission": {"mode": "off"},  # a wait for admission would count as a pause
 }
 _FREEZES_S = (5.0, 40.0, float("inf"))
 _LATE_OVER_S = 4.0

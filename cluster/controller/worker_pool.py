@@ -201,7 +201,11 @@ class WorkerPool:
         now_s = time.monotonic()
         return PoolCounts(
             target=self.target,
-            ready=sum(member.state is WorkerState.READY and not member.leaving.is_set() for member in members),
+            # A suspected worker is soon ready again, or replaced.
+            ready=sum(
+                member.state in (WorkerState.READY, WorkerState.SUSPECTED) and not member.leaving.is_set()
+                for member in members
+            ),
             starting=states[WorkerState.STARTING],
             draining=states[WorkerState.DRAINING],
             pending=len(pending),
@@ -264,7 +268,7 @@ class WorkerPool:
         """Runs a member from its start to its end."""
         try:
             await race(self._bring_up(member, changes_role=changes_role), member.leaving.wait())
-            if member.state is WorkerState.READY:
+            if member.info is not None:
                 await race(member.ended(), member.lost(), member.leaving.wait())
                 member.state = WorkerState.DRAINING
                 self._notify()

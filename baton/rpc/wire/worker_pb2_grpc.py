@@ -258,7 +258,7 @@ class WorkerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Probe(self, request, context):
-        """Computes one token, which proves that the engine and its device work.
+        """Makes an idle engine compute one token, which proves that its thread and its device work.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
