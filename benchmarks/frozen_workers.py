@@ -57,11 +57,13 @@ class Stream:
 
     Attributes:
         pause_s: its longest time without a token, from sending the request on.
+        lost_s: the part of its pauses that passed before the router gave the worker up; the rest is recomputation.
         error: what went wrong; empty if all tokens came.
     """
 
     token_ids: list[int]
     pause_s: float
+    lost_s: float
     error: str = ""
 
 
@@ -79,6 +81,7 @@ class Round:
     errors: list[str]
     num_changed: int
     pauses_s: list[float]
+    lost_s: list[float]
 
 
 class FrozenWorkers:
@@ -159,6 +162,7 @@ class FrozenWorkers:
             **({"temperature": 0} if number % 2 else {"temperature": 0.9, "seed": number}),
         }
         tokens: list[int] = []
+        request_id = ""
         last_s, pause_s, error = time.monotonic(), 0.0, ""
         try:
             with httpx.stream("POST", f"{self._endpoint}/v1/completions", json=body, timeout=_HUNG_S) as response:
@@ -171,13 +175,19 @@ class FrozenWorkers:
                     if "error" in event:
                         error = str(event["error"])
                         break
+                    request_id = event["id"]
                     is_early = len(tokens) < _BEGUN_TOKENS
                     tokens += event["choices"][0]["token_ids"]
                     if is_early and len(tokens) >= _BEGUN_TOKENS:
                         begun()
         except httpx.HTTPError as failure:
             error = f"{type(failure).__name__}: {failure}"
-        return Stream(tokens, pause_s, error)
+        return Stream(tokens, pause_s, self._lost_s(request_id), error)
+
+    def _lost_s(self, request_id: str) -> float:
+        timeline = httpx.get(f"{self._endpoint}/v1/requests/{request_id}/timeline", timeout=_HUNG_S).json()
+        lost_ms = sum(stage["duration_ms"] for stage in timeline.get("stages", ()) if stage["name"] == "retry")
+        return float(lost_ms) / 1e3
 
     def _round(self, pool: str, seconds: float, streams: Sequence[Stream]) -> Round:
         return Round(
@@ -186,6 +196,7 @@ class FrozenWorkers:
             [stream.error for stream in streams if stream.error],
             sum(stream.token_ids != known for stream, known in zip(streams, self._expected, strict=True)),
             [stream.pause_s for stream in streams],
+            [stream.lost_s for stream in streams],
         )
 
 
@@ -196,7 +207,9 @@ def _continue(pid: int) -> None:
 
 def show(rounds: Sequence[Round]) -> Table:
     """A row for each round, and one for all freezes."""
-    table = Table("pool", "frozen for", "streams", "failed", "changed", "pause p50", "p95", "max", box=None)
+    table = Table(
+        "pool", "frozen for", "streams", "failed", "changed", "pause p50", "p95", "max", "detection max", box=None
+    )
     frozen = [each for each in rounds if each.pool]
     for name, seconds, group in [
         *((each.pool, f"{each.seconds:g} s" if each.pool else "", [each]) for each in rounds),
@@ -210,6 +223,7 @@ def show(rounds: Sequence[Round]) -> Table:
             str(sum(len(each.errors) for each in group)),
             str(sum(each.num_changed for each in group)),
             *(f"{percentile(pauses, share):.2f} s" for share in (50, 95, 100)),
+            f"{max(lost for each in group for lost in each.lost_s):.2f} s",
         )
     return table
 
