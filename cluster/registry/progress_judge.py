@@ -41,7 +41,7 @@ class ProgressJudge:
         self._progress = StepProgress(0)
         self._asked_s: float | None = None  # when the first unanswered ping was sent
         self._probed_s: float | None = None  # when the open probe was sent
-        self._stepped_s = now_s  # when num_steps changed
+        self._active_s = now_s  # when num_steps changed, or a probe succeeded
         self._running_s = now_s  # since when the running step has been known
         self._refusal = self._inability = ""
         self._suspected_s = now_s
@@ -57,7 +57,7 @@ class ProgressJudge:
         self._asked_s, self._refusal = None, ""
         is_new = progress.num_steps != self._progress.num_steps
         if is_new:
-            self._stepped_s, self._is_proven = now_s, True
+            self._active_s, self._is_proven = now_s, True
         if is_new or not progress.step_age_s:
             self._running_s = now_s
         self._progress = progress
@@ -71,9 +71,10 @@ class ProgressJudge:
         """A probe was sent."""
         self._probed_s = now_s
 
-    def proved(self) -> None:
+    def proved(self, now_s: float) -> None:
         """The probe succeeded."""
-        self._probed_s, self._inability, self._is_proven = None, "", True
+        self._probed_s, self._inability = None, ""
+        self._active_s, self._is_proven = now_s, True
 
     def probe_failed(self, inability: str = "") -> None:
         """The probe had no success.
@@ -87,7 +88,7 @@ class ProgressJudge:
         """Whether to send a probe: the worker answers, and is idle or must show that it has recovered."""
         if self._probed_s is not None or self._asked_s is not None:
             return False
-        is_idle = not self._progress.step_age_s and now_s - self._stepped_s >= self._config.idle_check
+        is_idle = not self._progress.step_age_s and now_s - self._active_s >= self._config.idle_check
         return is_idle or self.standing is not Standing.TRUSTED
 
     def judge(self, now_s: float) -> Standing:
@@ -118,6 +119,6 @@ class ProgressJudge:
             age_s = min(progress.step_age_s, now_s - self._running_s)
             if age_s >= max(limit_s, STEP_FACTOR * progress.expected_step_s):
                 return f"a step has run for {progress.step_age_s:.1f} s; expected are {progress.expected_step_s:.2g} s"
-        elif self._probed_s is not None and now_s - max(self._probed_s, self._stepped_s) >= limit_s:
+        elif self._probed_s is not None and now_s - max(self._probed_s, self._active_s) >= limit_s:
             return f"it is idle, but has not begun to compute a token within {limit_s:g} s"
         return ""

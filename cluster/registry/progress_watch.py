@@ -152,4 +152,4 @@ class ProgressWatch:
         except BatonError as error:
             entry.judge.probe_failed(f"it cannot compute a token: {error.message}")
         else:
-            entry.judge.proved()
+            entry.judge.proved(self._listened_s)

@@ -112,7 +112,7 @@ def test_a_successful_probe_is_a_proof_too():
     watched.tick(StepProgress(0))
     watched.judge.probing(watched.now_s)
     assert not watched.judge.wants_probe(watched.now_s)
-    watched.judge.proved()
+    watched.judge.proved(watched.now_s)
     assert watched.tick(StepProgress(0)) is Standing.TRUSTED
 
 
@@ -132,6 +132,9 @@ def test_an_idle_worker_is_probed():
         assert watched.now_s < 200
     assert watched.now_s - last_step_s == 10.0
     watched.judge.probing(watched.now_s)
+    watched.judge.proved(watched.now_s)
+    assert not watched.judge.wants_probe(watched.now_s)
+    watched.judge.probing(watched.now_s)
     assert watched.until(Standing.SUSPECTED, idle) == 3.0
     assert "it is idle, but has not begun" in watched.judge.reason
 
@@ -149,7 +152,7 @@ def test_a_probe_that_fails_is_suspicious_until_one_succeeds():
     watched.judge.probe_failed("it cannot compute a token: the device is broken")
     assert watched.tick(idle) is Standing.SUSPECTED
     assert watched.tick(StepProgress(1)) is Standing.SUSPECTED  # a failed step is a step
-    watched.judge.proved()
+    watched.judge.proved(watched.now_s)
     assert watched.tick(idle) is Standing.TRUSTED
 
 
@@ -182,7 +185,7 @@ def test_only_suspects_have_reasons_and_loss_follows_suspicion(events):
         if event == "refusal":
             watched.judge.refused("no")
         if event == "proof":
-            watched.judge.proved()
+            watched.judge.proved(watched.now_s)
         watched.num_steps += event == "step"
         answer = StepProgress(watched.num_steps, 50.0 if event == "stuck" else 0.0, 0.01)
         standing = watched.tick(None if event in ("silence", "refusal") else answer)
