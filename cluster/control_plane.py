@@ -27,6 +27,7 @@ from cluster.latency.latency_model import LatencyModel
 from cluster.latency.store import FitStore
 from cluster.prefix_index.prefix_feed import PrefixFeed
 from cluster.prefix_index.prefix_index import PrefixIndex
+from cluster.registry.progress_watch import ProgressWatch
 from cluster.registry.workers import WorkerRegistry
 from cluster.requests.generation import ModelCard
 from cluster.requests.request_observers import RequestObserver, RequestObservers
@@ -49,7 +50,8 @@ class ControlPlane:
         offload: as in :class:`AutoscalerLoop`.
 
     Attributes:
-        samples, prefixes: follow workers. Their ``add`` and ``remove`` must be called when workers come and go.
+        step_costs, prefixes: follow workers. Their ``add`` and ``remove`` must be called when workers come and go.
+        watch: the same for workers that are real or have a process of their own, since others cannot hang.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class ControlPlane:
         self.predictions = RequestPredictions(model, self.metrics.prediction_errors, clock)
         self.step_costs = StepCostFeed(registry, model, store)
         index = PrefixIndex(config.engine.block_size, clock, hash_key)
+        self.watch = ProgressWatch(config.liveness, registry.judged, clock)
         self.prefixes = PrefixFeed(index, self.metrics.prefixes)
         chooser = build_profile(config.routing, self.predictions.forecaster, self.metrics.routing.observe_scorer)
         known = index if config.engine.prefix_caching else None
@@ -99,7 +102,9 @@ class ControlPlane:
         observers = request_observers(
             self.metrics, timelines, self.predictions, self.admission, self._traffic, self._clock
         )
-        return Router(model, self.registry, self._config.router, self.admission, observers, self._clock)
+        return Router(
+            model, self.registry, self._config.router, self.admission, observers, self.watch.check, self._clock
+        )
 
 
 def request_observers(

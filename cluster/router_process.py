@@ -32,7 +32,7 @@ from cluster.gateway.http_protocol import server_config
 from cluster.gateway.openai.plan import GatewayLimits
 from cluster.latency.store import FitStore
 from cluster.registry.worker_client import WorkerClient
-from cluster.registry.workers import WorkerInfo, WorkerRegistry
+from cluster.registry.workers import WorkerInfo, WorkerRegistry, WorkerState
 from cluster.requests.generation import ModelCard
 from cluster.telemetry.cluster_metrics import ClusterFigures, PoolFigures
 from cluster.telemetry.metrics import MetricsPage
@@ -74,6 +74,7 @@ class RouterHost:
         self._api_keys = ApiKeys()
         self._scaling: asyncio.Task[None] | None = None
         self._feeding: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._background = BackgroundTasks()
         self._metrics_page = MetricsPage(self._metrics, self._poll_cluster)
         self._timelines = TimelineStore(self._config.router.timelines_kept)
@@ -112,6 +113,7 @@ class RouterHost:
         """Adds a ready worker. The first one describes the model and opens the endpoint."""
         worker = self._registry.add(WorkerInfo.from_dict(info))
         self._plane.prefixes.add(worker)
+        self._plane.watch.add(worker.info.worker_id, worker.client)
         await worker.sync_clock()
         await self._plane.step_costs.add(worker)
         if self._serving is None:
@@ -131,6 +133,7 @@ class RouterHost:
 
     async def remove_worker(self, worker_id: str) -> None:
         self._plane.prefixes.remove(worker_id)
+        self._plane.watch.remove(worker_id)
         await self._registry.remove(worker_id)
         self._plane.step_costs.remove(worker_id)
 
@@ -145,6 +148,8 @@ class RouterHost:
         self._is_stopping = True
         if self._scaling is not None:
             self._scaling.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
         if self._feeding is not None:
             self._feeding.cancel()
             await self._plane.step_costs.save()
@@ -191,6 +196,7 @@ class RouterHost:
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         self._serving.add_done_callback(lambda _: self._stopped.set())
         self._feeding = self._background.spawn(self._plane.step_costs.run())
+        self._watching = self._background.spawn(self._plane.watch.run())
         spare_pauses()
         self._scaling = self._background.spawn(self._plane.autoscaler.run())
 
@@ -242,6 +248,8 @@ class RouterHost:
     def _add_live_figures(self, entry: dict[str, Any], stats: worker_pb2.WorkerStats | None) -> None:
         worker = self._registry.get(entry["id"])
         entry["in_flight"] = worker.in_flight if worker else 0
+        if worker is not None and worker.suspicion and entry["state"] == WorkerState.READY:
+            entry.update(state=str(WorkerState.SUSPECTED), reason=worker.suspicion)
         if stats is not None:
             entry.update(
                 running=stats.num_running,
@@ -257,7 +265,7 @@ class RouterHost:
     async def _poll_cluster(self) -> ClusterFigures:
         workers, answer = await asyncio.gather(self._poll_workers(), self._poll_controller())
         pools, num_router_restarts = answer or ({}, None)
-        return ClusterFigures(workers, pools, num_router_restarts)
+        return ClusterFigures(workers, pools, num_router_restarts, dict(self._registry.num_suspicions))
 
     async def _poll_controller(self) -> tuple[dict[str, PoolFigures], int] | None:
         """The controller's figures; ``None`` if it does not answer, since requests do not depend on it."""

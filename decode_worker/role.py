@@ -10,6 +10,7 @@ import grpc.aio
 
 from baton.core.chunk_budget import SchedulerLimits
 from baton.core.kv_spec import KVEncoding
+from baton.core.steps import StepProgress
 from baton.engine.async_engine import AsyncEngine
 from baton.engine.profile import profile_steps
 from baton.engine.scheduling.ordering import EarliestDeadlineFirst
@@ -66,6 +67,12 @@ class DecodeRole:
 
     async def closed(self) -> None:
         await self._engine.closed.wait()
+
+    def progress(self) -> StepProgress:
+        return self._engine.progress()
+
+    async def probe(self) -> None:
+        await self._engine.probe()
 
     async def fill_stats(self, stats: worker_pb2.WorkerStats) -> None:
         fill_engine_stats(stats, await self._engine.stats())

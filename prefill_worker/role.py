@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 import grpc.aio
 
 from baton.core.chunk_budget import SchedulerLimits
+from baton.core.steps import StepProgress
 from baton.engine.async_engine import AsyncEngine
 from baton.engine.draft.loading import create_draft_state
 from baton.engine.profile import profile_steps
@@ -69,6 +70,12 @@ class PrefillRole:
 
     async def closed(self) -> None:
         await self._engine.closed.wait()
+
+    def progress(self) -> StepProgress:
+        return self._engine.progress()
+
+    async def probe(self) -> None:
+        await self._engine.probe()
 
     async def fill_stats(self, stats: worker_pb2.WorkerStats) -> None:
         fill_engine_stats(stats, await self._engine.stats())

@@ -19,6 +19,8 @@ from baton.rpc.conversions import pack_events
 from baton.rpc.wire import worker_pb2, worker_pb2_grpc
 from cluster.config.config import RouterConfig
 from cluster.latency.latency_model import LatencyModel
+from cluster.registry.liveness_config import LivenessConfig
+from cluster.registry.progress_watch import ProgressWatch
 from cluster.registry.workers import WorkerInfo, WorkerRegistry
 from cluster.requests.generation import GenerationRequest, ModelCard, TokenChunk
 from cluster.requests.request_observers import RequestObserver
@@ -173,7 +175,10 @@ class FakeWorker(worker_pb2_grpc.PrefillServicer, worker_pb2_grpc.DecodeServicer
         self.abandoned: list[str] = []
         self.num_open = 0
         self.num_cancelled = 0
-        self.num_pings = 0
+        self.num_pings = self.num_probes = self.num_steps = 0
+        self.answers = asyncio.Event()
+        """Cleared, pings and probes have no answer."""
+        self.answers.set()
         self.address = ""
         self._server = PeerServer(CREDENTIALS)
         self._dead: asyncio.Task[None] | None = None
@@ -235,7 +240,14 @@ class FakeWorker(worker_pb2_grpc.PrefillServicer, worker_pb2_grpc.DecodeServicer
 
     async def Ping(self, request, context):
         self.num_pings += 1
-        return worker_pb2.PingReply(monotonic_s=self.now())
+        await self.answers.wait()
+        return worker_pb2.PingReply(monotonic_s=self.now(), num_steps=self.num_steps)
+
+    async def Probe(self, request, context):
+        self.num_probes += 1
+        await self.answers.wait()
+        self.num_steps += 1
+        return worker_pb2.ProbeReply()
 
     async def GetStats(self, request, context):
         return worker_pb2.WorkerStats(worker_id=self.worker_id, role=self.pool, kv_blocks_total=7)
@@ -274,20 +286,31 @@ class FakeCluster:
     lost_errors: list[dict[str, object]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.watch = ProgressWatch(LivenessConfig(), self.registry.judged)
         card = ModelCard("fake", 4096, 100_000, 0)
         self.predictions = RequestPredictions(LatencyModel(), self.metrics.prediction_errors)
         chooser = build_profile(self.routing, self.predictions.forecaster, self.metrics.routing.observe_scorer)
         dispatcher = Dispatcher(self.registry, self.predictions, chooser, metrics=self.metrics.routing)
         admission = admission_off(dispatcher, self.registry, self.metrics, self.config.worker_wait_s)
         self.router = make_router(
-            card, self.registry, self.metrics, self.predictions, admission, self.config, self.timelines, self.observers
+            card,
+            self.registry,
+            self.metrics,
+            self.predictions,
+            admission,
+            self.config,
+            self.timelines,
+            self.observers,
+            self.watch.check,
         )
 
     async def add(self, worker_id: str, clock_shift_s: float = 0.0) -> FakeWorker:
         pool = PREFILL if worker_id.startswith("p") else DECODE
         worker = FakeWorker(worker_id, pool, clock_shift_s)
         self.workers[worker_id] = worker
-        await self.registry.add(await worker.start()).sync_clock()
+        added = self.registry.add(await worker.start())
+        await added.sync_clock()
+        self.watch.add(worker_id, added.client)
         return worker
 
     async def add_all(self, worker_ids: Iterable[str]) -> list[FakeWorker]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from baton.explain.timelines import TimelineStore
 from cluster.admission.admission import Admission
@@ -37,6 +37,10 @@ def admission_off(
     )
 
 
+async def no_check(worker_id: str) -> None:
+    """Judges no worker."""
+
+
 def make_router(
     card: ModelCard,
     registry: WorkerRegistry,
@@ -46,8 +50,9 @@ def make_router(
     config: RouterConfig | None = None,
     timelines: TimelineStore | None = None,
     more_observers: Sequence[RequestObserver] = (),
+    check: Callable[[str], Awaitable[None]] = no_check,
 ) -> Router:
     """A router with all observers of requests, as in a control plane."""
     timelines = TimelineStore(100) if timelines is None else timelines
     observers = request_observers(metrics, timelines, predictions, admission, TrafficMeter(), more=more_observers)
-    return Router(card, registry, config or RouterConfig(), admission, observers)
+    return Router(card, registry, config or RouterConfig(), admission, observers, check)

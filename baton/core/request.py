@@ -187,6 +187,8 @@ class Request:
     queue_priority: QueuePriority = NO_PRIORITY
     cache_salt: str = ""
     """Only requests with the same salt share cached prefixes and remembered outputs."""
+    is_probe: bool = False
+    """A health check, from whose steps the engine does not learn: an idle engine is slower than a busy one."""
     tpot_target_s: float = 0.0
     """Target for the mean time per output token, in seconds; 0 means none."""
     arrival_s: float = 0.0

@@ -62,6 +62,24 @@ class StepCosts(NamedTuple):
             + self.per_drafted_token * drafted_tokens
         )
 
+    def step_ms(
+        self,
+        prompt_tokens: float,
+        attention_pairs: float,
+        sequences: float,
+        context_tokens: float,
+        drafted_tokens: float,
+    ) -> float:
+        """Cost of a step with the given counts of :class:`StepSample`."""
+        return (
+            self.fixed
+            + self.per_prompt_token * prompt_tokens
+            + self.per_attention_pair * attention_pairs
+            + self.per_sequence * sequences
+            + self.per_context_token * context_tokens
+            + self.per_drafted_token * drafted_tokens
+        )
+
     def chunk_ms(self, num_tokens: int, start: int) -> float:
         """Cost that a prompt chunk of positions ``[start, start + num_tokens)`` adds to a step."""
         pairs = num_tokens * start + num_tokens * (num_tokens + 1) / 2

@@ -1,4 +1,4 @@
-"""Engine steps as a request records them: when, how long, and the size of the batch. No torch here."""
+"""Engine steps as a request records them, and as a health check sees them. No torch here."""
 
 from __future__ import annotations
 
@@ -58,3 +58,18 @@ def add_share(shares: list[StepShare], step: EngineStep, num_tokens: int) -> Non
     else:
         last, num_before = shares[-1]
         shares[-1] = (last.merged_with(step), num_before + num_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class StepProgress:
+    """How far an engine has come.
+
+    Attributes:
+        num_steps: steps that have ended, failed ones included.
+        step_age_s: time since the running step began; 0 if none is running.
+        expected_step_s: how long the model of step costs expects the running step to take.
+    """
+
+    num_steps: int
+    step_age_s: float = 0.0
+    expected_step_s: float = 0.0

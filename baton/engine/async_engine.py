@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -16,9 +17,11 @@ from baton.core.errors import (
     RequestCancelledError,
     WorkerLostError,
 )
-from baton.core.request import FinishReason, Request, TokenOutput
+from baton.core.request import FinishReason, Request, SamplingParams, TokenOutput
 from baton.core.step_costs import StepCostReport, StepSample
+from baton.core.steps import StepProgress
 from baton.engine.contracts import Proposer, StepObserver, Verifier
+from baton.engine.device.device_errors import check_device
 from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.kv_cache.block_pool import BlockUsage
@@ -123,6 +126,7 @@ class AsyncEngine:
         self._ending = "this worker's engine failed"
         self._num_leaked_blocks = 0
         self._num_generated_tokens = 0
+        self._num_probes = itertools.count(1)
 
     def subscribe(self, observer: StepObserver) -> None:
         """Adds an observer of all steps. Call it before :meth:`start`."""
@@ -200,6 +204,33 @@ class AsyncEngine:
         """Like :meth:`notify_freed`, from the engine's thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.notify_freed)
+
+    def progress(self) -> StepProgress:
+        """How far the steps have come; does not wait for the engine's thread. Any thread may call it."""
+        return self._engine.meter.progress()
+
+    async def probe(self) -> None:
+        """Computes one token, which proves that the thread and the device work.
+
+        An engine with requests is only asked for a small operation on its device: if they wait for KV blocks, so would
+        the token, and if they run, the steps are the proof.
+
+        Raises:
+            BatonError: the engine failed.
+        """
+        if await self.call(self.scheduler.has_work):
+            await self.call(lambda: check_device(self.runner.device))
+            return
+        await generate_all(
+            self,
+            Request(
+                f"probe-{next(self._num_probes)}",
+                prompt_token_ids=[0],
+                params=SamplingParams(max_tokens=1, temperature=0, ignore_eos=True),
+                speculation_method="none",
+                is_probe=True,
+            ),
+        )
 
     async def stats(self) -> EngineStats:
         return await self.call(self._stats)

@@ -9,7 +9,7 @@ from baton.core.errors import InvalidRequestError
 from baton.core.queue_priority import NO_PRIORITY, QueuePriority
 from baton.core.request import FinishReason, Request, SamplingParams, TokenLogprobs, TokenOutput
 from baton.core.request_ids import check_id
-from baton.core.steps import StepShare
+from baton.core.steps import StepProgress, StepShare
 from baton.core.timeline import Event, TransferPart
 from baton.rpc.wire import worker_pb2
 
@@ -159,6 +159,20 @@ def unpack_logprobs(batch: worker_pb2.TokenBatch) -> tuple[TokenLogprobs, ...] |
 
 def unpack_finish_reason(batch: worker_pb2.TokenBatch) -> FinishReason | None:
     return FinishReason(batch.finish_reason) if batch.finish_reason else None
+
+
+def pack_progress(progress: StepProgress, now_s: float) -> worker_pb2.PingReply:
+    """The answer to a ping at ``now_s`` of the worker's monotonic clock."""
+    return worker_pb2.PingReply(
+        monotonic_s=now_s,
+        num_steps=progress.num_steps,
+        step_age_s=progress.step_age_s,
+        expected_step_s=progress.expected_step_s,
+    )
+
+
+def unpack_progress(message: worker_pb2.PingReply) -> StepProgress:
+    return StepProgress(message.num_steps, message.step_age_s, message.expected_step_s)
 
 
 def pack_events(events: Mapping[Event, float]) -> list[worker_pb2.TimedEvent]:

@@ -6,13 +6,14 @@
 # The queue.
 
 QUEUE_TICK_S = 0.5
-"""Seconds. Longest time between two looks at the queue, since suspects and predictions change without an event."""
+"""Seconds. Longest time between two looks at the queue, since predictions change and pauses of workers end without an
+event."""
 SHORTEST_PAUSE_S = 0.002
 """Seconds. Shortest time between two looks at the queue, since tokens and ends come in bursts."""
 DISPATCHES_PER_TURN = 16
 """Requests. Dispatches in one turn of the event loop, so that the tokens of running requests do not wait for longer."""
 WORKER_WAIT_TICK_S = 0.5
-"""Seconds. Longest wait for a change of the workers: suspects become usable without an event."""
+"""Seconds. Longest wait for a change of the workers: their pauses end without an event."""
 LARGEST_CREDIT = 2.0
 """Requests. A class that other classes pass cannot save up more turns than this, so that no burst follows."""
 CREDIT_ROUNDING = 1e-9

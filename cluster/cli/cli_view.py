@@ -14,7 +14,7 @@ from rich.text import Text
 from baton.core.memory_budget import MemoryBudget
 from cluster.cli.cli_slo import queue_sentence, slo_table
 
-_STATE_STYLES = {"ready": "green", "starting": "yellow", "draining": "yellow", "dead": "red"}
+_STATE_STYLES = {"ready": "green", "starting": "yellow", "suspected": "yellow", "draining": "yellow", "dead": "red"}
 _DEVICE = "device"
 """The only column that wraps, because names of GPUs are long."""
 _WIDE = 100

@@ -24,6 +24,7 @@ from cluster.config.security_config import SecurityConfig
 from cluster.config.slo_config import SloConfig
 from cluster.config.worker_config import DecodeConfig, EngineConfig, PoolConfig, PrefillConfig, SpeculationConfig
 from cluster.gateway.api_keys import ApiKeyConfig, ApiKeys
+from cluster.registry.liveness_config import LivenessConfig
 from cluster.routing.routing_config import RoutingConfig
 from cluster.telemetry.telemetry_config import TelemetryConfig
 
@@ -114,6 +115,7 @@ class BatonConfig(Section):
     kv_transfer: KVTransferConfig = KVTransferConfig()
     security: SecurityConfig = SecurityConfig()
     ray: RayConfig = RayConfig()
+    liveness: LivenessConfig = LivenessConfig()
     log: LogConfig = LogConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     slo: SloConfig = SloConfig()

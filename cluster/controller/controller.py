@@ -21,6 +21,9 @@ from cluster.config.config import BatonConfig
 from cluster.controller.pool_member import ChangeOrigin
 from cluster.controller.shared_processes import simulated_processes
 from cluster.controller.worker_pool import WorkerPool
+from cluster.registry.progress_judge import Standing
+from cluster.registry.progress_watch import ProgressWatch
+from cluster.registry.worker_client import WorkerClient
 from cluster.registry.workers import WorkerInfo
 from cluster.telemetry.cluster_metrics import PoolFigures
 
@@ -57,6 +60,9 @@ class Controller:
         self._port = self._config.router.port
         self._kv_fingerprint: str | None = None
         self._infos: dict[str, WorkerInfo] = {}
+        self._watch = ProgressWatch(self._config.liveness, self._judged)
+        self._clients: dict[str, WorkerClient] = {}  # of the watch
+        self._watching: asyncio.Task[None] | None = None
         self._reports: asyncio.Queue[str] = asyncio.Queue()
         self._router_task: asyncio.Task[None] | None = None
         self._num_router_restarts = 0
@@ -69,6 +75,8 @@ class Controller:
         Raises:
             BatonError: a part cannot start; the message says which and why.
         """
+        self._config.security.credentials(self._secret)  # reports wrong certificates before anything starts
+        self._watching = asyncio.create_task(self._watch.run())
         await asyncio.to_thread(resolve_model, self._config.model, self.report)
         for name, pool in self._pools.items():
             pool.scale(self._config.pool(name).workers)
@@ -193,8 +201,9 @@ class Controller:
     async def stop(self) -> None:
         """Stops everything, the router first, so that no request loses its workers."""
         self._stopping = True
-        if self._router_task is not None:
-            self._router_task.cancel()
+        for task in (self._router_task, self._watching):
+            if task is not None:
+                task.cancel()
         router, self._router = self._router, None
         if router is not None:
             try:
@@ -203,6 +212,7 @@ class Controller:
                 logger.info("the router did not stop by itself")
             ray.kill(router, no_restart=True)
         await asyncio.gather(*(pool.stop() for pool in self._pools.values()))
+        await asyncio.gather(*(client.close() for client in self._clients.values()))
 
     async def worker_ready(self, info: WorkerInfo) -> None:
         """Adds a ready worker to the router.
@@ -219,10 +229,20 @@ class Controller:
                 "when the pools run on different devices."
             )
         self._infos[info.worker_id] = info
+        client = WorkerClient(info.address, self._config.security.credentials(self._secret))
+        self._clients[info.worker_id] = client
+        self._watch.add(info.worker_id, client)
         await self._notify_router("add_worker", info.to_dict())
+
+    def _judged(self, worker_id: str, standing: Standing, reason: str) -> None:
+        for pool in self._pools.values():
+            pool.judged(worker_id, standing, reason)
 
     async def worker_gone(self, worker_id: str) -> None:
         self._infos.pop(worker_id, None)
+        self._watch.remove(worker_id)
+        if (client := self._clients.pop(worker_id, None)) is not None:
+            await client.close()
         await self._notify_router("remove_worker", worker_id)
 
     async def drain(self, worker_id: str, timeout_s: float) -> None:

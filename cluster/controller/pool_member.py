@@ -13,10 +13,11 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from baton.core.errors import BatonError, ConfigError
+from baton.core.errors import BatonError, ConfigError, WorkerLostError
 from cluster.config.config import BatonConfig
 from cluster.controller.placement import actor_options
 from cluster.controller.shared_processes import SharedActor, SharedProcesses
+from cluster.registry.progress_judge import Standing
 from cluster.registry.workers import WorkerInfo, WorkerState
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class PoolMember:
         leaving: set this to make the worker leave.
         next_role: the member of the other pool that takes over this worker's process.
         is_drained: whether no request uses the worker any more.
+        hangs: set when the worker is judged as lost although its process may live.
     """
 
     def __init__(self, worker_id: str) -> None:
@@ -53,6 +55,7 @@ class PoolMember:
         self.leaving = asyncio.Event()
         self.next_role: PoolMember | None = None
         self.is_drained = False
+        self.hangs = asyncio.Event()
         self.since_s = time.monotonic()
         self.task: asyncio.Task[None] | None = None
         self._actor: Any = None
@@ -142,14 +145,27 @@ class PoolMember:
         """Waits while the process lives; raises ``RayError`` as soon as it dies."""
         await _result(self._actor.wait.remote())
 
+    def judged(self, standing: Standing, reason: str) -> None:
+        """Takes a judgement of the worker's progress."""
+        self.reason = reason
+        if standing is Standing.LOST:
+            self.hangs.set()
+        elif self.state in (WorkerState.READY, WorkerState.SUSPECTED):
+            self.state = WorkerState.READY if standing is Standing.TRUSTED else WorkerState.SUSPECTED
+
+    async def lost(self) -> None:
+        """Waits until the worker is judged as lost, and raises :class:`WorkerLostError`."""
+        await self.hangs.wait()
+        raise WorkerLostError(self.reason)
+
     async def kill(self) -> None:
-        """Ends the process: gracefully if it is serving, at once if it does not run yet."""
+        """Ends the process: gracefully if it serves and is not suspected, otherwise at once."""
         is_pending = self.is_pending
         actor, self._actor = self._actor, None
         if actor is None:
             return
         try:
-            if self.state in (WorkerState.READY, WorkerState.DRAINING):
+            if self.state in (WorkerState.READY, WorkerState.DRAINING) and not self.hangs.is_set():
                 await asyncio.wait_for(_result(actor.stop.remote()), _STOP_TIMEOUT_S)
         except (BatonError, RayError, TimeoutError):
             logger.info("a worker did not stop by itself", extra={"worker": self.worker_id})

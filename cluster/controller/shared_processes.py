@@ -5,6 +5,7 @@ A pool calls a worker's actor; here it gets a proxy that forwards the calls to t
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import logging
 from typing import Any
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 SIMULATED_PROCESS = "cluster.simulation.host:SimulatedWorkerProcess"
 _MAX_CONCURRENT_CALLS = 4
 """Per worker: ``start``, ``wait`` and ``stop`` overlap."""
+_STOP_TIMEOUT_S = 5.0
+"""A process that does not stop a worker in this time hangs with all of its workers."""
 
 
 class SharedProcesses:
@@ -64,8 +67,12 @@ class SharedProcesses:
             return
         names.discard(worker_id)
         if not names:
-            del self._workers[process]
-            ray.kill(process, no_restart=True)
+            self.end(process)
+
+    def end(self, process: Any) -> None:
+        """Ends a process, with all of its workers."""
+        self._workers.pop(process, None)
+        ray.kill(process, no_restart=True)
 
     def broken(self, process: Any) -> None:
         """Stops assigning workers to a process that has failed."""
@@ -96,7 +103,7 @@ class SharedActor:
         return _Call(getattr(self._process, name), self._worker_id)
 
     async def release(self, *, is_pending: bool) -> None:
-        """Takes the worker out of its process.
+        """Takes the worker out of its process. A process that hangs is ended, but not one whose worker hangs alone.
 
         Args:
             is_pending: whether the process does not run yet. It does not know the worker then, and a call would take as
@@ -104,7 +111,11 @@ class SharedActor:
         """
         try:
             if not is_pending:
-                await self._process.stop.remote(self._worker_id)
+                async with asyncio.timeout(_STOP_TIMEOUT_S):
+                    await self._process.stop.remote(self._worker_id)
+        except TimeoutError:
+            logger.warning("a worker process hangs and is ended", extra={"worker": self._worker_id})
+            self._processes.end(self._process)
         except RayError as error:
             logger.info("a worker process was lost: %s", error, extra={"worker": self._worker_id})
             self._processes.broken(self._process)

@@ -1,6 +1,6 @@
 """One pool of workers: starts workers, replaces dead ones, drains leaving ones.
 
-There is no polling: a call to each worker stays open and fails as soon as its process dies.
+A call to each worker stays open and fails as soon as its process dies; the owner of the pool judges those that hang.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Coroutine
 from statistics import median
 from typing import Any, Protocol
 
@@ -24,11 +23,13 @@ from baton.core.errors import (
     UnsupportedModelError,
     WorkerLostError,
 )
+from baton.process.background import race
 from cluster.autoscaling.observation import PoolCounts
 from cluster.config.config import BatonConfig
 from cluster.controller.placement import Node, explain_pending, fits_somewhere, live_nodes
 from cluster.controller.pool_member import ChangeOrigin, PoolMember
 from cluster.controller.shared_processes import SharedProcesses
+from cluster.registry.progress_judge import Standing
 from cluster.registry.workers import WorkerInfo, WorkerState
 from cluster.telemetry.cluster_metrics import PoolFigures
 
@@ -111,7 +112,7 @@ class WorkerPool:
         self._num_started = 0
         self._starts_s: deque[float] = deque(maxlen=_STARTS_KEPT)
         self._role_changes_s: deque[float] = deque(maxlen=_STARTS_KEPT)
-        self._num_failed = {"starting": 0, "serving": 0}
+        self._num_failed = {"starting": 0, "serving": 0, "hanging": 0}
         self._num_scaled = {"up": 0, "down": 0}
         self._num_role_changes = dict.fromkeys(map(str, ChangeOrigin), 0)
         self._was_complete = False
@@ -163,6 +164,12 @@ class WorkerPool:
         self._notify()
         source._notify()
 
+    def judged(self, worker_id: str, standing: Standing, reason: str) -> None:
+        """Takes a judgement of a worker's progress; a lost one is replaced. Workers of other pools are ignored."""
+        if (member := self._members.get(worker_id)) is not None:
+            member.judged(standing, reason)
+            self._notify()
+
     async def wait_until_ready(self, timeout_s: float) -> None:
         """Waits until all workers are ready.
 
@@ -197,7 +204,11 @@ class WorkerPool:
         now_s = time.monotonic()
         return PoolCounts(
             target=self.target,
-            ready=sum(member.state is WorkerState.READY and not member.leaving.is_set() for member in members),
+            # A suspected worker is soon ready again, or replaced.
+            ready=sum(
+                member.state in (WorkerState.READY, WorkerState.SUSPECTED) and not member.leaving.is_set()
+                for member in members
+            ),
             starting=states[WorkerState.STARTING],
             draining=states[WorkerState.DRAINING],
             pending=len(pending),
@@ -259,12 +270,13 @@ class WorkerPool:
     async def _live(self, member: PoolMember, *, changes_role: bool) -> None:
         """Runs a member from its start to its end."""
         try:
-            await _race(self._bring_up(member, changes_role=changes_role), member.leaving.wait())
-            if member.state is WorkerState.READY:
-                await _race(member.ended(), member.leaving.wait())
+            await race(self._bring_up(member, changes_role=changes_role), member.leaving.wait())
+            if member.info is not None:
+                await race(member.ended(), member.lost(), member.leaving.wait())
                 member.state = WorkerState.DRAINING
                 self._notify()
-                await _race(member.ended(), self._listener.drain(member.worker_id, self._drain_timeout_s))
+                draining = self._listener.drain(member.worker_id, self._drain_timeout_s)
+                await race(member.ended(), member.lost(), draining)
                 member.is_drained = True
         except (BatonError, RayError) as error:
             member.reason = _short_reason(error)
@@ -333,7 +345,8 @@ class WorkerPool:
         self._members.pop(member.worker_id, None)
         member.state = WorkerState.DEAD
         if not member.leaving.is_set():
-            self._num_failed["serving" if was_serving else "starting"] += 1
+            phase = "hanging" if member.hangs.is_set() else "serving" if was_serving else "starting"
+            self._num_failed[phase] += 1
             if was_serving:
                 self._listener.report(f"{member.worker_id} is lost: {member.reason or 'its process ended'}")
             else:
@@ -381,16 +394,3 @@ def _short_reason(error: Exception) -> str:
     if isinstance(error, ActorDiedError) and "creation task" not in str(error):
         return "its process died"
     return (str(error).strip() or type(error).__name__).splitlines()[-1]
-
-
-async def _race(*works: Coroutine[Any, Any, object]) -> None:
-    """Runs coroutines until the first one returns or raises, and cancels the others."""
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done:
-        task.result()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
 from baton.core.errors import (
@@ -55,6 +55,7 @@ class Attempts:
 
     Args:
         background: runs tasks that outlive a request: the end of a hand-off, measurements of clocks.
+        check: asks the worker with this id whether it is there, and judges it before it returns, soon.
         clock: monotonic seconds; a simulation passes virtual time.
     """
 
@@ -62,10 +63,12 @@ class Attempts:
         self,
         observers: RequestObservers,
         background: BackgroundTasks,
+        check: Callable[[str], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._observers = observers
         self._background = background
+        self._check = check
         self._clock = clock
 
     def run(self, record: RequestRecord, placement: Placement) -> AsyncGenerator[TokenChunk]:
@@ -107,8 +110,8 @@ class Attempts:
         except _BLAMED as error:
             # While the outcome of a hand-off is unknown, either end may be lost.
             suspects = (prefill,) if watch.is_broken else (decode, prefill) if watch.is_open else (decode,)
-            await _blame(record, error, *suspects)
-            if isinstance(error, TransferError):
+            await self._blame(record, error, *suspects)
+            if isinstance(error, TransferError) and not prefill.suspicion:
                 record.accused.append(decode)
             raise
         finally:
@@ -128,7 +131,7 @@ class Attempts:
                 async for chunk in chunks:
                     yield chunk
         except _BLAMED as error:
-            await _blame(record, error, decode)
+            await self._blame(record, error, decode)
             raise
 
     async def _decode(
@@ -153,6 +156,15 @@ class Attempts:
                 yield record.take(batch)
         if not record.is_finished:
             raise WorkerLostError(f"{worker.info.worker_id} ended its stream without finishing the request")
+
+    async def _blame(self, record: RequestRecord, error: BatonError, *workers: Worker) -> None:
+        """Makes the next attempt avoid these workers, or only those of them that are suspected, if any is."""
+        if not any(worker.suspicion for worker in workers):
+            await asyncio.gather(*(self._check(worker.info.worker_id) for worker in workers))
+        suspects = [worker for worker in workers if worker.suspicion]
+        record.failed_on.update(worker.info.worker_id for worker in suspects or workers)
+        if isinstance(error, _ACCUSED) and len(workers) == 1 and not suspects:
+            record.accused.extend(workers)
 
     def _take_first(self, record: RequestRecord, batch: worker_pb2.TokenBatch) -> TokenChunk:
         timeline = record.timeline
@@ -206,14 +218,3 @@ async def _judged(
             if record.is_finished:
                 for worker in placement.workers:
                     worker.succeeded()
-
-
-async def _blame(record: RequestRecord, error: BatonError, *workers: Worker) -> None:
-    """Makes the next attempt avoid these workers, and all requests avoid for a moment those that do not answer."""
-    record.failed_on.update(worker.info.worker_id for worker in workers)
-    if isinstance(error, _ACCUSED) and len(workers) == 1:
-        record.accused.extend(workers)
-    answers = await asyncio.gather(*(worker.client.is_alive() for worker in workers))
-    for worker, is_alive in zip(workers, answers, strict=True):
-        if not is_alive:
-            worker.suspect()

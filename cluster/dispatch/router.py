@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -43,6 +43,7 @@ class Router:
 
     Args:
         admission: assigns requests to workers.
+        check: asks the worker with this id whether it is there, and judges it before it returns, soon.
         observers: notified of every event of every request.
         clock: monotonic seconds; a simulation passes virtual time.
     """
@@ -54,6 +55,7 @@ class Router:
         config: RouterConfig,
         admission: Admission[Placement],
         observers: RequestObservers,
+        check: Callable[[str], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = self._card = model
@@ -64,7 +66,7 @@ class Router:
         self._observers = observers
         self._clock = clock
         self._in_flight = 0
-        self._runner = Attempts(observers, BackgroundTasks(), clock)
+        self._runner = Attempts(observers, BackgroundTasks(), check, clock)
         self.num_finished = 0
         self.num_cancelled = 0
         self.num_rejected = 0

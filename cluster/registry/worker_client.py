@@ -12,8 +12,11 @@ import grpc.aio
 
 from baton.core.errors import BatonError, WorkerLostError
 from baton.core.step_log import StepLog
+from baton.core.steps import StepProgress
 from baton.core.timeline import Event, Timeline, TransferPart
+from baton.process.background import BackgroundTasks
 from baton.rpc.channel import create_channel, error_from_rpc
+from baton.rpc.conversions import unpack_progress
 from baton.rpc.credentials import PeerCredentials
 from baton.rpc.wire import worker_pb2, worker_pb2_grpc
 
@@ -24,67 +27,147 @@ _RESYNC_AFTER_S = 60.0
 _RETRY_SYNC_AFTER_S = 2.0
 
 
+class _Connection:
+    """A channel to a worker. Closing it ends every open call with a :class:`WorkerLostError`, and refuses later ones.
+
+    Attributes:
+        metadata: what every call must carry.
+        end: why it was closed; empty while it is open.
+    """
+
+    def __init__(self, address: str, credentials: PeerCredentials) -> None:
+        self.address = address
+        self.metadata = credentials.call_metadata(address)
+        self.end = ""
+        self._channel = create_channel(address, credentials)
+        self.prefill = worker_pb2_grpc.PrefillStub(self._channel)
+        self.decode = worker_pb2_grpc.DecodeStub(self._channel)
+        self.worker = worker_pb2_grpc.WorkerStub(self._channel)
+
+    @contextmanager
+    def typed_errors(self) -> Iterator[None]:
+        """Raises every failure of a call as a ``BatonError``."""
+        if self.end:
+            raise WorkerLostError(self.end)
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            if self.end:
+                raise WorkerLostError(self.end) from error
+            raise error_from_rpc(error, self.address) from error
+        except grpc.aio.UsageError as error:
+            if self.end:
+                raise WorkerLostError(self.end) from error
+            raise
+        except asyncio.CancelledError:
+            # Closing the channel cancels its calls, which looks like a cancellation of the task that waits for one.
+            task = asyncio.current_task()
+            if self.end and (task is None or not task.cancelling()):
+                raise WorkerLostError(self.end) from None
+            raise
+
+    async def close(self) -> None:
+        """Set ``end`` before."""
+        await self._channel.close()
+
+
 class WorkerClient:
     """Calls one worker over gRPC. Every failure is raised as a ``BatonError``."""
 
     def __init__(self, address: str, credentials: PeerCredentials) -> None:
         self.address = address
-        self._metadata = credentials.call_metadata(address)
-        self._channel = create_channel(address, credentials)
-        self._prefill = worker_pb2_grpc.PrefillStub(self._channel)
-        self._decode = worker_pb2_grpc.DecodeStub(self._channel)
-        self._worker = worker_pb2_grpc.WorkerStub(self._channel)
+        self._credentials = credentials
+        self._connection = _Connection(address, credentials)
+        self._suspension = ""
+        self._closing = BackgroundTasks()
         self._clock_offset_s: float | None = None
         self._sync_due_s = float("-inf")
-        self._closed = False
+
+    def suspend(self, reason: str) -> None:
+        """Drops the connection, and refuses calls other than :meth:`ping` and :meth:`probe` until :meth:`resume`.
+
+        Open calls end at once with a :class:`WorkerLostError`, whatever the worker or the network does. Output that
+        the worker sends later has no reader.
+        """
+        dropped, self._connection = self._connection, _Connection(self.address, self._credentials)
+        self._suspension = dropped.end = f"the worker at {self.address} is suspected: {reason}"
+        self._closing.spawn(dropped.close())
+
+    def resume(self) -> None:
+        """Allows calls again."""
+        self._suspension = ""
+
+    @property
+    def is_suspended(self) -> bool:
+        return bool(self._suspension)
 
     def prefill(self, request: worker_pb2.PrefillRequest, timeout_s: float) -> AsyncGenerator[worker_pb2.PrefillEvent]:
         """Computes a prompt on the worker. Closing the iterator cancels the call."""
-        return self._stream(lambda: self._prefill.Prefill(request, timeout=timeout_s, metadata=self._metadata))
+        return self._stream(
+            lambda connection: connection.prefill.Prefill(request, timeout=timeout_s, metadata=connection.metadata)
+        )
 
     def generate(self, request: worker_pb2.GenerateRequest, timeout_s: float) -> AsyncGenerator[worker_pb2.TokenBatch]:
         """Generates tokens on the worker. Closing the iterator cancels the call."""
-        return self._stream(lambda: self._decode.Generate(request, timeout=timeout_s, metadata=self._metadata))
+        return self._stream(
+            lambda connection: connection.decode.Generate(request, timeout=timeout_s, metadata=connection.metadata)
+        )
 
     async def abandon(self, transfer_id: str) -> None:
         """Makes the worker free KV that no request will claim. Errors are ignored, since it expires on the worker."""
         request = worker_pb2.AbandonRequest(transfer_id=transfer_id)
         with suppress(BatonError):
-            await self._call(lambda: self._decode.Abandon(request, timeout=_ABANDON_TIMEOUT_S, metadata=self._metadata))
+            await self._call(
+                lambda connection: connection.decode.Abandon(
+                    request, timeout=_ABANDON_TIMEOUT_S, metadata=connection.metadata
+                )
+            )
 
     def watch_cache(self) -> AsyncGenerator[worker_pb2.CacheEvents]:
         """The content of the worker's prefix cache, and then its changes. Closing the iterator cancels the call."""
         request = worker_pb2.WatchCacheRequest()
-        return self._stream(lambda: self._worker.WatchCache(request, metadata=self._metadata))
+        return self._stream(lambda connection: connection.worker.WatchCache(request, metadata=connection.metadata))
 
-    async def _stream(self, begin: Callable[[], Any]) -> AsyncGenerator[Any]:
-        with self._typed_errors():
-            call = begin()
+    async def _stream(self, begin: Callable[[_Connection], Any]) -> AsyncGenerator[Any]:
+        connection = self._trusted()
+        with connection.typed_errors():
+            call = begin(connection)
             try:
                 while (message := await call.read()) is not grpc.aio.EOF:
                     yield message
             finally:
                 call.cancel()  # no effect on a finished call
 
-    @contextmanager
-    def _typed_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error, self.address) from error
-        except grpc.aio.UsageError as error:
-            if self._closed:
-                raise self._gone() from error
-            raise
-        except asyncio.CancelledError:
-            # Closing the channel cancels its calls, which looks like a cancellation of the task that waits for one.
-            task = asyncio.current_task()
-            if self._closed and (task is None or not task.cancelling()):
-                raise self._gone() from None
-            raise
+    def _trusted(self) -> _Connection:
+        if self._suspension:
+            raise WorkerLostError(self._suspension)
+        return self._connection
 
-    def _gone(self) -> WorkerLostError:
-        return WorkerLostError(f"the worker at {self.address} has left the cluster")
+    async def ping(self, timeout_s: float) -> StepProgress:
+        """How far the worker's steps have come. A suspended worker is asked, too.
+
+        Raises:
+            BatonError: the worker does not answer.
+        """
+        return unpack_progress(await self._ping(self._connection, timeout_s))
+
+    async def probe(self, timeout_s: float) -> None:
+        """Makes the worker compute a token. A suspended worker is asked, too.
+
+        Raises:
+            BatonError: the worker does not.
+        """
+        connection = self._connection
+        with connection.typed_errors():
+            request = worker_pb2.ProbeRequest()
+            await connection.worker.Probe(request, timeout=timeout_s, metadata=connection.metadata)
+
+    async def _ping(self, connection: _Connection, timeout_s: float) -> worker_pb2.PingReply:
+        with connection.typed_errors():
+            reply: worker_pb2.PingReply = await connection.worker.Ping(
+                worker_pb2.PingRequest(), timeout=timeout_s, metadata=connection.metadata
+            )
+            return reply
 
     async def stats(self, timeout_s: float = 2.0) -> worker_pb2.WorkerStats:
         """The worker's statistics.
@@ -94,13 +177,14 @@ class WorkerClient:
         """
         request = worker_pb2.StatsRequest()
         stats: worker_pb2.WorkerStats = await self._call(
-            lambda: self._worker.GetStats(request, timeout=timeout_s, metadata=self._metadata)
+            lambda connection: connection.worker.GetStats(request, timeout=timeout_s, metadata=connection.metadata)
         )
         return stats
 
-    async def _call(self, begin: Callable[[], Awaitable[Any]]) -> Any:
-        with self._typed_errors():
-            return await begin()
+    async def _call(self, begin: Callable[[_Connection], Awaitable[Any]]) -> Any:
+        connection = self._trusted()
+        with connection.typed_errors():
+            return await begin(connection)
 
     @property
     def needs_sync(self) -> bool:
@@ -117,11 +201,7 @@ class WorkerClient:
         try:
             for _ in range(_PINGS):
                 sent_s = time.monotonic()
-                reply = await self._call(
-                    lambda: self._worker.Ping(
-                        worker_pb2.PingRequest(), timeout=_PING_TIMEOUT_S, metadata=self._metadata
-                    )
-                )
+                reply = await self._ping(self._trusted(), _PING_TIMEOUT_S)
                 round_trip_s = time.monotonic() - sent_s
                 if round_trip_s < best_s:
                     best_s, offset_s = round_trip_s, sent_s + round_trip_s / 2 - reply.monotonic_s
@@ -186,14 +266,7 @@ class WorkerClient:
             for part in parts
         ]
 
-    async def is_alive(self) -> bool:
-        try:
-            await self.stats()
-        except BatonError:
-            return False
-        return True
-
     async def close(self) -> None:
-        """Ends every open call. Its reader gets a :class:`WorkerLostError`."""
-        self._closed = True
-        await self._channel.close()
+        """Ends every open call, and refuses later ones. Their readers get a :class:`WorkerLostError`."""
+        self._suspension = self._connection.end = f"the worker at {self.address} has left the cluster"
+        await self._connection.close()

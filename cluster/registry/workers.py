@@ -12,18 +12,21 @@ from typing import Any
 
 from baton.core.errors import BatonError
 from baton.core.memory_budget import MemoryBudget
+from baton.core.roles import POOLS
+from cluster.registry.progress_judge import Standing
 from cluster.registry.worker_client import WorkerClient
 
 logger = logging.getLogger(__name__)
 
-_SUSPECT_S = 2.0
-_LONGEST_SUSPICION_S = 16.0
-_FAILURES_BEFORE_SUSPICION = 3
+_PAUSE_S = 2.0
+_LONGEST_PAUSE_S = 16.0
+_FAILURES_BEFORE_PAUSE = 3
 
 
 class WorkerState(StrEnum):
     STARTING = "starting"
     READY = "ready"
+    SUSPECTED = "suspected"
     DRAINING = "draining"
     DEAD = "dead"
 
@@ -93,7 +96,12 @@ class WorkerInfo:
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """A worker in the router's table."""
+    """A worker in the router's table.
+
+    Attributes:
+        suspicion: why the worker probably hangs or is gone; empty while it is trusted.
+        paused_until_s: it gets no requests until then, because it answers and fails them.
+    """
 
     info: WorkerInfo
     client: WorkerClient
@@ -101,7 +109,8 @@ class Worker:
     in_flight: int = 0
     assigned: int = 0
     last_assigned_s: float = float("-inf")
-    suspect_until_s: float = 0.0
+    suspicion: str = ""
+    paused_until_s: float = 0.0
     failures_in_a_row: int = 0
     clock: Callable[[], float] = time.monotonic
     idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -121,25 +130,21 @@ class Worker:
         if self.in_flight == 0:
             self.idle.set()
 
-    def suspect(self) -> None:
-        """Takes a worker that did not answer out of use for a moment. If it is dead, its pool removes it."""
-        self.suspect_until_s = self.clock() + _SUSPECT_S
-
     def failed(self) -> None:
         """Counts a request that failed here and succeeded on another worker.
 
         A worker that fails at once is always the least loaded one, so it would attract every request. After a few
         failures in a row it gets no requests for a while, and for twice as long after each further one. Failures
-        during that time are requests sent before, and do not count.
+        during that time, or of a suspected worker, are requests sent before, and do not count.
         """
-        if self.clock() < self.suspect_until_s:
+        if self.suspicion or self.clock() < self.paused_until_s:
             return
         self.failures_in_a_row += 1
-        excess = self.failures_in_a_row - _FAILURES_BEFORE_SUSPICION
+        excess = self.failures_in_a_row - _FAILURES_BEFORE_PAUSE
         if excess < 0:
             return
-        pause_s = min(_SUSPECT_S * 2.0 ** min(excess, 8), _LONGEST_SUSPICION_S)
-        self.suspect_until_s = max(self.suspect_until_s, self.clock() + pause_s)
+        pause_s = min(_PAUSE_S * 2.0 ** min(excess, 8), _LONGEST_PAUSE_S)
+        self.paused_until_s = max(self.paused_until_s, self.clock() + pause_s)
         logger.warning(
             "a worker failed %d requests in a row that succeeded elsewhere; it gets none for %g s",
             self.failures_in_a_row,
@@ -161,14 +166,20 @@ class Worker:
     @property
     def is_accepting(self) -> bool:
         """Whether the worker may get new requests."""
-        return not self.draining and self.clock() >= self.suspect_until_s
+        return not self.draining and not self.suspicion and self.clock() >= self.paused_until_s
 
 
 class WorkerRegistry:
     """Workers by id. ``changed`` is replaced and set on every change, so that waiters never miss a change.
 
+    Streams of a suspected worker are cut off, so that they continue elsewhere, as soon as another worker of its pool
+    accepts requests. Otherwise they stay: it may recover, and nothing else can continue them.
+
     Args:
         connect: creates the client of an address.
+
+    Attributes:
+        num_suspicions: how often a worker was suspected, by pool.
     """
 
     def __init__(
@@ -180,6 +191,7 @@ class WorkerRegistry:
         self._clock = clock
         self._workers: dict[str, Worker] = {}
         self._changed = asyncio.Event()
+        self.num_suspicions = dict.fromkeys(POOLS, 0)
 
     @property
     def changed(self) -> asyncio.Event:
@@ -213,6 +225,18 @@ class WorkerRegistry:
             self._notify()
         return worker
 
+    def judged(self, worker_id: str, standing: Standing, reason: str) -> None:
+        """Takes a judgement of a :class:`ProgressWatch`. Unknown workers are ignored."""
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return
+        if standing is Standing.SUSPECTED:
+            self.num_suspicions[worker.info.pool] += 1
+        worker.suspicion = reason
+        if not reason:
+            worker.client.resume()
+        self._notify()
+
     async def remove(self, worker_id: str) -> None:
         worker = self._workers.pop(worker_id, None)
         if worker is not None:
@@ -226,6 +250,12 @@ class WorkerRegistry:
         """Whether a worker of the pool takes requests whose id is not among ``tried``."""
         return any(worker.is_accepting and worker.info.worker_id not in tried for worker in self.pool(pool))
 
+    def _cut_off_suspects(self) -> None:
+        for worker in self._workers.values():
+            if worker.suspicion and not worker.client.is_suspended and self.has_accepting(worker.info.pool):
+                worker.client.suspend(worker.suspicion)
+
     def _notify(self) -> None:
+        self._cut_off_suspects()
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()

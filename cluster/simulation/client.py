@@ -59,9 +59,6 @@ class InProcessClient(WorkerClient):
             for part in parts
         ]
 
-    async def is_alive(self) -> bool:
-        return self._simulated is not None
-
     async def close(self) -> None:
         """Ends every open call. Its reader gets a :class:`WorkerLostError`."""
         worker, self._simulated = self._simulated, None

@@ -19,6 +19,7 @@ from baton.core.chunk_budget import PromptAllowance, SchedulerLimits, prompt_all
 from baton.core.errors import BatonError
 from baton.core.request import FinishReason, Request, RequestStatus
 from baton.core.step_costs import Pace, StepCosts
+from baton.core.steps import StepProgress
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.scheduling.ordering import EarliestDeadlineFirst, OrderingPolicy
 from baton.engine.scheduling.step_cost_model import StepCostModel
@@ -97,6 +98,16 @@ class SimulatedEngine:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
+
+    def progress(self) -> StepProgress:
+        """How far the steps have come. Steps of a leap count as they pass."""
+        leap = self._leap
+        if leap is None:
+            return StepProgress(self.num_steps)
+        now_s = self._loop.time()
+        num_ended = leap.steps_begun(now_s) - 1
+        begun_s, end_s = leap.end_s(num_ended), leap.end_s(num_ended + 1)
+        return StepProgress(self.num_steps + num_ended, max(0.0, now_s - begun_s), end_s - begun_s)
 
     def add(self, sequence: SimulatedSequence) -> None:
         """Queues a request that fits. If its KV was imported, it has its blocks already."""

@@ -114,7 +114,7 @@ class SimulatedWorkerProcess:
     def __init__(self, config: dict[str, Any], name: str, secret: bytes) -> None:
         do_without_torch()
         self._config = BatonConfig.from_dict(config)
-        self._credentials = self._config.security.credentials(secret)
+        self._secret = secret
         self._hosts: dict[str, SimulatedWorkerHost] = {}
         self._model: asyncio.Task[ServedModel] | None = None
         configure_logging(self._config.log, name)
@@ -122,7 +122,8 @@ class SimulatedWorkerProcess:
     async def start(self, worker_id: str, pool: str, bind_host: str | None) -> dict[str, Any]:
         if self._model is None:
             self._model = asyncio.create_task(asyncio.to_thread(ServedModel, self._config.model))
-        host = self._hosts[worker_id] = SimulatedWorkerHost(worker_id, pool, self._config, bind_host, self._credentials)
+        credentials = self._config.security.credentials(self._secret)
+        host = self._hosts[worker_id] = SimulatedWorkerHost(worker_id, pool, self._config, bind_host, credentials)
         return await host.start(await asyncio.shield(self._model))
 
     async def wait(self, worker_id: str) -> None:

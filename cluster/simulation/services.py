@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 from baton.rpc.channel import reporting_errors
+from baton.rpc.conversions import pack_progress
 from baton.rpc.credentials import ClusterSecret
 from baton.rpc.wire import worker_pb2, worker_pb2_grpc
 from cluster.simulation.worker import SimulatedWorker
@@ -57,7 +58,14 @@ class SimulatedServices(
     async def Ping(  # noqa: N802 - named by the schema
         self, request: worker_pb2.PingRequest, context: _Context
     ) -> worker_pb2.PingReply:
-        return worker_pb2.PingReply(monotonic_s=self._loop.time())
+        return pack_progress(self._worker.engine.progress(), self._loop.time())
+
+    async def Probe(  # noqa: N802 - named by the schema
+        self, request: worker_pb2.ProbeRequest, context: _Context
+    ) -> worker_pb2.ProbeReply:
+        async with reporting_errors(context, logger, "probe"):
+            await self._worker.probe()
+        return worker_pb2.ProbeReply()
 
     async def GetStats(  # noqa: N802 - named by the schema
         self, request: worker_pb2.StatsRequest, context: _Context

@@ -20,13 +20,8 @@ class StepWork:
     drafted_tokens: float = 0.0
 
     def ms(self, costs: StepCosts) -> float:
-        return (
-            costs.fixed
-            + costs.per_prompt_token * self.prompt_tokens
-            + costs.per_attention_pair * self.attention_pairs
-            + costs.per_sequence * self.sequences
-            + costs.per_context_token * self.context_tokens
-            + costs.per_drafted_token * self.drafted_tokens
+        return costs.step_ms(
+            self.prompt_tokens, self.attention_pairs, self.sequences, self.context_tokens, self.drafted_tokens
         )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import count
 
 from baton.core.chunk_budget import SchedulerLimits
 from baton.core.errors import BatonError, ContextLengthError, DeadlineError, TransferError
 from baton.core.kv_spec import KVCacheSpec, LayerSpec
-from baton.core.request import FinishReason, Request
+from baton.core.request import FinishReason, Request, SamplingParams
 from baton.core.roles import DECODE
 from baton.core.step_costs import StepCosts, StepSample
 from baton.core.timeline import Event
@@ -18,7 +19,7 @@ from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.scheduling.ordering import EarliestDeadlineFirst, OrderingPolicy
 from baton.kv_transfer.base import KVTransport
 from baton.rpc.cache_messages import watch_messages
-from baton.rpc.conversions import pack_events, pack_parts, unpack_sequence
+from baton.rpc.conversions import pack_events, pack_params, pack_parts, unpack_sequence
 from baton.rpc.step_cost_messages import pack_step_costs
 from baton.rpc.wire import worker_pb2
 from cluster.registry.workers import WorkerInfo
@@ -225,6 +226,16 @@ class SimulatedWorker:
             if timer is not None:
                 timer.cancel()
             self.engine.abort(sequence)
+
+    async def probe(self) -> None:
+        """Implements ``Probe`` of ``proto/worker.proto``."""
+        if self.engine.num_running or self.engine.num_waiting:
+            return  # its steps are the proof
+        params = pack_params(SamplingParams(max_tokens=1, ignore_eos=True))
+        sequence = worker_pb2.Sequence(request_id="probe", prompt_token_ids=[0], params=params)
+        async with aclosing(self.generate(worker_pb2.GenerateRequest(sequence=sequence))) as batches:
+            async for _ in batches:
+                pass
 
     def watch_cache(self) -> AsyncGenerator[worker_pb2.CacheEvents]:
         """Implements ``WatchCache`` of ``proto/worker.proto``."""

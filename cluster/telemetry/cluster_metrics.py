@@ -24,7 +24,7 @@ class PoolFigures:
     Attributes:
         states: number of workers by state.
         scale_events: changes of the target, by direction.
-        failures: workers that ended unexpectedly, by phase (starting or serving).
+        failures: workers that ended unexpectedly, by phase: starting, serving, or hanging until they were replaced.
         role_changes: workers taken over from the other pool, by origin of the request.
     """
 
@@ -43,11 +43,13 @@ class ClusterFigures:
     Attributes:
         workers: statistics by (pool, worker id); ``None`` for a worker that did not answer.
         pools: figures by pool; empty if the controller did not answer.
+        suspicions: how often the router suspected a worker, by pool.
     """
 
     workers: Mapping[tuple[str, str], worker_pb2.WorkerStats | None] = field(default_factory=dict)
     pools: Mapping[str, PoolFigures] = field(default_factory=dict)
     num_router_restarts: int | None = None
+    suspicions: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,7 @@ def _pool_families(figures: ClusterFigures) -> Iterator[Metric]:
     started = CounterMetricFamily("baton_worker_starts", "Workers that became ready.", labels=["pool"])
     failed = CounterMetricFamily(
         "baton_worker_failures",
-        "Workers that ended unexpectedly, by phase: starting or serving.",
+        "Workers that ended unexpectedly, by phase: starting, serving, or hanging until they were replaced.",
         labels=["pool", "phase"],
     )
     moved = CounterMetricFamily(
@@ -176,7 +178,14 @@ def _pool_families(figures: ClusterFigures) -> Iterator[Metric]:
         ):
             for label, value in values.items():
                 family.add_metric([name, label], value)
-    yield from (target, workers, scaled, started, failed, moved)
+    suspected = CounterMetricFamily(
+        "baton_worker_suspicions",
+        "Times that the router suspected a worker because it did not answer or made no progress.",
+        labels=["pool"],
+    )
+    for name, count in figures.suspicions.items():
+        suspected.add_metric([name], count)
+    yield from (target, workers, scaled, started, failed, moved, suspected)
     if figures.num_router_restarts is not None:
         restarts = CounterMetricFamily("baton_router_restarts", "Times that the router died and was replaced.")
         restarts.add_metric([], figures.num_router_restarts)

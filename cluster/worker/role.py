@@ -8,6 +8,7 @@ from typing import Protocol
 
 import grpc.aio
 
+from baton.core.steps import StepProgress
 from baton.engine.async_engine import EngineStats
 from baton.engine.draft.loading import LoadedDraft
 from baton.engine.runner.model_runner import ModelRunner
@@ -80,6 +81,14 @@ class WorkerRole(Protocol):
 
     async def closed(self) -> None:
         """Waits until the engine has ended, by :meth:`stop` or by a fault."""
+        ...
+
+    def progress(self) -> StepProgress:
+        """How far the engine's steps have come. Does not wait for the engine."""
+        ...
+
+    async def probe(self) -> None:
+        """Computes one token. Raises ``BatonError`` if the engine fails."""
         ...
 
     async def fill_stats(self, stats: worker_pb2.WorkerStats) -> None:

@@ -21,6 +21,7 @@ from baton.engine.parallel.followers import Followers
 from baton.engine.runner.model_runner import ModelRunner
 from baton.process.garbage import collect_rarely
 from baton.rpc.channel import PeerServer, message_limit
+from baton.rpc.credentials import PeerCredentials
 from baton.rpc.wire import worker_pb2_grpc
 from cluster.config.config import BatonConfig
 from cluster.config.worker_config import PoolConfig
@@ -40,9 +41,6 @@ class WorkerHost:
         role_path: ``"module:Class"``, implementing :class:`cluster.worker.role.WorkerRole`.
         bind_host: address at which the gRPC server listens and is reached; ``None`` means this node's address.
         secret: the cluster's secret.
-
-    Raises:
-        ConfigError: the configured certificates cannot be used on this node.
     """
 
     def __init__(
@@ -58,7 +56,8 @@ class WorkerHost:
         self._pool = pool
         self._role_path = role_path
         self._config = BatonConfig.from_dict(config)
-        self._credentials = self._config.security.credentials(secret)
+        self._secret = secret
+        self._credentials: PeerCredentials | None = None
         self._bind_host = bind_host or ray.util.get_node_ip_address()
         self._loaded: WorkerModel | None = None
         self._followers: Followers | None = None
@@ -75,8 +74,9 @@ class WorkerHost:
         """Loads the model and begins to serve. Returns a :class:`WorkerInfo` as a dictionary.
 
         Raises:
-            BatonError: the model cannot be loaded or cannot run here.
+            BatonError: the model cannot be loaded or cannot run here, or this node's certificates cannot be used.
         """
+        self._credentials = self._config.security.credentials(self._secret)
         loop = asyncio.get_running_loop()
 
         def report(line: str) -> None:
@@ -110,9 +110,10 @@ class WorkerHost:
         return await self._serve()
 
     async def _serve(self) -> dict[str, Any]:
-        if self._loaded is None:
+        loaded, credentials = self._loaded, self._credentials
+        if loaded is None or credentials is None:
             raise InternalError(f"{self._worker_id} has no model yet")
-        loaded, runner = self._loaded, self._loaded.runner
+        runner = loaded.runner
         context = WorkerContext(
             self._worker_id,
             self._config,
@@ -120,13 +121,11 @@ class WorkerHost:
             runner,
             _max_model_len(self._config, runner),
             self._num_threads,
-            self._credentials,
+            credentials,
             loaded.draft,
         )
         role = _import_role(self._role_path)(context)
-        server = PeerServer(
-            self._credentials, message_limit(context.max_model_len, self._config.kv_transfer.part_bytes)
-        )
+        server = PeerServer(credentials, message_limit(context.max_model_len, self._config.kv_transfer.part_bytes))
         worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(self._worker_id, self._pool, role), server.grpc)
         address = server.bind(self._bind_host)
         await role.start(server.grpc, self._bind_host)
@@ -198,7 +197,7 @@ class WorkerHost:
             worker_id=self._worker_id,
             pool=self._pool,
             address=address,
-            peer_proof=self._credentials.secret.peer_proof(address),
+            peer_proof=context.credentials.secret.peer_proof(address),
             node=os.uname().nodename,
             pid=os.getpid(),
             device=_device_name(runner.device),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -9,8 +10,12 @@ from typing import Any
 
 import grpc.aio
 
+from baton.rpc.channel import reporting_errors
+from baton.rpc.conversions import pack_progress
 from baton.rpc.wire import worker_pb2, worker_pb2_grpc
 from cluster.worker.role import WorkerRole
+
+logger = logging.getLogger(__name__)
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
@@ -25,7 +30,14 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def Ping(  # noqa: N802 - named by the schema
         self, request: worker_pb2.PingRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> worker_pb2.PingReply:
-        return worker_pb2.PingReply(monotonic_s=time.monotonic())
+        return pack_progress(self._role.progress(), time.monotonic())
+
+    async def Probe(  # noqa: N802 - named by the schema
+        self, request: worker_pb2.ProbeRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> worker_pb2.ProbeReply:
+        async with reporting_errors(context, logger, "probe"):
+            await self._role.probe()
+        return worker_pb2.ProbeReply()
 
     async def GetStats(  # noqa: N802 - named by the schema
         self, request: worker_pb2.StatsRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -1,10 +1,11 @@
-"""Processes that are killed while a real cluster serves: what clients have of it is a pause."""
+"""Processes that are killed or stopped while a real cluster serves: what clients have of it is a pause."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ import httpx
 import psutil
 import pytest
 
+from baton.core.roles import POOLS
 from tests.e2e.conftest import MODEL, SMALL_CHUNKS, RunningCluster
 
 # float32 has wide margins between tokens: recomputing a sequence adds its numbers up in another order.
@@ -177,3 +179,98 @@ def _listener(endpoint: str) -> int:
     pid = _listener_or_none(endpoint)
     assert pid is not None
     return pid
+
+
+@pytest.fixture(scope="module")
+def two_of_each(cluster: RunningCluster) -> Iterator[RunningCluster]:
+    """The cluster with two workers in each pool, for the last tests of this module."""
+    scale(cluster, 2)
+    yield cluster
+    scale(cluster, 1)
+
+
+def scale(cluster: RunningCluster, num_workers: int) -> None:
+    cluster.post("/admin/scale", dict.fromkeys(POOLS, num_workers))
+    wait_for(lambda: states(cluster) == ["ready"] * 2 * num_workers, f"scaling to {num_workers}")
+
+
+def states(cluster: RunningCluster) -> list[str]:
+    return [worker["state"] for worker in cluster.workers()]
+
+
+def freeze_busiest(cluster: RunningCluster, pool: str) -> Line:
+    worker = max(cluster.workers(pool), key=lambda worker: worker["in_flight"])
+    os.kill(worker["pid"], signal.SIGSTOP)
+    return worker
+
+
+def serve(cluster: RunningCluster, prompts: list[Any], disturb: Callable[[], None] = lambda: None) -> list[list[int]]:
+    """The tokens of simultaneous streams, greedy and sampled, which are disturbed when all have begun."""
+    requests = [(prompt, parameters) for prompt in prompts for parameters in (GREEDY, SAMPLED)]
+    begun = threading.Barrier(len(requests) + 1)
+
+    def run(prompt: Any, parameters: Line) -> list[int]:
+        found: list[int] = []
+        for new in stream(cluster, prompt, parameters, NUM_TOKENS):
+            if len(found) < NUM_TOKENS // 8 <= len(found) + len(new):
+                begun.wait(RECOVERY_S)
+            found.extend(new)
+        return found
+
+    with ThreadPoolExecutor(len(requests)) as threads:
+        streams = [threads.submit(run, *request) for request in requests]
+        begun.wait(RECOVERY_S)
+        disturb()
+        return [each.result() for each in streams]
+
+
+def test_streams_continue_while_workers_are_frozen_for_ever(two_of_each):
+    cluster = two_of_each
+    prompts = [PROMPT, PROMPT[::-1]]
+    undisturbed = serve(cluster, prompts)
+    retries = num_retries(cluster)
+    frozen: list[Line] = []
+
+    def freeze() -> None:
+        frozen.extend(freeze_busiest(cluster, pool) for pool in POOLS)
+
+    long_prompt = [*LONG_PROMPT[300:], *LONG_PROMPT[:300]]
+    with ThreadPoolExecutor() as threads:
+        disturbed = threads.submit(serve, cluster, prompts, freeze)
+        wait_for(lambda: len(frozen) == 2, "freezing")
+        long = [threads.submit(tokens, cluster, [count, *long_prompt], GREEDY, 12) for count in range(4)]
+        wait_for(lambda: "suspected" in states(cluster), "a suspicion")
+        assert disturbed.result() == undisturbed
+        long_disturbed = [each.result() for each in long]
+
+    assert num_retries(cluster) > retries
+    gone = {worker["id"] for worker in frozen}
+    wait_for(
+        lambda: states(cluster) == ["ready"] * 4 and gone.isdisjoint(worker["id"] for worker in cluster.workers()),
+        "the replacement",
+    )
+    known = [worker for pool in cluster.get("/admin/status")["pools"].values() for worker in pool["workers"]]
+    assert all("it has not answered for" in worker["reason"] for worker in known if worker["id"] in gone)
+    wait_for(lambda: not any(psutil.pid_exists(worker["pid"]) for worker in frozen), "the end of their processes")
+    assert [tokens(cluster, [count, *long_prompt], GREEDY, 12) for count in range(4)] == long_disturbed
+    assert cluster.metric("baton_worker_suspicions_total") >= 2
+    cluster.assert_nothing_leaked()
+
+
+def test_workers_that_were_frozen_for_a_while_are_used_again(two_of_each):
+    cluster = two_of_each
+    undisturbed = serve(cluster, [PROMPT])
+    before, retries = [worker["id"] for worker in cluster.workers()], num_retries(cluster)
+
+    def freeze_for_5_s() -> None:
+        frozen = [freeze_busiest(cluster, pool) for pool in POOLS]
+        time.sleep(5)
+        for worker in frozen:
+            os.kill(worker["pid"], signal.SIGCONT)
+
+    assert serve(cluster, [PROMPT], freeze_for_5_s) == undisturbed
+    assert num_retries(cluster) > retries
+    wait_for(lambda: states(cluster) == ["ready"] * 4, "the recovery")
+    assert [worker["id"] for worker in cluster.workers()] == before
+    assert serve(cluster, [PROMPT]) == undisturbed
+    cluster.assert_nothing_leaked()

@@ -138,7 +138,7 @@ async def test_a_recovered_worker_gets_requests_again(cluster):
     while broken.scripts:
         assert await cluster.run() == expected_tokens(6)
     assert not known.is_accepting
-    known.suspect_until_s = 0.0
+    known.paused_until_s = 0.0
     await asyncio.gather(*(cluster.run(cluster.request(f"r{index}")) for index in range(4)))
     assert known.failures_in_a_row == 0
     assert known.is_accepting

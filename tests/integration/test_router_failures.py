@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from unittest.mock import AsyncMock
 
 import pytest
 
@@ -21,6 +20,7 @@ from baton.core.errors import (
 )
 from baton.explain.critical_path import Stage, critical_path
 from baton.rpc.wire import worker_pb2
+from cluster.registry.progress_judge import Standing
 from tests.fake_workers import (
     TIMEOUT_S,
     FakeCluster,
@@ -92,8 +92,13 @@ class TestPrefillFailures:
         """The decode worker receives nothing more, and the router does not know why."""
         prefill, decode, _ = await cluster.add_all(["p1", "d1", "d2"])
         prefill.scripts = [prefill_then(endless)]
-        decode.scripts = [failing(TransferError("the transfer brought nothing new for 10 s"))]
-        cluster.registry.get(silent).client.is_alive = AsyncMock(return_value=False)
+
+        async def wait_in_vain(worker, request):
+            cluster.registry.judged(silent, Standing.SUSPECTED, "it has not answered for 3 s")
+            raise TransferError("the transfer brought nothing new for 10 s")
+            yield
+
+        decode.scripts = [wait_in_vain]
         assert await cluster.run() == expected_tokens(6)
         suspects = [worker.info.worker_id for worker in cluster.registry.workers if not worker.is_accepting]
         assert suspects == [silent]

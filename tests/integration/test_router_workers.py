@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from math import inf
 
 import pytest
 
@@ -16,6 +15,7 @@ from baton.core.errors import (
 )
 from baton.core.request import FinishReason
 from baton.rpc.wire import worker_pb2
+from cluster.registry.progress_judge import Standing
 from tests.fake_workers import (
     BYTES_MOVED,
     CACHED_TOKENS,
@@ -191,8 +191,7 @@ class TestWorkersThatComeAndGo:
         cluster.registry.drain("p1")
         suspect = cluster.registry.get("p2")
         assert suspect is not None
-        suspect.suspect()
-        suspect.suspect_until_s = inf
+        cluster.registry.judged("p2", Standing.SUSPECTED, "it has not answered for 3 s")
         for index in range(3):
             await cluster.run(cluster.request(f"r{index}"))
         assert [len(worker.requests) for worker in workers[:3]] == [0, 0, 3]

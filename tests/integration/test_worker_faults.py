@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from baton.core.errors import BatonError, InternalError
+from baton.core.steps import StepProgress
 from tests.engine_runs import greedy
 from tests.integration.worker_pair import Runners, WorkerPair, pair_config, worker_pair
 from tests.tiny_models import random_prompts, tiny_model
@@ -63,3 +64,20 @@ async def test_faults_are_logged_on_the_worker_and_travel_without_their_text(
             assert str(record.exc_info[1]) == SECRET
         await pair.settle()
         assert len((await pair.generate(PROMPT, greedy(8))).token_ids) == 8
+
+
+async def test_both_roles_report_their_progress_and_compute_a_token_when_they_are_probed(runners: Runners) -> None:
+    async with worker_pair(runners) as pair:
+        for worker in (pair.prefill, pair.decode):
+            assert await worker.client.ping(10.0) == StepProgress(0)
+            await worker.client.probe(10.0)
+            assert await worker.client.ping(10.0) == StepProgress(1)
+
+
+async def test_a_probe_fails_with_the_engine(
+    runners: Runners, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with worker_pair(runners) as pair:
+        monkeypatch.setattr(pair.decode.engine.runner, "forward", fail)
+        with pytest.raises(InternalError, match="the engine failed while it computed this request"):
+            await pair.decode.client.probe(10.0)

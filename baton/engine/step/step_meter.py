@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from baton.core.drafts import ScheduledSequence
 from baton.core.step_costs import StepSample
-from baton.core.steps import EngineStep, add_share
+from baton.core.steps import EngineStep, StepProgress, add_share
 from baton.engine.contracts import StepObserver, VerifyResult
 from baton.engine.scheduling.step_cost_model import StepCostModel
 from baton.engine.step.step import Step
@@ -29,7 +29,9 @@ def count_work(plan: Sequence[ScheduledSequence]) -> StepSample:
 
 
 class StepMeter:
-    """Measures the engine's steps: begin → booking → end; or failed. Use only in the engine's thread.
+    """Measures the engine's steps: begin → booking → end; or failed.
+
+    Use only in the engine's thread, except :meth:`progress`.
 
     Args:
         observers: their ``measured`` gets every sample, and so does that of ``costs``.
@@ -42,6 +44,19 @@ class StepMeter:
         self._num_steps = 0
         self._due_s = self._ended_s = 0.0
         self._work = count_work(())
+        self._running: tuple[Step, float] | None = None
+
+    def progress(self) -> StepProgress:
+        """How far the engine has come. Any thread may call it; without a lock, since an estimate is enough."""
+        num_steps, running = self._num_steps, self._running
+        if running is None:
+            return StepProgress(num_steps)
+        step, begun_s = running
+        work = count_work(list(step.plan))
+        expected_ms = self._costs.pace().costs.step_ms(
+            work.prompt_tokens, work.attention_pairs, work.sequences, work.context_tokens, work.drafted_tokens
+        )
+        return StepProgress(num_steps, max(0.0, time.monotonic() - begun_s), expected_ms / 1e3)
 
     def begin(self, step: Step, *, follows_step: bool) -> None:
         """Starts the measurement of a step.
@@ -50,6 +65,7 @@ class StepMeter:
             follows_step: the engine did not sleep since the last step, so the time between them counts for this one.
         """
         self._due_s = self._ended_s if follows_step else step.started_s
+        self._running = (step, self._due_s)
 
     def booking(self, plan: Sequence[ScheduledSequence]) -> None:
         """Counts the step's work. Call just before the scheduler advances the plan's requests."""
@@ -62,16 +78,21 @@ class StepMeter:
             num_tokens: rows of the forward.
             results: by request id.
         """
-        self._ended_s = time.monotonic()
-        self._num_steps += 1
+        self._ended()
         self._add_to_timelines(step, num_tokens)
         num_accepted = sum(len(result.accepted) for result in results.values())
         ms, draft_ms = (self._ended_s - self._due_s) * 1e3, (step.proposed_s - step.scheduled_s) * 1e3
-        self._observe(self._work._replace(ms=ms, accepted_tokens=num_accepted, draft_ms=draft_ms))
+        if not all(sequence.request.is_probe for sequence in step.plan):
+            self._observe(self._work._replace(ms=ms, accepted_tokens=num_accepted, draft_ms=draft_ms))
 
     def failed(self) -> None:
         """Ends a failed step, from which nothing learns. Call instead of :meth:`end`."""
+        self._ended()
+
+    def _ended(self) -> None:
         self._ended_s = time.monotonic()
+        self._num_steps += 1
+        self._running = None
 
     def hold(self) -> None:
         """Keeps the samples of later steps for :meth:`take` instead of reporting them."""

@@ -234,10 +234,24 @@ class PingRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class PingReply(_message.Message):
-    __slots__ = ("monotonic_s",)
+    __slots__ = ("monotonic_s", "num_steps", "step_age_s", "expected_step_s")
     MONOTONIC_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEP_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_STEP_S_FIELD_NUMBER: _ClassVar[int]
     monotonic_s: float
-    def __init__(self, monotonic_s: _Optional[float] = ...) -> None: ...
+    num_steps: int
+    step_age_s: float
+    expected_step_s: float
+    def __init__(self, monotonic_s: _Optional[float] = ..., num_steps: _Optional[int] = ..., step_age_s: _Optional[float] = ..., expected_step_s: _Optional[float] = ...) -> None: ...
+
+class ProbeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ProbeReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class WatchCacheRequest(_message.Message):
     __slots__ = ()

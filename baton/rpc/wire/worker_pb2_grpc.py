@@ -230,6 +230,11 @@ class WorkerStub:
                 request_serializer=baton_dot_rpc_dot_wire_dot_worker__pb2.PingRequest.SerializeToString,
                 response_deserializer=baton_dot_rpc_dot_wire_dot_worker__pb2.PingReply.FromString,
                 _registered_method=True)
+        self.Probe = channel.unary_unary(
+                '/baton.v1.Worker/Probe',
+                request_serializer=baton_dot_rpc_dot_wire_dot_worker__pb2.ProbeRequest.SerializeToString,
+                response_deserializer=baton_dot_rpc_dot_wire_dot_worker__pb2.ProbeReply.FromString,
+                _registered_method=True)
         self.GetStats = channel.unary_unary(
                 '/baton.v1.Worker/GetStats',
                 request_serializer=baton_dot_rpc_dot_wire_dot_worker__pb2.StatsRequest.SerializeToString,
@@ -246,7 +251,15 @@ class WorkerServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Ping(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Answers at once, from outside of the engine's thread.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Probe(self, request, context):
+        """Makes an idle engine compute one token, which proves that its thread and its device work.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -271,6 +284,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Ping,
                     request_deserializer=baton_dot_rpc_dot_wire_dot_worker__pb2.PingRequest.FromString,
                     response_serializer=baton_dot_rpc_dot_wire_dot_worker__pb2.PingReply.SerializeToString,
+            ),
+            'Probe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Probe,
+                    request_deserializer=baton_dot_rpc_dot_wire_dot_worker__pb2.ProbeRequest.FromString,
+                    response_serializer=baton_dot_rpc_dot_wire_dot_worker__pb2.ProbeReply.SerializeToString,
             ),
             'GetStats': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStats,
@@ -310,6 +328,33 @@ class Worker:
             '/baton.v1.Worker/Ping',
             baton_dot_rpc_dot_wire_dot_worker__pb2.PingRequest.SerializeToString,
             baton_dot_rpc_dot_wire_dot_worker__pb2.PingReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Probe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Worker/Probe',
+            baton_dot_rpc_dot_wire_dot_worker__pb2.ProbeRequest.SerializeToString,
+            baton_dot_rpc_dot_wire_dot_worker__pb2.ProbeReply.FromString,
             options,
             channel_credentials,
             insecure,

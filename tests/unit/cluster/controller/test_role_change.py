@@ -70,7 +70,7 @@ class TestPools:
         assert listener.ready["decode-2"].pool == DECODE
         assert (ids_in(prefill, "ready"), ids_in(decode, "ready")) == (["prefill-1"], ["decode-1", "decode-2"])
         assert decode.counts().role_change_s is not None
-        assert decode.figures().failures == {"starting": 0, "serving": 0}
+        assert decode.figures().failures == {"starting": 0, "serving": 0, "hanging": 0}
 
         prefill.change_role_from(decode, ChangeOrigin.AUTOSCALER)  # and back, with a name of its own
         await prefill.wait_until_ready(READY_S)

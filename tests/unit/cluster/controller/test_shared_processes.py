@@ -12,6 +12,7 @@ from cluster.config.config import BatonConfig
 from cluster.controller.pool_member import PoolMember
 from cluster.controller.shared_processes import SharedProcesses
 from cluster.controller.worker_pool import WorkerPool
+from cluster.registry.progress_judge import Standing
 from tests.credentials import SECRET
 from tests.fake_hosts import PROCESS, FakeHost
 from tests.pool_listener import READY_S, ids_in
@@ -76,6 +77,25 @@ async def test_a_pool_can_stop_while_processes_are_starting(pool):
     async with asyncio.timeout(CANCELLED_S):
         await pool.stop()
     assert pool.status()["workers"] == []
+
+
+class NeverStoppingProcess(FirstProcess):
+    async def stop(self, worker_id: str) -> None:
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(("actor_class", "dead"), [(FirstProcess, 1), (NeverStoppingProcess, 2)])
+async def test_neighbours_of_a_worker_that_hangs_live_unless_the_process_hangs(
+    listener, a_ray, monkeypatch, actor_class, dead
+):
+    monkeypatch.setattr("cluster.controller.shared_processes._STOP_TIMEOUT_S", 0.5)
+    made = WorkerPool("decode", BatonConfig(), listener, FakeHost, "127.0.0.1", processes_of(actor_class))
+    made.scale(2)
+    await made.wait_until_ready(READY_S)
+    made.judged("decode-1", Standing.LOST, "a step has run for 13.0 s")
+    await until(lambda: len(ids_in(made, "dead")) == dead)
+    assert listener.gone == ["decode-1", "decode-2"][:dead]
+    await made.stop()
 
 
 async def test_a_process_that_failed_to_start_gets_no_more_workers(a_ray):

@@ -12,6 +12,7 @@ from baton.core.errors import ConfigError, DeadlineError, InternalError, LayoutM
 from cluster.config.config import BatonConfig
 from cluster.controller import worker_pool
 from cluster.controller.worker_pool import WorkerPool, _short_reason
+from cluster.registry.progress_judge import Standing
 from tests.credentials import SECRET
 from tests.fake_hosts import (
     CrashingHost,
@@ -80,7 +81,7 @@ async def test_scaling_up_and_down_is_counted(make_pool, listener, a_ray):
     listener.may_drain.set()
     pool.scale(1)
     assert pool.figures().scale_events == {"up": 0, "down": 0}  # its first size is no change
-    assert pool.figures().states == {"starting": 1, "ready": 0, "draining": 0}
+    assert pool.figures().states == {"starting": 1, "ready": 0, "suspected": 0, "draining": 0}
     await pool.wait_until_ready(READY_S)
     pool.scale(3)
     pool.scale(3)
@@ -91,15 +92,15 @@ async def test_scaling_up_and_down_is_counted(make_pool, listener, a_ray):
     assert sorted(listener.drained) == sorted(listener.gone)
     assert "decode-1" in listener.ready  # the oldest stays
     assert ids_in(pool, "dead") == []  # leaving is no death
-    assert pool.figures().failures == {"starting": 0, "serving": 0}  # who was asked to leave is none
+    assert pool.figures().failures == {"starting": 0, "serving": 0, "hanging": 0}  # who was asked to leave is none
 
     a_ray.kill_process(listener.ready["decode-1"].pid)
     await until(lambda: "decode-4" in listener.ready and pool.num_ready == 1)
     figures = pool.figures()
     assert (figures.target, figures.num_started) == (1, 4)
     assert figures.scale_events == {"up": 1, "down": 1}
-    assert figures.failures == {"starting": 0, "serving": 1}
-    assert figures.states == {"starting": 0, "ready": 1, "draining": 0}
+    assert figures.failures == {"starting": 0, "serving": 1, "hanging": 0}
+    assert figures.states == {"starting": 0, "ready": 1, "suspected": 0, "draining": 0}
 
 
 async def test_a_leaving_worker_lives_until_it_is_drained(make_pool, listener, a_ray):
@@ -135,6 +136,60 @@ async def test_a_worker_with_a_failed_engine_is_replaced_by_another_process(make
     [dead] = [worker for worker in pool.status()["workers"] if worker["state"] == "dead"]
     assert dead["pid"] != listener.ready["decode-2"].pid
     await until(lambda: not a_ray.runs(dead["pid"]))
+
+
+class NeverStoppingHost(FakeHost):
+    """Does not answer when it is asked to stop, as if its process were stopped."""
+
+    async def stop(self) -> None:
+        raise AssertionError("a worker that hangs must not be asked to stop")
+
+
+SILENCE = "it has not answered for 3.0 s"
+
+
+async def test_a_suspected_worker_is_shown_with_the_reason_until_it_recovers(make_pool, listener, a_ray):
+    pool = make_pool()
+    pool.scale(1)
+    await pool.wait_until_ready(READY_S)
+    pool.judged("decode-1", Standing.SUSPECTED, SILENCE)
+    [worker] = pool.status()["workers"]
+    assert (worker["state"], worker["reason"]) == ("suspected", SILENCE)
+    assert (pool.num_ready, pool.figures().states["suspected"]) == (0, 1)
+    pool.judged("decode-1", Standing.TRUSTED, "")
+    [worker] = pool.status()["workers"]
+    assert (worker["state"], worker["reason"]) == ("ready", "")
+    pool.judged("decode-9", Standing.SUSPECTED, "it left meanwhile")
+
+
+async def test_a_lost_worker_is_replaced_without_waiting_for_it(make_pool, listener, a_ray):
+    pool = make_pool(NeverStoppingHost)
+    pool.scale(1)
+    await pool.wait_until_ready(READY_S)
+    frozen = listener.ready["decode-1"]
+    for standing in (Standing.SUSPECTED, Standing.LOST):
+        pool.judged("decode-1", standing, SILENCE)
+    await until(lambda: "decode-2" in listener.ready)
+    assert listener.gone == ["decode-1"]
+    assert not a_ray.runs(frozen.pid)
+    assert f"decode-1 is lost: {SILENCE}" in listener.reports
+    assert pool.figures().failures == {"starting": 0, "serving": 0, "hanging": 1}
+    pool.judged("decode-2", Standing.LOST, SILENCE)
+    await until(lambda: "decode-3" in listener.ready)
+    pool.judged("decode-3", Standing.LOST, SILENCE)
+
+
+async def test_a_draining_worker_that_hangs_is_not_waited_for(make_pool, listener, a_ray):
+    pool = make_pool(NeverStoppingHost)
+    pool.scale(2)
+    await pool.wait_until_ready(READY_S)
+    pool.scale(1)
+    await until(lambda: ids_in(pool, "draining") == ["decode-2"])
+    for standing in (Standing.SUSPECTED, Standing.LOST):
+        pool.judged("decode-2", standing, SILENCE)
+    await until(lambda: listener.gone == ["decode-2"])
+    assert ids_in(pool, "ready") == ["decode-1"]
+    pool.judged("decode-1", Standing.LOST, SILENCE)
 
 
 async def test_a_draining_worker_that_dies_is_not_replaced(make_pool, listener, a_ray):
@@ -250,7 +305,7 @@ async def test_repeated_failures_at_start_end_the_wait_with_the_reason(make_pool
     with pytest.raises(WorkerLostError, match=f"decode workers keep dying at start: .*{reason}"):
         await pool.wait_until_ready(READY_S)
     assert listener.gone == ["decode-1", "decode-2", "decode-3"]
-    assert pool.figures().failures == {"starting": 3, "serving": 0}
+    assert pool.figures().failures == {"starting": 3, "serving": 0, "hanging": 0}
     assert pool.figures().num_started == 0
 
 

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from baton.core.roles import DECODE, PREFILL
+from cluster.registry.progress_judge import Standing
 from cluster.registry.workers import WorkerInfo, WorkerRegistry
 from tests.credentials import connect
 from tests.worker_infos import make_info
@@ -55,23 +56,40 @@ async def test_a_draining_worker_accepts_nothing(registry):
     assert not worker.is_accepting
 
 
-async def test_a_suspect_is_trusted_again_after_a_while(registry):
+async def test_a_suspect_accepts_nothing_until_it_is_trusted_again(registry):
     worker = registry.add(make_info("p1", PREFILL))
-    worker.suspect()
-    assert not worker.is_accepting
-    worker.suspect_until_s = 0.0
+    for standing in (Standing.SUSPECTED, Standing.LOST):
+        registry.judged("p1", standing, "it has not answered for 3 s")
+        assert not worker.is_accepting
+        worker.failed()  # a request that was sent before
+    registry.judged("p1", Standing.TRUSTED, "")
     assert worker.is_accepting
+    assert worker.failures_in_a_row == 0
+    assert registry.num_suspicions == {PREFILL: 1, DECODE: 0}
+    registry.judged("nobody", Standing.SUSPECTED, "it left meanwhile")
 
 
-async def test_repeated_failures_lengthen_the_suspicion():
+async def test_suspects_are_cut_off_once_another_worker_of_the_pool_accepts_requests(registry):
+    first, other = registry.add(make_info("d1", DECODE)), registry.add(make_info("p1", PREFILL))
+    registry.judged("d1", Standing.SUSPECTED, "it has not answered for 3 s")
+    assert not first.client.is_suspended
+    second = registry.add(make_info("d2", DECODE))
+    assert first.client.is_suspended
+    registry.judged("d2", Standing.SUSPECTED, "it has not answered for 3 s")
+    assert not second.client.is_suspended
+    registry.judged("d1", Standing.TRUSTED, "")
+    assert [worker.client.is_suspended for worker in (first, second, other)] == [False, True, False]
+
+
+async def test_repeated_failures_lengthen_the_pause():
     now_s = 0.0
     registry = WorkerRegistry(connect, clock=lambda: now_s)
     worker = registry.add(make_info("p1", PREFILL))
     pauses = []
     for _ in range(8):
         worker.failed()
-        pauses.append(max(0.0, worker.suspect_until_s - now_s))
-        now_s = max(now_s, worker.suspect_until_s)
+        pauses.append(max(0.0, worker.paused_until_s - now_s))
+        now_s = max(now_s, worker.paused_until_s)
         assert worker.is_accepting
     assert pauses == [0, 0, 2, 4, 8, 16, 16, 16]
     worker.succeeded()

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import aclosing
 
 import pytest
 
 from baton.core.errors import ChecksumError, DeadlineError, WorkerLostError
 from baton.core.roles import DECODE, PREFILL
+from baton.core.steps import StepProgress
 from baton.core.timeline import Event, Timeline
 from baton.rpc.wire import worker_pb2
 from cluster.registry.worker_client import WorkerClient
 from tests.credentials import connect
 from tests.fake_workers import FakeWorker, decode_some, endless, expected_tokens, failing, hang
+from tests.waiting import until
 
 TIMEOUT_S = 10.0
 
@@ -57,7 +60,8 @@ async def test_an_unreachable_worker_is_lost():
     client = connect("127.0.0.1:1")
     with pytest.raises(WorkerLostError):
         await read(client)
-    assert not await client.is_alive()
+    with pytest.raises(WorkerLostError):
+        await client.ping(TIMEOUT_S)
     await client.close()
 
 
@@ -89,7 +93,45 @@ async def test_closing_the_connection_is_a_lost_worker_and_not_a_cancellation(cl
         await read(client)
     with pytest.raises(WorkerLostError, match="has left the cluster"):
         await client.stats()
-    assert not await client.is_alive()
+    with pytest.raises(WorkerLostError, match="has left the cluster"):
+        await client.ping(TIMEOUT_S)
+
+
+async def test_suspending_ends_open_calls_and_refuses_others_until_the_worker_is_trusted_again(client, worker):
+    worker.scripts = [hang] * 3
+    reading = [asyncio.create_task(read(client)) for _ in range(3)]
+    await until(lambda: worker.num_open == 3)
+    client.suspend("it has not answered for 3 s")
+    for task in reading:
+        with pytest.raises(WorkerLostError, match="is suspected: it has not answered for 3 s"):
+            await task
+    for call in (read(client), client.stats(), client.sync_clock()):
+        with pytest.raises(WorkerLostError, match="is suspected"):
+            await call
+    await client.abandon("t")
+    assert worker.abandoned == []
+    await until(lambda: worker.num_cancelled == 3)  # the worker learns that its readers are gone
+    assert await client.ping(TIMEOUT_S) == StepProgress(0)
+    await client.probe(TIMEOUT_S)
+    assert worker.num_probes == 1
+    client.resume()
+    assert await read(client) == expected_tokens(4)
+
+
+async def test_suspending_ends_calls_to_a_process_that_accepts_connections_and_never_speaks():
+    listening = socket.create_server(("127.0.0.1", 0))
+    client = connect(f"127.0.0.1:{listening.getsockname()[1]}")
+    reading = asyncio.create_task(read(client))
+    pinging = asyncio.create_task(client.ping(TIMEOUT_S))
+    await asyncio.sleep(0.05)
+    client.suspend("it is silent")
+    for task in (reading, pinging):
+        with pytest.raises(WorkerLostError, match="it is silent"):
+            await task
+    with pytest.raises(DeadlineError):
+        await client.ping(0.05)
+    await client.close()
+    listening.close()
 
 
 async def test_cancelling_the_reader_stays_a_cancellation(client, worker):

@@ -10,6 +10,7 @@ from baton.core.chunk_budget import SchedulerLimits
 from baton.core.errors import ContextLengthError, DeadlineError, OutOfBlocksError
 from baton.core.queue_priority import QueuePriority
 from baton.core.step_costs import StepSample
+from baton.core.steps import StepProgress
 from baton.rpc.step_cost_messages import unpack_step_costs
 from baton.rpc.wire import worker_pb2
 from cluster.simulation.profile import SpeculationRate
@@ -64,6 +65,38 @@ def test_a_prompt_computed_alone_shows_no_other_requests():
         answer = await generate(lone_worker(), sequence("a", prompt(100), 2))
         [step] = answer.batches[0].steps
         assert step.num_computed_tokens == step.num_prompt_tokens == 100
+
+    run_virtually(main)
+
+
+def test_a_worker_reports_the_step_in_progress_also_within_a_leap():
+    async def main() -> None:
+        worker = lone_worker()
+        assert worker.engine.progress() == StepProgress(0)
+        running = asyncio.create_task(generate(worker, sequence("a", prompt(100), 40)))
+        seen = []
+        while not running.done():
+            await asyncio.sleep(0.003)
+            seen.append(worker.engine.progress())
+        assert [each.num_steps for each in seen] == sorted(each.num_steps for each in seen)
+        assert len({each.num_steps for each in seen}) > 20
+        assert all(each.step_age_s <= each.expected_step_s + 1e-6 for each in seen[:-1])
+        assert worker.engine.progress() == StepProgress(40)
+
+    run_virtually(main)
+
+
+def test_a_probe_is_a_step_of_an_idle_worker():
+    async def main() -> None:
+        worker = lone_worker()
+        await worker.probe()
+        assert worker.engine.progress() == StepProgress(1)
+        running = asyncio.create_task(generate(worker, sequence("a", prompt(100), 4)))
+        await asyncio.sleep(0.001)
+        await worker.probe()
+        await running
+        assert worker.engine.progress() == StepProgress(5)
+        assert worker.check() == []
 
     run_virtually(main)
 

@@ -46,12 +46,15 @@ def test_monotonic_values_are_counters():
 
 def test_pools_have_sizes_states_and_a_history():
     collector = ClusterCollector()
-    collector.figures = ClusterFigures(pools={"prefill": POOL, "decode": replace(POOL, target=5)})
+    collector.figures = ClusterFigures(
+        pools={"prefill": POOL, "decode": replace(POOL, target=5)}, suspicions={"prefill": 0, "decode": 3}
+    )
     registry = registry_of(collector)
     assert registry.get_sample_value("baton_workers_target", {"pool": "decode"}) == 5
     assert registry.get_sample_value("baton_workers", {"pool": "prefill", "state": "ready"}) == 1
     assert registry.get_sample_value("baton_workers", {"pool": "prefill", "state": "draining"}) == 0
     assert registry.get_sample_value("baton_scale_events_total", {"pool": "decode", "direction": "up"}) == 3
+    assert registry.get_sample_value("baton_worker_suspicions_total", {"pool": "decode"}) == 3
     assert registry.get_sample_value("baton_worker_starts_total", {"pool": "decode"}) == 4
     assert registry.get_sample_value("baton_worker_failures_total", {"pool": "decode", "phase": "serving"}) == 2
     assert registry.get_sample_value("baton_role_changes_total", {"pool": "decode", "by": "autoscaler"}) == 1
