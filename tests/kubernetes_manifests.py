@@ -166,5 +166,5 @@ def _write_configuration(documents: Sequence[Document], folder: Path) -> Path:
         (folder / name).write_text(text, encoding="utf-8")
     config = yaml.safe_load(config_map["data"]["config.yaml"])
     for key in config["router"].get("api_keys", []):
-        (folder / key["key_file"]).write_text(f"key of {key['name']}".replace(" ", "-").ljust(16, "-"), encoding="ascii")
+        (folder / key["key_file"]).write_text(f"the-key-of-the-{key['name']}", encoding="ascii")
     return folder / "config.yaml"

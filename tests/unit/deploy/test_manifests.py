@@ -56,20 +56,34 @@ def spec(documents: list[Document]) -> Document:
     return ray_cluster(documents)["spec"]
 
 
+def group(documents: list[Document]) -> Document:
+    return spec(documents)["workerGroupSpecs"][0]
+
+
 def pod(documents: list[Document]) -> Document:
-    return spec(documents)["workerGroupSpecs"][0]["template"]["spec"]
+    return group(documents)["template"]["spec"]
 
 
 def container(documents: list[Document]) -> Document:
     return pod(documents)["containers"][0]
 
 
+def resources(documents: list[Document]) -> Document:
+    return container(documents)["resources"]
+
+
 def head(documents: list[Document]) -> Document:
     return spec(documents)["headGroupSpec"]["template"]["spec"]
 
 
-def first(documents: list[Document], kind: str) -> Document:
-    return of_kind(documents, kind)[0]["spec"]
+def head_container(documents: list[Document]) -> Document:
+    return head(documents)["containers"][0]
+
+
+def selector(documents: list[Document], kind: str) -> Document:
+    """The selector of the last object of this kind."""
+    found = of_kind(documents, kind)[-1]["spec"]["selector"]
+    return found.get("matchLabels", found)
 
 
 PLANTED: dict[str, tuple[Callable[[list[Document]], object], str]] = {
@@ -82,44 +96,29 @@ PLANTED: dict[str, tuple[Callable[[list[Document]], object], str]] = {
     "writable root": (lambda it: container(it)["securityContext"].pop("readOnlyRootFilesystem"), "may write to its"),
     "unknown volume": (lambda it: pod(it)["volumes"].pop(0), "mounts models, which is no volume"),
     "no scratch": (lambda it: container(it)["volumeMounts"].pop(2), "has nothing at /tmp"),
-    "small /dev/shm": (lambda it: pod(it)["volumes"][-1]["emptyDir"].update(sizeLimit="64Mi"), "/dev/shm is not between"),
-    "requests": (lambda it: container(it)["resources"]["requests"].update(cpu=1), "its requests differ"),
+    "small /dev/shm": (lambda it: pod(it)["volumes"][-1]["emptyDir"].update(sizeLimit="64Mi"), "/dev/shm is not"),
+    "requests": (lambda it: resources(it)["requests"].update(cpu=1), "its requests differ"),
     "no probe": (lambda it: container(it).pop("readinessProbe"), "has no readinessProbe"),
     "no drain": (lambda it: container(it).pop("lifecycle"), "does not wait for requests before it ends"),
     "short grace": (lambda it: head(it).update(terminationGracePeriodSeconds=30), "head: ends before"),
-    "replicas": (lambda it: spec(it)["workerGroupSpecs"][0].update(minReplicas=9), "minReplicas is more than"),
-    "no label": (lambda it: spec(it)["workerGroupSpecs"][0]["labels"].pop("baton-pool"), "no group has nodes for decode"),
-    "few GPUs": (
-        lambda it: container(it)["resources"].update(dict.fromkeys(("limits", "requests"), {"cpu": 64, "memory": "1Ti"})),
-        "no group has nodes for decode",
-    ),
-    "port": (lambda it: head(it)["containers"][0]["ports"][0].update(containerPort=80), "does not listen on the port"),
-    "readiness": (
-        lambda it: head(it)["containers"][0]["readinessProbe"]["httpGet"].update(path="/health"),
-        "the probes ask for other paths",
-    ),
-    "startup": (lambda it: head(it)["containers"][0]["startupProbe"].update(failureThreshold=3), "the startup probe ends"),
-    "workers on the head": (
-        lambda it: spec(it)["headGroupSpec"]["rayStartParams"].pop("num-cpus"),
-        "the head takes workers",
-    ),
+    "replicas": (lambda it: group(it).update(minReplicas=9), "minReplicas is more than"),
+    "no label": (lambda it: group(it)["labels"].pop("baton-pool"), "no group has nodes for decode"),
+    "no GPU": (lambda it: resources(it)["limits"].pop("nvidia.com/gpu"), "no group has nodes for decode"),
+    "port": (lambda it: head_container(it)["ports"][0].update(containerPort=80), "does not listen on the port"),
+    "readiness": (lambda it: head_container(it)["readinessProbe"]["httpGet"].update(path="/health"), "other paths"),
+    "startup": (lambda it: head_container(it)["startupProbe"].update(failureThreshold=3), "the startup probe ends"),
+    "head": (lambda it: spec(it)["headGroupSpec"]["rayStartParams"].pop("num-cpus"), "the head takes workers"),
     "command": (
-        lambda it: spec(it)["headGroupSpec"]["template"]["metadata"]["annotations"].pop("ray.io/overwrite-container-cmd"),
-        "KubeRay replaces the head's command",
+        lambda it: spec(it)["headGroupSpec"]["template"]["metadata"]["annotations"].clear(),
+        "KubeRay replaces",
     ),
     "service": (
-        lambda it: first(it, "Service")["selector"].update({"ray.io/cluster": "other"}),
+        lambda it: selector(it, "Service").update({"ray.io/cluster": "other"}),
         "Service baton selects nothing",
     ),
-    "budget": (
-        lambda it: of_kind(it, "PodDisruptionBudget")[1]["spec"]["selector"]["matchLabels"].update({"ray.io/group": "x"}),
-        "PodDisruptionBudget baton-decode-h200 selects nothing",
-    ),
-    "monitor": (
-        lambda it: first(it, "ServiceMonitor")["selector"]["matchLabels"].update(release="x"),
-        "ServiceMonitor baton selects nothing",
-    ),
-}  # fmt: skip
+    "budget": (lambda it: selector(it, "PodDisruptionBudget").update({"ray.io/group": "x"}), "selects nothing"),
+    "monitor": (lambda it: selector(it, "ServiceMonitor").update(release="x"), "ServiceMonitor baton selects nothing"),
+}
 
 
 @pytest.mark.parametrize("error", PLANTED)

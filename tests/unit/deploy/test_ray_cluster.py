@@ -7,6 +7,7 @@ from collections.abc import Callable
 from string import Template
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
@@ -28,8 +29,8 @@ def problem(machines: dict[str, Any]) -> str | None:
 
     try:
         validate_config(prepare_config(machines))
-    except Exception as error:
-        return str(error)
+    except (KeyError, ValueError, jsonschema.ValidationError) as error:
+        return repr(error)
     return None
 
 
