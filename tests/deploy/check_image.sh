@@ -45,3 +45,7 @@ CONTAINER="$(buildah "${STORE[@]}" from --pull-never "$IMAGE")"
 run() { buildah "${STORE[@]}" run --isolation=chroot "${OPTIONS[@]}" "$CONTAINER" -- "$@"; }
 run id
 run python -m cluster.cli.demo
+
+echo "== what the manifests run in the pods"
+OPTIONS+=("--volume=$SOURCE/tests/deploy:/checks:ro" "--volume=$SOURCE/deploy/kubernetes/manifests:/manifests:ro")
+run python /checks/head_command.py /manifests/cpu.yaml
