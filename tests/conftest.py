@@ -31,6 +31,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="the slowest tests in every case and at full size, as before a release (make test-thorough)",
     )
+    parser.addoption("--helm", metavar="PROGRAM", help="Helm, for the tests of the chart (make test-deploy)")
+    parser.addoption(
+        "--kuberay-crds", metavar="FOLDER", help="KubeRay's custom resource definitions, to check the manifests against"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -104,6 +104,18 @@ class RouterClient:
         """Advice on a better use of the workers for the observed traffic."""
         return await self._json("GET", "/admin/advise")
 
+    async def num_in_flight(self) -> int:
+        """Number of sequences that the router works on or queues, from ``GET /metrics``, which needs no key."""
+        try:
+            response = await self._http.get("/metrics")
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        for line in response.text.splitlines():
+            name, _, value = line.partition(" ")
+            if name == "baton_requests_in_flight":
+                return int(float(value))
+        raise RouterUnreachableError(f"{self.endpoint}/metrics has no baton_requests_in_flight.")
+
     async def model(self) -> str:
         """Name of the served model."""
         models = await self._json("GET", "/v1/models")

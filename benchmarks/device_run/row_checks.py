@@ -31,8 +31,8 @@ def _rows(num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -
 
 def check_fp8_rows(device: torch.device) -> Iterator[Row]:
     """Checks rows of several widths, dtypes and strides, with the Triton kernel on CUDA and with torch on the CPU."""
-    from baton.engine.models.fp8_kernels import LARGEST, LEAST  # imports transformers
     from baton.engine.models.fp8_linear import quantize_rows  # imports transformers
+    from baton.engine.models.fp8_range import LARGEST, LEAST
 
     quantize = quantize_rows
     if device.type == "cuda":

@@ -28,6 +28,7 @@ from cluster.cli.cli_common import EndpointOption, JsonOption, with_client
 from cluster.cli.cli_plan import advise, change_role, plan
 from cluster.cli.cli_reporter import Reporter, error_console, print_report, run_app
 from cluster.cli.cli_train import app as train_app
+from cluster.cli.cli_wait_idle import wait_idle
 from cluster.cli.settings_command import settings_command
 from cluster.simulation.options import SimulateOptions
 
@@ -63,6 +64,7 @@ app.command("certs")(certs)
 app.command("plan")(plan)
 app.command("advise")(advise)
 app.command("move")(change_role)
+app.command("wait-idle")(wait_idle)
 app.add_typer(train_app, name="train")
 
 

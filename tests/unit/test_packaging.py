@@ -122,6 +122,15 @@ def test_the_license_matches_the_declaration():
     assert "END OF TERMS AND CONDITIONS" in text
 
 
+def test_workers_start_without_the_extras():
+    """A worker's modules load where pip installed no extra and torch, for CPUs, brought no Triton."""
+    extras = ["triton", "nixl", "opentelemetry", "bitsandbytes", "compressed_tensors", "scipy", "aiohttp"]
+    modules = ["cluster.worker.worker_host", "prefill_worker.role", "decode_worker.role", "cluster.controller.launch"]
+    code = f"import sys\nsys.modules.update(dict.fromkeys({extras}))\nimport {', '.join(modules)}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
 # --- deploy/ ---
 
 

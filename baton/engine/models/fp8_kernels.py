@@ -6,10 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-LARGEST = 448.0
-"""Largest number of e4m3."""
-LEAST = 1e-12
-"""Lower bound of a row's largest number when its scale is computed."""
+from baton.engine.models.fp8_range import LARGEST, LEAST
+
 _LARGEST = tl.constexpr(LARGEST)
 _LEAST = tl.constexpr(LEAST)
 _NUMBERS_PER_WARP = 512

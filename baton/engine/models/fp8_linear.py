@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from baton.core.errors import ConfigError, UnsupportedModelError
 from baton.engine.attention.latent import is_absorbed
-from baton.engine.models.fp8_kernels import LARGEST, LEAST
+from baton.engine.models.fp8_range import LARGEST, LEAST
 
 _MIN_CAPABILITY = (8, 9)
 _SIDE_MULTIPLE = 16

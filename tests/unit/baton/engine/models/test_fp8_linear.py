@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from baton.core.errors import ConfigError, UnsupportedModelError
-from baton.engine.models.fp8_kernels import LARGEST
 from baton.engine.models.fp8_linear import Fp8Linear, check_device, make_linears_fp8, quantize_rows
+from baton.engine.models.fp8_range import LARGEST
 from baton.engine.models.model_loader import LoadedModel, prepare_model
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import RunnerOptions
