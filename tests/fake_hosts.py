@@ -70,11 +70,18 @@ class FakeHost:
     """Is ready at once. Imports little, because each one's process imports it anew."""
 
     def __init__(
-        self, worker_id: str, pool: str, role_path: str, config: dict[str, Any], bind_host: str | None
+        self,
+        worker_id: str,
+        pool: str,
+        role_path: str,
+        config: dict[str, Any],
+        bind_host: str | None,
+        secret: bytes,
     ) -> None:
         self.config = BatonConfig.from_dict(config)
         self.worker_id = worker_id
         self.pool = pool
+        self.credentials = self.config.security.credentials(secret)
         self._stopped = asyncio.Event()
 
     async def start(self) -> dict[str, Any]:
@@ -112,7 +119,7 @@ class ServingHost(FakeHost):
     async def start(self) -> dict[str, Any]:
         from tests.fake_workers import FakeWorker  # takes 0.4 s, which other hosts need not spend
 
-        self._worker = FakeWorker(self.worker_id, self.pool)
+        self._worker = FakeWorker(self.worker_id, self.pool, credentials=self.credentials)
         address = (await self._worker.start()).address
         return make_info(self.worker_id, self.pool, address, pid=PROCESS.get().pid).to_dict()
 

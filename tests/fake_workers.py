@@ -16,6 +16,7 @@ from baton.core.timeline import Event, Timeline
 from baton.explain.timelines import TimelineStore
 from baton.rpc.channel import PeerServer, abort_with
 from baton.rpc.conversions import pack_events
+from baton.rpc.credentials import PeerCredentials
 from baton.rpc.wire import worker_pb2, worker_pb2_grpc
 from cluster.config.config import RouterConfig
 from cluster.latency.latency_model import LatencyModel
@@ -29,7 +30,7 @@ from cluster.routing.request_predictions import RequestPredictions
 from cluster.routing.routing_config import RoutingConfig
 from cluster.routing.routing_profile import build_profile
 from cluster.telemetry.metrics import RouterMetrics
-from tests.credentials import CREDENTIALS
+from tests.credentials import CREDENTIALS, connect
 from tests.routers import admission_off, make_router
 from tests.worker_infos import make_info
 
@@ -165,7 +166,9 @@ class FakeWorker(worker_pb2_grpc.PrefillServicer, worker_pb2_grpc.DecodeServicer
         pause_s: time between two events, so that their order over connections is certain.
     """
 
-    def __init__(self, worker_id: str, pool: str, clock_shift_s: float = 0.0) -> None:
+    def __init__(
+        self, worker_id: str, pool: str, clock_shift_s: float = 0.0, credentials: PeerCredentials = CREDENTIALS
+    ) -> None:
         self.worker_id = worker_id
         self.pool = pool
         self.clock_shift_s = clock_shift_s
@@ -180,7 +183,7 @@ class FakeWorker(worker_pb2_grpc.PrefillServicer, worker_pb2_grpc.DecodeServicer
         """Cleared, pings and probes have no answer."""
         self.answers.set()
         self.address = ""
-        self._server = PeerServer(CREDENTIALS)
+        self._server = PeerServer(credentials)
         self._dead: asyncio.Task[None] | None = None
 
     @property
@@ -276,7 +279,7 @@ class FakeCluster:
     """
 
     config: RouterConfig = field(default_factory=lambda: RouterConfig(worker_wait_s=5.0))
-    registry: WorkerRegistry = field(default_factory=WorkerRegistry)
+    registry: WorkerRegistry = field(default_factory=lambda: WorkerRegistry(connect))
     metrics: RouterMetrics = field(default_factory=RouterMetrics)
     observers: Sequence[RequestObserver] = ()
     """Additional observers."""

@@ -13,7 +13,7 @@ from cluster.prefix_index.prefix_feed import PrefixFeed
 from cluster.prefix_index.prefix_index import PrefixIndex
 from cluster.registry.workers import WorkerInfo, WorkerRegistry
 from decode_worker import role
-from tests.credentials import connect
+from tests.credentials import CREDENTIALS, connect
 from tests.engine_runs import BLOCK_SIZE
 from tests.integration.worker_pair import HostedWorker, Runners, WorkerPair, pair_config, worker_pair
 from tests.tiny_models import VOCAB_SIZE, tiny_model
@@ -43,7 +43,7 @@ def info_of(worker: HostedWorker, worker_id: str) -> WorkerInfo:
 @asynccontextmanager
 async def listening(pair: WorkerPair) -> AsyncIterator[PrefixIndex]:
     """The router's side."""
-    registry, index = WorkerRegistry(connect), PrefixIndex(BLOCK_SIZE)
+    registry, index = WorkerRegistry(connect), PrefixIndex(BLOCK_SIZE, hash_key=CREDENTIALS.secret.block_hash_key)
     feed = PrefixFeed(index)
     for worker_id, worker in zip(IDS, (pair.prefill, pair.decode), strict=True):
         feed.add(registry.add(info_of(worker, worker_id)))

@@ -22,7 +22,7 @@ from cluster.routing.routing_config import DEFAULT_WEIGHTS, RoutingConfig
 from cluster.routing.routing_profile import build_profile
 from cluster.telemetry.metrics import RouterMetrics
 from decode_worker import role
-from tests.credentials import connect
+from tests.credentials import CREDENTIALS, connect
 from tests.engine_runs import BLOCK_SIZE
 from tests.integration.worker_pair import TIMEOUT_S, HostedWorker, Runners, worker_pair
 from tests.routers import admission_off, make_router
@@ -49,7 +49,11 @@ class AffinityRouter:
 
     def __init__(self, workers: dict[str, HostedWorker], local_prefill: str) -> None:
         self.workers = workers
-        self.registry, self.index, metrics = WorkerRegistry(connect), PrefixIndex(BLOCK_SIZE), RouterMetrics()
+        self.registry, self.index, metrics = (
+            WorkerRegistry(connect),
+            PrefixIndex(BLOCK_SIZE, hash_key=CREDENTIALS.secret.block_hash_key),
+            RouterMetrics(),
+        )
         self.feed = PrefixFeed(self.index, metrics.prefixes)
         config = RoutingConfig.model_validate(
             {

@@ -27,6 +27,7 @@ from cluster.routing.routing_contracts import RouteChooser
 from cluster.routing.routing_profile import build_profile
 from cluster.telemetry.cluster_metrics import ClusterFigures
 from cluster.telemetry.metrics import MetricsPage, RouterMetrics
+from tests.credentials import connect
 from tests.routers import admission_off, make_router
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import MODEL, FakeAdmin
@@ -81,7 +82,7 @@ class InstantCluster:
     """Two workers of each pool. ``/metrics`` is real; the other operator endpoints are fake."""
 
     metrics: RouterMetrics = field(default_factory=RouterMetrics)
-    registry: WorkerRegistry = field(default_factory=WorkerRegistry)
+    registry: WorkerRegistry = field(default_factory=lambda: WorkerRegistry(connect))
     chooser: RouteChooser | None = None
 
     async def start(self, max_inflight: int = 16) -> FastAPI:

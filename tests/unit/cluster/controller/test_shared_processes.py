@@ -25,7 +25,7 @@ CANCELLED_S = 60.0
 class FirstProcess:
     """Only the first process finishes its start; the others never do."""
 
-    def __init__(self, config: dict[str, Any], name: str) -> None:
+    def __init__(self, config: dict[str, Any], name: str, secret: bytes) -> None:
         if name != "workers-1":
             PROCESS.get().start_endlessly()
         self._stopped: dict[str, asyncio.Event] = {}
@@ -45,7 +45,7 @@ class FirstProcess:
 class BrokenProcess(FirstProcess):
     """Cannot be started."""
 
-    def __init__(self, config: dict[str, Any], name: str) -> None:
+    def __init__(self, config: dict[str, Any], name: str, secret: bytes) -> None:
         raise RuntimeError(f"{name} is broken")
 
 
@@ -89,7 +89,7 @@ async def test_neighbours_of_a_worker_that_hangs_live_unless_the_process_hangs(
     listener, a_ray, monkeypatch, actor_class, dead
 ):
     monkeypatch.setattr("cluster.controller.shared_processes._STOP_TIMEOUT_S", 0.5)
-    made = WorkerPool("decode", BatonConfig(), listener, FakeHost, "127.0.0.1", processes_of(actor_class))
+    made = WorkerPool("decode", BatonConfig(), listener, FakeHost, "127.0.0.1", SECRET, processes_of(actor_class))
     made.scale(2)
     await made.wait_until_ready(READY_S)
     made.judged("decode-1", Standing.LOST, "a step has run for 13.0 s")
