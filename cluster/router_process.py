@@ -8,7 +8,6 @@ import socket
 import time
 from typing import Any
 
-import uvicorn
 from ray.exceptions import RayError
 
 from baton.core.errors import BatonError, ConfigError, InternalError
@@ -18,6 +17,7 @@ from baton.engine.models.model_source import resolve_model
 from baton.engine.models.tokenizer import Tokenizer
 from baton.explain.timelines import Order, TimelineStore
 from baton.process.background import BackgroundTasks
+from baton.process.descriptors import raise_descriptor_limit
 from baton.process.garbage import spare_pauses
 from baton.process.listening import listen
 from baton.rpc.wire import worker_pb2
@@ -26,8 +26,10 @@ from cluster.config.config import BatonConfig
 from cluster.control_plane import ControlPlane
 from cluster.dispatch.router import Router
 from cluster.gateway.api_keys import ApiKeys
+from cluster.gateway.connections import choose_max_connections
 from cluster.gateway.gateway import create_app
-from cluster.gateway.http_protocol import server_config
+from cluster.gateway.http_protocol import Edge
+from cluster.gateway.http_server import EdgeServer
 from cluster.gateway.openai.plan import GatewayLimits
 from cluster.latency.store import FitStore
 from cluster.registry.workers import WorkerInfo, WorkerRegistry
@@ -62,6 +64,7 @@ class RouterHost:
         self._plane = ControlPlane(self._config, self._registry, RayPoolControl(controller), store=FitStore())
         self._metrics = self._plane.metrics
         self._api_keys = ApiKeys()
+        self._max_connections = 0
         self._scaling: asyncio.Task[None] | None = None
         self._feeding: asyncio.Task[None] | None = None
         self._background = BackgroundTasks()
@@ -70,7 +73,7 @@ class RouterHost:
         self._tracer: RequestTracer = NoTracer()
         self._router: Router | None = None
         self._tokenizer: Tokenizer | None = None
-        self._server: uvicorn.Server | None = None
+        self._server: EdgeServer | None = None
         self._serving: asyncio.Task[None] | None = None
         self._socket: socket.socket | None = None
         self._started_s = time.monotonic()
@@ -81,11 +84,12 @@ class RouterHost:
         """Binds the port and loads the tokenizer; HTTP begins with the first worker. Returns (endpoint, port).
 
         Raises:
-            ConfigError: the port is taken, the model has no tokenizer, an API key cannot be read, or OpenTelemetry is
-                wanted but not installed.
+            ConfigError: the port is taken, the model has no tokenizer, an API key cannot be read, OpenTelemetry is
+                wanted but not installed, or the process may not open enough files for router.max_connections.
         """
         self._tracer = create_tracer(self._config.telemetry)
         self._api_keys = ApiKeys(self._config.router.api_keys)
+        self._max_connections = choose_max_connections(self._config.router.max_connections, raise_descriptor_limit())
         self._socket = listen(self._config.router.host, self._port)
         source = await asyncio.to_thread(resolve_model, self._config.model)
         try:
@@ -174,11 +178,15 @@ class RouterHost:
             api_keys=self._api_keys,
             is_kept=self._timelines.keeps,
         )
-        config = server_config(
-            app, self._metrics.http.observe_refusal, shutdown_timeout_s=_SHUTDOWN_GRACE_S + _GOODBYE_S
+        self._server = EdgeServer(
+            app,
+            self._socket,
+            Edge(self._metrics.http.observe_refusal),
+            max_connections=self._max_connections,
+            keep_alive_s=router.keep_alive_s,
+            shutdown_timeout_s=_SHUTDOWN_GRACE_S + _GOODBYE_S,
         )
-        self._server = uvicorn.Server(config)
-        self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        self._serving = asyncio.create_task(self._server.run_until_stopped())
         self._serving.add_done_callback(lambda _: self._stopped.set())
         self._feeding = self._background.spawn(self._plane.step_costs.run())
         spare_pauses()

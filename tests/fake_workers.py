@@ -17,7 +17,7 @@ from baton.explain.timelines import TimelineStore
 from baton.rpc.channel import abort_with, create_server
 from baton.rpc.conversions import pack_events
 from baton.rpc.wire import worker_pb2, worker_pb2_grpc
-from cluster.config.config import RouterConfig
+from cluster.config.router_config import RouterConfig
 from cluster.latency.latency_model import LatencyModel
 from cluster.registry.workers import WorkerInfo, WorkerRegistry
 from cluster.requests.generation import GenerationRequest, ModelCard, TokenChunk

@@ -76,6 +76,14 @@ class RequestTooLargeError(InvalidRequestError):
     http_status = 413
 
 
+class SlowRequestError(InvalidRequestError):
+    """The client took too long to send its HTTP request."""
+
+    code = "request_timeout"
+    grpc_status = "DEADLINE_EXCEEDED"
+    http_status = 408
+
+
 class ModelNotFoundError(BatonError):
     """The request names a model that this cluster does not serve."""
 
@@ -184,6 +192,15 @@ class RateLimitError(OverloadedError):
             message, param=param, retry_after_s=retry_after_s, reason=reason, predicted_wait_s=predicted_wait_s
         )
         self.headers = headers
+
+
+class EndpointFullError(OverloadedError):
+    """The endpoint has too many connections, or too many bytes of requests that are not complete."""
+
+    code = "endpoint_full"
+    grpc_status = "UNAVAILABLE"
+    http_status = 503
+    error_type = "server_error"
 
 
 class NoWorkerError(BatonError):

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
+import time
 import traceback
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -35,6 +37,32 @@ class RequestLog(logging.LoggerAdapter[logging.Logger]):
         fields = {**(kwargs.get("extra") or {}), **(self.extra or {})}
         kwargs["extra"] = {f"{name}_" if name in _OWN_ATTRIBUTES else name: value for name, value in fields.items()}
         return msg, kwargs
+
+
+class OccasionalLog:
+    """Logs what clients can cause as often as they like: at most one line per period, with the number left out.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, logger: logging.Logger, period_s: float = 10.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._logger = logger
+        self._period_s = period_s
+        self._clock = clock
+        self._quiet_until_s = -math.inf
+        self._num_left_out = 0
+
+    def log(self, level: int, message: str) -> None:
+        if self._clock() < self._quiet_until_s:
+            self._num_left_out += 1
+            return
+        self._quiet_until_s = self._clock() + self._period_s
+        suffix = f" ({self._num_left_out} such lines were left out)" if self._num_left_out else ""
+        self._num_left_out = 0
+        self._logger.log(level, "%s%s", message, suffix)
 
 
 class JsonFormatter(logging.Formatter):

@@ -20,6 +20,7 @@ from baton.core.errors import BatonError, ConfigError, DeadlineError
 from baton.engine.models.default_model import default_model_folder, is_default_model
 from baton.engine.models.model_config import check_context_length, read_model_config, stated_context_length
 from baton.engine.models.model_source import is_hub_id, resolve_model
+from baton.process.descriptors import raise_descriptor_limit
 from baton.process.listening import listen
 from baton.process.stop_signals import StopEvent, StopSignals
 from cluster.cli.cli_common import ERROR_PREFIX
@@ -148,6 +149,7 @@ def run_in_foreground(
         BatonError: the cluster did not start, or died.
     """
     refuse_second_cluster()
+    raise_descriptor_limit()  # Ray's processes inherit it
     state = RunState.of_this_process(config.to_dict(), os.environ.get(LOG_FILE_VARIABLE))
     cluster: RunningCluster | None = None
     with StopSignals() as signals:

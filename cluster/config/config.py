@@ -20,35 +20,15 @@ from baton.kv_transfer.kv_transfer_config import KVTransferConfig
 from cluster.admission.admission_config import AdmissionConfig
 from cluster.autoscaling.autoscaler_config import AutoscalerConfig
 from cluster.config.config_reading import explain, merge_overrides, read_yaml
+from cluster.config.router_config import RouterConfig
 from cluster.config.slo_config import SloConfig
 from cluster.config.worker_config import DecodeConfig, EngineConfig, PoolConfig, PrefillConfig, SpeculationConfig
-from cluster.gateway.api_keys import ApiKeyConfig, ApiKeys
+from cluster.gateway.api_keys import ApiKeys
 from cluster.routing.routing_config import RoutingConfig
 from cluster.telemetry.telemetry_config import TelemetryConfig
 
 _HOST_AND_PORT = re.compile(r"[^/\s]+:\d{1,5}")
 _LOCAL_CPUS = 64
-
-
-class RouterConfig(Section):
-    """The HTTP endpoint and the limits of what it accepts."""
-
-    host: NonEmptyString = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65_535)] = 8000
-    """0 takes any free port."""
-    max_inflight: PositiveInt = 1024
-    """Further requests get 429."""
-    max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 1024 * 1024
-    """Larger HTTP bodies get 413."""
-    request_timeout_s: PositiveSeconds = 600.0
-    max_attempts: PositiveInt = 3
-    """How many worker pairs a request may try before its failure reaches the client."""
-    worker_wait_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
-    """How long a request waits while a pool has no available worker, for example during a restart."""
-    timelines_kept: Annotated[int, Field(ge=0)] = 1000
-    """Number of finished requests whose timelines are kept."""
-    api_keys: list[ApiKeyConfig] = Field(default_factory=list)
-    """Requests for tokens and for /admin must present one of these keys; empty: no key is required."""
 
 
 class RayConfig(Section):

@@ -17,7 +17,8 @@ from fastapi import Request
 
 from baton.core.errors import BatonError, PermissionDeniedError, RateLimitError
 from cluster.gateway.api_keys import ApiKey, ApiKeys, KeyLimits
-from cluster.gateway.http_edge import add_log_fields, drop_body
+from cluster.gateway.bodies import drop_body
+from cluster.gateway.http_edge import add_log_fields
 
 _OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics"})
 """Paths for load balancers and Prometheus, which need no key."""

@@ -19,6 +19,7 @@ from baton.engine.models.tokenizer import Tokenizer
 from baton.explain.timelines import Order
 from cluster.gateway.access import AccessControl
 from cluster.gateway.api_keys import ApiKeys
+from cluster.gateway.bodies import BodyReader
 from cluster.gateway.generation_endpoint import GenerationEndpoint
 from cluster.gateway.http_edge import (
     JsonResponse,
@@ -26,7 +27,6 @@ from cluster.gateway.http_edge import (
     RequestTimesMiddleware,
     error_answer,
     error_response,
-    read_json_object,
 )
 from cluster.gateway.openai.json_body import shown
 from cluster.gateway.openai.plan import GatewayLimits, check_model
@@ -141,10 +141,13 @@ def create_app(
     app.add_middleware(RequestTimesMiddleware)  # the last one added is the outermost
     app.add_exception_handler(BatonError, _on_baton_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    endpoint = GenerationEndpoint(generator, tokenizer, limits, slo_classes or SloClasses(), on_finished, is_kept)
+    bodies = BodyReader(limits.max_body_bytes)
+    endpoint = GenerationEndpoint(
+        generator, tokenizer, limits, slo_classes or SloClasses(), bodies, on_finished, is_kept
+    )
     _add_generation_routes(app, generator, endpoint)
     _add_health_routes(app, generator)
-    _add_admin_routes(app, admin, limits)
+    _add_admin_routes(app, admin, bodies)
     return app
 
 
@@ -184,7 +187,7 @@ def _add_health_routes(app: FastAPI, generator: Generator) -> None:
         return JsonResponse({"status": "ready", "model": generator.model.name})
 
 
-def _add_admin_routes(app: FastAPI, admin: AdminBackend, limits: GatewayLimits) -> None:
+def _add_admin_routes(app: FastAPI, admin: AdminBackend, bodies: BodyReader) -> None:
     @app.get("/metrics", response_model=None)
     async def metrics() -> Response:
         return Response(await admin.metrics(), headers={"Content-Type": _METRICS_TYPE})
@@ -204,12 +207,12 @@ def _add_admin_routes(app: FastAPI, admin: AdminBackend, limits: GatewayLimits) 
 
     @app.post("/admin/scale", response_model=None)
     async def scale(request: Request) -> Response:
-        targets = _parse_targets(await read_json_object(request, limits.max_body_bytes))
+        targets = _parse_targets(await bodies.read_object(request))
         return JsonResponse(await admin.scale(targets))
 
     @app.post("/admin/move", response_model=None)
     async def change_role(request: Request) -> Response:
-        source, destination = _parse_move(await read_json_object(request, limits.max_body_bytes))
+        source, destination = _parse_move(await bodies.read_object(request))
         return JsonResponse(await admin.change_role(source, destination))
 
     @app.get("/admin/plan", response_model=None)

@@ -16,6 +16,7 @@ from baton.core.slo import SLO_CLASS_HEADER, SloClass, SloClasses, SloResult
 from baton.core.timeline import Event, Timeline
 from baton.engine.models.tokenizer import Tokenizer
 from cluster.gateway.access import Allowance, KeyLimiter, api_key_of
+from cluster.gateway.bodies import BodyReader
 from cluster.gateway.http_edge import (
     ArrivalTimes,
     JsonResponse,
@@ -23,7 +24,6 @@ from cluster.gateway.http_edge import (
     add_response_headers,
     arrival_of,
     call_when_finished,
-    read_json_object,
     request_id_of,
     set_request_id,
     until_disconnect,
@@ -107,6 +107,7 @@ class GenerationEndpoint:
         tokenizer: Tokenizer,
         limits: GatewayLimits,
         slo_classes: SloClasses,
+        bodies: BodyReader,
         on_finished: Callable[[FinishedRequest], None] | None = None,
         is_kept: Callable[[str], bool] = lambda _: False,
     ) -> None:
@@ -114,13 +115,14 @@ class GenerationEndpoint:
         self._tokenizer = tokenizer
         self._limits = limits
         self._slo_classes = slo_classes
+        self._bodies = bodies
         self._planner = Planner(tokenizer, limits)
         self._active_ids = ActiveIds(is_kept)
         self._on_finished = on_finished
         self._key_limiter = KeyLimiter()
 
     async def complete(self, request: Request) -> Response:
-        body = await read_json_object(request, self._limits.max_body_bytes)
+        body = await self._bodies.read_object(request)
         parsed_s = time.monotonic()
         allowance = self._admit(request)
         parsed = parse_request(CompletionRequest, body)
@@ -142,7 +144,7 @@ class GenerationEndpoint:
         return await self._respond(request, job)
 
     async def chat(self, request: Request) -> Response:
-        body = await read_json_object(request, self._limits.max_body_bytes)
+        body = await self._bodies.read_object(request)
         parsed_s = time.monotonic()
         allowance = self._admit(request)
         parsed = parse_request(ChatCompletionRequest, body)
