@@ -31,6 +31,7 @@ from cluster.gateway.gateway import create_app
 from cluster.gateway.http_protocol import Edge
 from cluster.gateway.http_server import EdgeServer
 from cluster.gateway.openai.plan import GatewayLimits
+from cluster.gateway.origins import OriginPolicy
 from cluster.latency.store import FitStore
 from cluster.registry.workers import WorkerInfo, WorkerRegistry
 from cluster.requests.generation import ModelCard
@@ -176,6 +177,7 @@ class RouterHost:
             self._tracer.submit,
             slo_classes=self._plane.slo_classes,
             api_keys=self._api_keys,
+            origins=OriginPolicy(router.host, router.allowed_hosts),
             is_kept=self._timelines.keeps,
         )
         self._server = EdgeServer(

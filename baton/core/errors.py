@@ -76,6 +76,13 @@ class RequestTooLargeError(InvalidRequestError):
     http_status = 413
 
 
+class UnsupportedMediaTypeError(InvalidRequestError):
+    """The HTTP body is not announced as plain UTF-8 JSON."""
+
+    code = "unsupported_media_type"
+    http_status = 415
+
+
 class SlowRequestError(InvalidRequestError):
     """The client took too long to send its HTTP request."""
 
@@ -106,6 +113,15 @@ class PermissionDeniedError(BatonError):
     """The API key is known but not allowed to do this."""
 
     code = "permission_denied"
+    grpc_status = "PERMISSION_DENIED"
+    http_status = 403
+    error_type = "invalid_request_error"
+
+
+class UntrustedOriginError(BatonError):
+    """The request comes from a web page, or under a name, that the endpoint does not trust."""
+
+    code = "untrusted_origin"
     grpc_status = "PERMISSION_DENIED"
     http_status = 403
     error_type = "invalid_request_error"

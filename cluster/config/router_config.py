@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from baton.core.config_section import NonEmptyString, PositiveInt, PositiveSeconds, Section
 from cluster.gateway.api_keys import ApiKeyConfig
+from cluster.gateway.origins import host_of
 
 
 class RouterConfig(Section):
@@ -33,3 +34,16 @@ class RouterConfig(Section):
     """Number of finished requests whose timelines are kept."""
     api_keys: list[ApiKeyConfig] = Field(default_factory=list)
     """Requests for tokens and for /admin must present one of these keys; empty: no key is required."""
+    allowed_hosts: list[NonEmptyString] = Field(default_factory=list)
+    """Without API keys: further hosts that clients may use in Host, and whose web pages may use the endpoint."""
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _names_without_port(cls, names: list[str]) -> list[str]:
+        for name in names:
+            if host_of(name) is None or ":" in name.rpartition("]")[2]:
+                raise ValueError(
+                    f"{name!r} is not a host; expected a name or an address without scheme and port, such as"
+                    " baton.example.com or [2001:db8::1]"
+                )
+        return names

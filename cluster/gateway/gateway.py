@@ -17,7 +17,7 @@ from baton.core.slo import SloClasses
 from baton.core.version import package_version
 from baton.engine.models.tokenizer import Tokenizer
 from baton.explain.timelines import Order
-from cluster.gateway.access import AccessControl
+from cluster.gateway.access import AccessControl, OriginGuard
 from cluster.gateway.api_keys import ApiKeys
 from cluster.gateway.bodies import BodyReader
 from cluster.gateway.generation_endpoint import GenerationEndpoint
@@ -32,6 +32,7 @@ from cluster.gateway.openai.json_body import shown
 from cluster.gateway.openai.plan import GatewayLimits, check_model
 from cluster.gateway.openai.responses import error_body, model_body
 from cluster.gateway.openai.schemas import check_known
+from cluster.gateway.origins import OriginPolicy
 from cluster.requests.generation import FinishedRequest, Generator
 from cluster.telemetry.metrics import HttpMetrics
 
@@ -122,6 +123,7 @@ def create_app(
     *,
     slo_classes: SloClasses | None = None,
     api_keys: ApiKeys | None = None,
+    origins: OriginPolicy | None = None,
     is_kept: Callable[[str], bool] = lambda _: False,
 ) -> FastAPI:
     """The application for one served model. It has no global state.
@@ -131,12 +133,16 @@ def create_app(
         metrics: counts the requests; ``None`` disables that.
         slo_classes: ``None`` means the built-in ones.
         api_keys: ``None`` or empty if requests need no key.
+        origins: what web pages may do while requests need no key; ``None`` means everything.
         is_kept: whether an id belongs to the timeline of an earlier request, so that it must not be used again.
     """
-    access = [Depends(AccessControl(api_keys).check)] if api_keys else []
+    api_keys = ApiKeys() if api_keys is None else api_keys
+    access = [Depends(AccessControl(api_keys).check)]
     app = FastAPI(
         title="baton", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, dependencies=access
     )
+    if origins is not None:
+        app.add_middleware(OriginGuard, policy=origins, api_keys=api_keys)
     app.add_middleware(RequestContextMiddleware, metrics=metrics or HttpMetrics(CollectorRegistry()))
     app.add_middleware(RequestTimesMiddleware)  # the last one added is the outermost
     app.add_exception_handler(BatonError, _on_baton_error)

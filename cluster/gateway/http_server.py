@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -63,7 +63,7 @@ class EdgeServer(uvicorn.Server):
         refusals = Refusals(self._max_connections, self._edge.observe_refusal)
         listener = Listener(self._socket, self._max_connections, self._serve_connection, refusals, self._tls)
         listener.start()
-        self.servers = cast("list[Any]", [listener])
+        self.servers = [listener]  # type: ignore[list-item]  # uvicorn only closes it and waits for it
         self.started = True
 
     def _serve_connection(self, on_closed: Callable[[], None]) -> EdgeProtocol:
