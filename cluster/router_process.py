@@ -230,8 +230,8 @@ class RouterHost:
     async def advise(self) -> dict[str, Any]:
         return await self._plane.autoscaler.advise()
 
-    def timeline(self, request_id: str) -> dict[str, Any]:
-        return self._timelines.find(request_id)
+    def timeline(self, request_id: str, owner: str | None = None) -> dict[str, Any]:
+        return self._timelines.find(request_id, owner)
 
     def requests(self, order: Order, limit: int) -> list[dict[str, Any]]:
         return self._timelines.listing(order, limit)

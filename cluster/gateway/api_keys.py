@@ -129,13 +129,18 @@ class ApiKey:
 
     Attributes:
         slo_class: SLO class of requests that choose none; ``None`` means the default class.
-        is_admin: allows ``/admin``.
+        is_admin: allows ``/admin`` and the timelines of all keys.
     """
 
     name: str
     slo_class: str | None = None
     is_admin: bool = False
     limits: KeyLimits = KeyLimits()
+
+    @property
+    def owner(self) -> str:
+        """A tag of the owner's name for ids of requests, which may not contain any character."""
+        return digest_of(self.name)[:12]
 
 
 class ApiKeys:

@@ -17,7 +17,7 @@ from baton.core.slo import SloClasses
 from baton.core.version import package_version
 from baton.engine.models.tokenizer import Tokenizer
 from baton.explain.timelines import Order
-from cluster.gateway.access import AccessControl, OriginGuard
+from cluster.gateway.access import AccessControl, OriginGuard, api_key_of
 from cluster.gateway.api_keys import ApiKeys
 from cluster.gateway.bodies import BodyReader
 from cluster.gateway.generation_endpoint import GenerationEndpoint
@@ -71,11 +71,14 @@ class AdminBackend(Protocol):
         """A better use of the same workers for the observed traffic."""
         ...
 
-    def timeline(self, request_id: str) -> dict[str, Any]:
+    def timeline(self, request_id: str, owner: str | None = None) -> dict[str, Any]:
         """The waterfall of a request.
 
+        Args:
+            owner: tag of the API key whose requests may be read; ``None`` allows all.
+
         Raises:
-            NotFoundError: the id is unknown, or its timeline is no longer kept.
+            NotFoundError: the owner has no such request, or its timeline is no longer kept.
         """
         ...
 
@@ -199,8 +202,10 @@ def _add_admin_routes(app: FastAPI, admin: AdminBackend, bodies: BodyReader) -> 
         return Response(await admin.metrics(), headers={"Content-Type": _METRICS_TYPE})
 
     @app.get("/v1/requests/{request_id}/timeline", response_model=None)
-    async def timeline(request_id: str) -> Response:
-        return JsonResponse(admin.timeline(request_id))
+    async def timeline(request: Request, request_id: str) -> Response:
+        api_key = api_key_of(request)
+        owner = None if api_key is None or api_key.is_admin else api_key.owner
+        return JsonResponse(admin.timeline(request_id, owner))
 
     @app.get("/v1/requests", response_model=None)
     async def requests(request: Request) -> Response:
