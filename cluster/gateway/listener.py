@@ -16,7 +16,7 @@ from cluster.gateway.connections import NUM_SPARE, Refusals
 
 logger = logging.getLogger(__name__)
 
-_ACCEPTED_PER_PASS = 64
+_ACCEPTED_PER_PASS = 1024
 _RETRY_S = 0.5
 _HANDSHAKE_TIMEOUT_S = 10.0
 
