@@ -23,6 +23,7 @@ from baton.core.errors import (
     BatonError,
     InternalError,
     InvalidApiKeyError,
+    InvalidRequestError,
     OverloadedError,
     RateLimitError,
     RequestCancelledError,
@@ -131,6 +132,7 @@ class RequestContextMiddleware:
                 status = message["status"]
 
         try:
+            _check_framing(scope)
             await self._app(scope, receive, send_with_id)
         except (ClientDisconnect, h11.LocalProtocolError):  # h11 raises it after an invalid body
             RequestLog(logger, state["request_id"]).debug("the client disconnected")
@@ -157,6 +159,18 @@ def _choose_request_id(scope: Scope) -> str:
     if given is not None and _VALID_REQUEST_ID.fullmatch(given):
         return given
     return _ID_PREFIXES.get(scope["path"], "req-") + uuid.uuid4().hex
+
+
+def _check_framing(scope: Scope) -> None:
+    """Refuses a request whose length a proxy may see otherwise, and ends its connection (RFC 9112, section 6.1).
+
+    Raises:
+        InvalidRequestError: the length is given in two ways.
+    """
+    headers = Headers(scope=scope)
+    if "content-length" in headers and "transfer-encoding" in headers:
+        scope["state"]["response_headers"] = {"Connection": "close"}
+        raise InvalidRequestError("Content-Length and Transfer-Encoding exclude each other; send one of them.")
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:

@@ -163,6 +163,16 @@ async def test_an_invalid_body_disconnects_a_request_that_does_not_read_it(
     assert "a request failed" not in caplog.text
 
 
+async def test_a_length_given_in_two_ways_is_refused_and_ends_the_connection() -> None:
+    body = b"0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
+    sent = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n" + body
+    async with serving(RequestContextMiddleware(respond_x, HttpMetrics(CollectorRegistry()))) as address:
+        first, headers, rest = await answer_to(address, sent)
+    assert first.startswith(b"HTTP/1.1 400")
+    assert headers[b"connection"] == b"close"
+    assert json.loads(rest)["error"]["code"] == "invalid_request"
+
+
 async def test_a_started_response_is_not_followed_by_another() -> None:
     begun = asyncio.Event()
 
