@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 import time
 from typing import Any
 
@@ -32,6 +33,7 @@ from cluster.gateway.http_protocol import Edge
 from cluster.gateway.http_server import EdgeServer
 from cluster.gateway.openai.plan import GatewayLimits
 from cluster.gateway.origins import OriginPolicy
+from cluster.gateway.tls import create_tls_context
 from cluster.latency.store import FitStore
 from cluster.registry.workers import WorkerInfo, WorkerRegistry
 from cluster.requests.generation import ModelCard
@@ -65,6 +67,7 @@ class RouterHost:
         self._plane = ControlPlane(self._config, self._registry, RayPoolControl(controller), store=FitStore())
         self._metrics = self._plane.metrics
         self._api_keys = ApiKeys()
+        self._tls: ssl.SSLContext | None = None
         self._max_connections = 0
         self._scaling: asyncio.Task[None] | None = None
         self._feeding: asyncio.Task[None] | None = None
@@ -85,11 +88,13 @@ class RouterHost:
         """Binds the port and loads the tokenizer; HTTP begins with the first worker. Returns (endpoint, port).
 
         Raises:
-            ConfigError: the port is taken, the model has no tokenizer, an API key cannot be read, OpenTelemetry is
-                wanted but not installed, or the process may not open enough files for router.max_connections.
+            ConfigError: the port is taken, the model has no tokenizer, an API key or the certificate cannot be used,
+                OpenTelemetry is wanted but not installed, or too few files may be opened for router.max_connections.
         """
         self._tracer = create_tracer(self._config.telemetry)
         self._api_keys = ApiKeys(self._config.router.api_keys)
+        if self._config.router.tls is not None:
+            self._tls = create_tls_context(self._config.router.tls)
         self._max_connections = choose_max_connections(self._config.router.max_connections, raise_descriptor_limit())
         self._socket = listen(self._config.router.host, self._port)
         source = await asyncio.to_thread(resolve_model, self._config.model)
@@ -101,7 +106,8 @@ class RouterHost:
                 "A model folder must contain its tokenizer files and the weights."
             ) from error
         port = int(self._socket.getsockname()[1])
-        return f"http://{_url_host(self._config.router.host)}:{port}", port
+        scheme = "http" if self._tls is None else "https"
+        return f"{scheme}://{_url_host(self._config.router.host)}:{port}", port
 
     async def add_worker(self, info: dict[str, Any]) -> None:
         """Adds a ready worker. The first one describes the model and opens the endpoint."""
@@ -186,6 +192,7 @@ class RouterHost:
             Edge(self._metrics.http.observe_refusal),
             max_connections=self._max_connections,
             keep_alive_s=router.keep_alive_s,
+            tls=self._tls,
             shutdown_timeout_s=_SHUTDOWN_GRACE_S + _GOODBYE_S,
         )
         self._serving = asyncio.create_task(self._server.run_until_stopped())

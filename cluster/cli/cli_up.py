@@ -26,6 +26,7 @@ from baton.process.stop_signals import StopEvent, StopSignals
 from cluster.cli.cli_common import ERROR_PREFIX
 from cluster.cli.cli_model import pull
 from cluster.config.config import BatonConfig
+from cluster.gateway.tls import create_tls_context
 
 LOG_FILE_VARIABLE = "BATON_RUN_LOG"
 """Set for the process of a detached cluster: the file with its output."""
@@ -98,8 +99,11 @@ def check_configuration(config: BatonConfig) -> None:
     """Checks what can be checked without fetching, converting or starting anything, even while a cluster runs.
 
     Raises:
-        BatonError: the model, profile or draft does not exist, or max_model_len, the draft or the method does not fit.
+        BatonError: the model, profile or draft does not exist, max_model_len, the draft or the method does not fit, or
+            the certificate of the endpoint cannot be used.
     """
+    if config.router.tls is not None:
+        create_tls_context(config.router.tls)
     if config.ray.address is not None:
         return
     _check_profile(config)

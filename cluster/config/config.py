@@ -246,7 +246,11 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = 
     folders = [Path.cwd()] if path is None else [path.absolute().parent, Path.cwd()]
     api_keys = [api_key.sealed(folders) for api_key in config.router.api_keys]
     ApiKeys(api_keys)  # reports duplicate keys now rather than when the router starts
-    router = config.router.model_copy(update={"api_keys": api_keys})
+    tls = config.router.tls
+    if tls is not None:
+        files = {"certificate": tls.certificate, "key": tls.key}
+        tls = tls.model_copy(update={key: located(f"router.tls.{key}", path) for key, path in files.items()})
+    router = config.router.model_copy(update={"api_keys": api_keys, "tls": tls})
     model = located("model", config.model)
     updates = {"model": model, "speculation": speculation, "router": router, "simulation": simulation}
     return config.model_copy(update=updates)

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 from baton.core.config_section import NonEmptyString, PositiveInt, PositiveSeconds, Section
 from cluster.gateway.api_keys import ApiKeyConfig
 from cluster.gateway.origins import host_of
+from cluster.gateway.tls import TlsConfig
 
 
 class RouterConfig(Section):
@@ -34,6 +35,8 @@ class RouterConfig(Section):
     """Number of finished requests whose timelines are kept."""
     api_keys: list[ApiKeyConfig] = Field(default_factory=list)
     """Requests for tokens and for /admin must present one of these keys; empty: no key is required."""
+    tls: TlsConfig | None = None
+    """Encrypts the endpoint; null: plain HTTP."""
     allowed_hosts: list[NonEmptyString] = Field(default_factory=list)
     """Without API keys: further hosts that clients may use in Host, and whose web pages may use the endpoint."""
 

@@ -34,9 +34,9 @@ async def serving(app, *, edge: Edge | None = None, max_connections: int = 1000,
             await task
 
 
-async def answer_to(address, sent: bytes) -> tuple[bytes, dict[bytes, bytes], bytes]:
+async def answer_to(address, sent: bytes, **options) -> tuple[bytes, dict[bytes, bytes], bytes]:
     """Status line, headers and body of what comes back until the connection is closed."""
-    reader, writer = await asyncio.open_connection(*address)
+    reader, writer = await asyncio.open_connection(*address, **options)
     writer.write(sent)
     received = await asyncio.wait_for(reader.read(), 5)
     writer.close()
