@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 import time
 from functools import partial
 from typing import Any
 
-import uvicorn
 from ray.exceptions import RayError
 
 from baton.core.errors import BatonError, ConfigError, InternalError
@@ -19,6 +19,7 @@ from baton.engine.models.model_source import resolve_model
 from baton.engine.models.tokenizer import Tokenizer
 from baton.explain.timelines import Order, TimelineStore
 from baton.process.background import BackgroundTasks
+from baton.process.descriptors import raise_descriptor_limit
 from baton.process.garbage import spare_pauses
 from baton.process.listening import listen
 from baton.rpc.wire import worker_pb2
@@ -27,9 +28,13 @@ from cluster.config.config import BatonConfig
 from cluster.control_plane import ControlPlane
 from cluster.dispatch.router import Router
 from cluster.gateway.api_keys import ApiKeys
+from cluster.gateway.connections import choose_max_connections
 from cluster.gateway.gateway import create_app
-from cluster.gateway.http_protocol import server_config
+from cluster.gateway.http_protocol import Edge
+from cluster.gateway.http_server import EdgeServer
 from cluster.gateway.openai.plan import GatewayLimits
+from cluster.gateway.origins import OriginPolicy
+from cluster.gateway.tls import create_tls_context
 from cluster.latency.store import FitStore
 from cluster.registry.worker_client import WorkerClient
 from cluster.registry.workers import WorkerInfo, WorkerRegistry, WorkerState
@@ -72,6 +77,8 @@ class RouterHost:
         )
         self._metrics = self._plane.metrics
         self._api_keys = ApiKeys()
+        self._tls: ssl.SSLContext | None = None
+        self._max_connections = 0
         self._scaling: asyncio.Task[None] | None = None
         self._feeding: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -81,7 +88,7 @@ class RouterHost:
         self._tracer: RequestTracer = NoTracer()
         self._router: Router | None = None
         self._tokenizer: Tokenizer | None = None
-        self._server: uvicorn.Server | None = None
+        self._server: EdgeServer | None = None
         self._serving: asyncio.Task[None] | None = None
         self._socket: socket.socket | None = None
         self._started_s = time.monotonic()
@@ -92,11 +99,14 @@ class RouterHost:
         """Binds the port and loads the tokenizer; HTTP begins with the first worker. Returns (endpoint, port).
 
         Raises:
-            ConfigError: the port is taken, the model has no tokenizer, an API key cannot be read, or OpenTelemetry is
-                wanted but not installed.
+            ConfigError: the port is taken, the model has no tokenizer, an API key or the certificate cannot be used,
+                OpenTelemetry is wanted but not installed, or too few files may be opened for router.max_connections.
         """
         self._tracer = create_tracer(self._config.telemetry)
         self._api_keys = ApiKeys(self._config.router.api_keys)
+        if self._config.router.tls is not None:
+            self._tls = create_tls_context(self._config.router.tls)
+        self._max_connections = choose_max_connections(self._config.router.max_connections, raise_descriptor_limit())
         self._socket = listen(self._config.router.host, self._port)
         source = await asyncio.to_thread(resolve_model, self._config.model)
         try:
@@ -107,7 +117,8 @@ class RouterHost:
                 "A model folder must contain its tokenizer files and the weights."
             ) from error
         port = int(self._socket.getsockname()[1])
-        return f"http://{_url_host(self._config.router.host)}:{port}", port
+        scheme = "http" if self._tls is None else "https"
+        return f"{scheme}://{_url_host(self._config.router.host)}:{port}", port
 
     async def add_worker(self, info: dict[str, Any]) -> None:
         """Adds a ready worker. The first one describes the model and opens the endpoint."""
@@ -187,13 +198,19 @@ class RouterHost:
             self._tracer.submit,
             slo_classes=self._plane.slo_classes,
             api_keys=self._api_keys,
+            origins=OriginPolicy(router.host, router.allowed_hosts),
             is_kept=self._timelines.keeps,
         )
-        config = server_config(
-            app, self._metrics.http.observe_refusal, shutdown_timeout_s=_SHUTDOWN_GRACE_S + _GOODBYE_S
+        self._server = EdgeServer(
+            app,
+            self._socket,
+            Edge(self._metrics.http.observe_refusal),
+            max_connections=self._max_connections,
+            keep_alive_s=router.keep_alive_s,
+            tls=self._tls,
+            shutdown_timeout_s=_SHUTDOWN_GRACE_S + _GOODBYE_S,
         )
-        self._server = uvicorn.Server(config)
-        self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        self._serving = asyncio.create_task(self._server.run_until_stopped())
         self._serving.add_done_callback(lambda _: self._stopped.set())
         self._feeding = self._background.spawn(self._plane.step_costs.run())
         self._watching = self._background.spawn(self._plane.watch.run())
@@ -236,8 +253,8 @@ class RouterHost:
     async def advise(self) -> dict[str, Any]:
         return await self._plane.autoscaler.advise()
 
-    def timeline(self, request_id: str) -> dict[str, Any]:
-        return self._timelines.find(request_id)
+    def timeline(self, request_id: str, owner: str | None = None) -> dict[str, Any]:
+        return self._timelines.find(request_id, owner)
 
     def requests(self, order: Order, limit: int) -> list[dict[str, Any]]:
         return self._timelines.listing(order, limit)

@@ -56,6 +56,7 @@ def _malformed_bodies() -> list[BadInput]:
 
     json_type = {"Content-Type": "application/json"}
     invalid = "invalid_request"
+    media_type = "unsupported_media_type"
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     latin = {"Content-Type": "application/json; charset=latin-1"}
     gzip = {**json_type, "Content-Encoding": "gzip"}
@@ -78,9 +79,10 @@ def _malformed_bodies() -> list[BadInput]:
         body("a string", b'"hi"', "must be a JSON object, got a string"),
         body("null", b"null", "must be a JSON object, got null"),
         BadInput("key twice", COMPLETIONS, duplicate, 400, invalid, "model", "'model' occurs twice"),
-        BadInput("form", COMPLETIONS, b"a=b", 400, invalid, None, "Content-Type must be", headers=form),
-        BadInput("other charset", CHAT, b"{}", 400, invalid, None, "must be UTF-8", headers=latin),
-        BadInput("compressed", CHAT, b"{}", 400, invalid, None, "uncompressed", headers=gzip),
+        BadInput("form", COMPLETIONS, b"a=b", 415, media_type, None, "must be application/json", headers=form),
+        BadInput("no type", COMPLETIONS, b"{}", 415, media_type, None, "Content-Type is missing", headers={}),
+        BadInput("other charset", CHAT, b"{}", 415, media_type, None, "must be UTF-8", headers=latin),
+        BadInput("compressed", CHAT, b"{}", 415, media_type, None, "uncompressed", headers=gzip),
         BadInput("10 MB", COMPLETIONS, huge, 413, "request_too_large", None, "larger than the limit"),
         BadInput("10 MB chat", CHAT, huge, 413, "request_too_large", None, "larger than the limit"),
     ]

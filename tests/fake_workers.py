@@ -18,7 +18,7 @@ from baton.rpc.channel import PeerServer, abort_with
 from baton.rpc.conversions import pack_events
 from baton.rpc.credentials import PeerCredentials
 from baton.rpc.wire import worker_pb2, worker_pb2_grpc
-from cluster.config.config import RouterConfig
+from cluster.config.router_config import RouterConfig
 from cluster.latency.latency_model import LatencyModel
 from cluster.registry.liveness_config import LivenessConfig
 from cluster.registry.progress_watch import ProgressWatch

@@ -9,7 +9,7 @@ from baton.explain.timelines import TimelineStore
 from cluster.admission.admission import Admission
 from cluster.admission.admission_config import AdmissionConfig
 from cluster.autoscaling.traffic import TrafficMeter
-from cluster.config.config import RouterConfig
+from cluster.config.router_config import RouterConfig
 from cluster.control_plane import request_observers
 from cluster.dispatch.router import Router
 from cluster.registry.workers import WorkerRegistry

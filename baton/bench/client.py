@@ -14,6 +14,7 @@ import aiohttp
 from baton.bench.endpoint import Endpoint, RequestSpec
 from baton.bench.sample import UNFINISHED, Sample
 from baton.client.event_stream import DONE, EventSplitter, error_in, has_choice, has_text, parse_event
+from baton.client.trust import tls_context
 
 _CONNECT_TIMEOUT_S = 10.0
 _MAX_ERROR_CHARS = 300
@@ -45,7 +46,7 @@ class LoadClient:
         self._endpoint = endpoint
         self._timeout_s = timeout_s
         self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, ssl=tls_context(endpoint.base_url) or True),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S),
             headers=endpoint.headers,
             trust_env=not endpoint.is_loopback,

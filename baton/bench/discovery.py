@@ -17,6 +17,7 @@ from baton.bench.endpoint import CHAT, COMPLETIONS, Endpoint, RequestSpec
 from baton.bench.sample import Sample
 from baton.bench.settings import TargetSettings
 from baton.client.local_cluster import find_endpoint, read_state
+from baton.client.trust import tls_context
 from baton.core.errors import BatonError, ConfigError
 from baton.core.option_text import known_name
 from baton.engine.models.model_source import resolve_model
@@ -70,8 +71,9 @@ async def find_model(endpoint: Endpoint) -> Endpoint:
     """
     try:
         timeout = aiohttp.ClientTimeout(total=_LIST_TIMEOUT_S)
+        connector = aiohttp.TCPConnector(ssl=tls_context(endpoint.base_url) or True)
         async with (
-            aiohttp.ClientSession(timeout=timeout, trust_env=not endpoint.is_loopback) as http,
+            aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=not endpoint.is_loopback) as http,
             http.get(endpoint.models_url, headers=endpoint.headers) as response,
         ):
             status, content = response.status, await response.read()

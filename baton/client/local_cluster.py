@@ -47,6 +47,12 @@ class RunState:
     def with_endpoint(self, endpoint: str) -> RunState:
         return replace(self, endpoint=endpoint)
 
+    @property
+    def certificate(self) -> str | None:
+        """File with the router's TLS certificate; ``None`` without TLS."""
+        tls = (self.config.get("router") or {}).get("tls")
+        return None if tls is None else str(tls["certificate"])
+
     def is_running(self) -> bool:
         """Whether the recorded process is still running."""
         try:

@@ -13,6 +13,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from baton.client.event_stream import DONE, EventSplitter
+from baton.client.trust import CA_VARIABLE, tls_context
 from baton.core.errors import BatonError, ConfigError, InvalidRequestError, OverloadedError, error_classes
 
 CHAT_PATH = "/v1/chat/completions"
@@ -57,7 +58,8 @@ class RouterClient:
     A key in the environment variable ``BATON_API_KEY`` is sent as bearer token.
 
     Raises:
-        ConfigError: the variable holds no valid key, or the endpoint is not a URL.
+        ConfigError: the variable holds no valid key, the endpoint is not a URL, or the certificates to trust cannot be
+            read.
     """
 
     def __init__(self, endpoint: str, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
@@ -65,11 +67,13 @@ class RouterClient:
         self.endpoint = endpoint
         api_key = _api_key()
         try:
+            trust = tls_context(endpoint)
             self._http = httpx.AsyncClient(
                 base_url=endpoint,
                 headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
                 timeout=_QUICK,
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+                verify=True if trust is None else trust,
                 transport=transport,
                 trust_env=not is_loopback(endpoint),  # a proxy of the environment cannot reach this machine's loopback
             )
@@ -186,9 +190,10 @@ class RouterClient:
     def _unreachable(self, error: httpx.HTTPError) -> RouterUnreachableError:
         # A protocol error may quote headers, including the key.
         reason = type(error).__name__ if isinstance(error, httpx.ProtocolError) else str(error) or type(error).__name__
-        return RouterUnreachableError(
-            f"No answer from {self.endpoint} ({reason}). Is the cluster running? See `baton up`."
-        )
+        hint = "Is the cluster running? See `baton up`."
+        if "CERTIFICATE_VERIFY_FAILED" in reason:
+            hint = f"Name a file with the certificate of the router, or of its issuer, in {CA_VARIABLE}."
+        return RouterUnreachableError(f"No answer from {self.endpoint} ({reason}). {hint}")
 
 
 def _api_key() -> str | None:

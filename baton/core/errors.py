@@ -76,6 +76,21 @@ class RequestTooLargeError(InvalidRequestError):
     http_status = 413
 
 
+class UnsupportedMediaTypeError(InvalidRequestError):
+    """The HTTP body is not announced as plain UTF-8 JSON."""
+
+    code = "unsupported_media_type"
+    http_status = 415
+
+
+class SlowRequestError(InvalidRequestError):
+    """The client took too long to send its HTTP request."""
+
+    code = "request_timeout"
+    grpc_status = "DEADLINE_EXCEEDED"
+    http_status = 408
+
+
 class ModelNotFoundError(BatonError):
     """The request names a model that this cluster does not serve."""
 
@@ -98,6 +113,15 @@ class PermissionDeniedError(BatonError):
     """The API key is known but not allowed to do this."""
 
     code = "permission_denied"
+    grpc_status = "PERMISSION_DENIED"
+    http_status = 403
+    error_type = "invalid_request_error"
+
+
+class UntrustedOriginError(BatonError):
+    """The request comes from a web page, or under a name, that the endpoint does not trust."""
+
+    code = "untrusted_origin"
     grpc_status = "PERMISSION_DENIED"
     http_status = 403
     error_type = "invalid_request_error"
@@ -184,6 +208,15 @@ class RateLimitError(OverloadedError):
             message, param=param, retry_after_s=retry_after_s, reason=reason, predicted_wait_s=predicted_wait_s
         )
         self.headers = headers
+
+
+class EndpointFullError(OverloadedError):
+    """The endpoint has too many connections, or too many bytes of requests that are not complete."""
+
+    code = "endpoint_full"
+    grpc_status = "UNAVAILABLE"
+    http_status = 503
+    error_type = "server_error"
 
 
 class NoWorkerError(BatonError):

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import re
 import sys
+import time
 import traceback
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -24,6 +27,9 @@ _OTHERS_WITH_HANDLERS = ("ray",)
 _OWN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
+_PLAIN_VALUE = re.compile(r"[^\s\[\]\"=]+")
+
+
 class RequestLog(logging.LoggerAdapter[logging.Logger]):
     """A logger for one request: each of its lines has the field ``request_id``. ``extra`` adds further fields."""
 
@@ -35,6 +41,32 @@ class RequestLog(logging.LoggerAdapter[logging.Logger]):
         fields = {**(kwargs.get("extra") or {}), **(self.extra or {})}
         kwargs["extra"] = {f"{name}_" if name in _OWN_ATTRIBUTES else name: value for name, value in fields.items()}
         return msg, kwargs
+
+
+class OccasionalLog:
+    """Logs what clients can cause as often as they like: at most one line per period, with the number left out.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, logger: logging.Logger, period_s: float = 10.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._logger = logger
+        self._period_s = period_s
+        self._clock = clock
+        self._quiet_until_s = -math.inf
+        self._num_left_out = 0
+
+    def log(self, level: int, message: str) -> None:
+        if self._clock() < self._quiet_until_s:
+            self._num_left_out += 1
+            return
+        self._quiet_until_s = self._clock() + self._period_s
+        suffix = f" ({self._num_left_out} such lines were left out)" if self._num_left_out else ""
+        self._num_left_out = 0
+        self._logger.log(level, "%s%s", message, suffix)
 
 
 class JsonFormatter(logging.Formatter):
@@ -60,19 +92,40 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Formats a record for people: the message, then the fields as ``[name=value …]``."""
+    """Formats a record for people: the message, then the fields as ``[name=value …]``.
+
+    Whatever a client can bring into a record stays within its line and field: other characters than printable ones are
+    escaped, and so are values that could be taken for several fields. The lines of a traceback are indented.
+    """
 
     def __init__(self, process_name: str) -> None:
         super().__init__()
         self._process_name = process_name
 
     def format(self, record: logging.LogRecord) -> str:
-        time = datetime.fromtimestamp(record.created).astimezone().isoformat(" ", timespec="milliseconds")
-        message = record.getMessage().replace("\n", "\\n")  # one event, one line
-        fields = " ".join(f"{name}={value}" for name, value in _fields(record).items())
-        line = f"{time} {record.levelname} {self._process_name} {record.name}: {message}"
+        at = datetime.fromtimestamp(record.created).astimezone().isoformat(" ", timespec="milliseconds")
+        message = _printable(record.getMessage())
+        fields = " ".join(f"{_printable(name)}={_field_value(value)}" for name, value in _fields(record).items())
+        line = f"{at} {record.levelname} {self._process_name} {record.name}: {message}"
         line += f" [{fields}]" if fields else ""
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        if not record.exc_info:
+            return line
+        traceback_lines = self.formatException(record.exc_info).split("\n")
+        return "\n".join([line, *(f"    {_printable(text)}" for text in traceback_lines)])
+
+
+def _printable(text: str) -> str:
+    """``text`` with control characters, line separators, direction marks and lone surrogates as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+def _field_value(value: object) -> str:
+    text = str(value)
+    if _PLAIN_VALUE.fullmatch(text):
+        return text
+    return _printable(json.dumps(text, ensure_ascii=False))
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:

@@ -1,6 +1,7 @@
 """A request's id, from the client to the workers and back.
 
 chatcmpl-1f…     the HTTP request, ``X-Request-Id``
+3c…:chatcmpl-1f… the same in the cluster, if it came with an API key: two keys may choose the same id
 chatcmpl-1f…-2   one of its sequences, where it has several
 …-2/9c…          one attempt of the router: request and transfer id on the workers
 …-2/9c…#7        one call of a worker's engine
@@ -16,6 +17,17 @@ from baton.core.errors import InvalidRequestError
 _ATTEMPT = "/"
 MAX_ID_CHARS = 256
 _ID = re.compile(rf"[\x21-\x7e]{{1,{MAX_ID_CHARS}}}")
+_OWNER = ":"
+
+
+def owned_id(owner: str | None, request_id: str) -> str:
+    """The id within the cluster of a request of ``owner``, the tag of an API key; ``None`` means that there is none."""
+    return request_id if owner is None else f"{owner}{_OWNER}{request_id}"
+
+
+def public_id(request_id: str) -> str:
+    """The id that the client knows."""
+    return request_id.rpartition(_OWNER)[2]
 
 
 def new_call_id(request_id: str) -> str:

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from typing import Any, Literal
 
 from baton.core.errors import NotFoundError
+from baton.core.request_ids import owned_id, public_id
 from baton.core.timeline import Event, Timeline
 from baton.explain.blame import explain
 
@@ -48,17 +49,36 @@ class TimelineStore:
         timeline = self._timelines.get(f"{group}-{index}")
         return timeline if timeline is not None and timeline.group == group else None
 
-    def find(self, request_id: str) -> dict[str, Any]:
-        """A request's waterfall, as from :meth:`to_dict`. Raises :class:`NotFoundError` if it is unknown."""
-        found = self.to_dict(request_id)
+    def find(self, request_id: str, owner: str | None = None) -> dict[str, Any]:
+        """A request's waterfall, as from :meth:`to_dict`.
+
+        Args:
+            request_id: the id that the client knows; without an owner, also the one within the cluster.
+            owner: finds the requests of this API key only; ``None`` finds those of all, the newest of that name.
+
+        Raises:
+            NotFoundError: there is none. The message does not tell whether another owner has one.
+        """
+        found = self.to_dict(owned_id(owner, request_id) if owner is not None else self._newest(request_id))
         if found is None:
             raise NotFoundError(
                 f"There is no timeline of the request {request_id[:80]!r}. The timelines of the last {self._capacity} "
-                f"sequences are kept (router.timelines_kept); {len(self)} exist. An invalid request has none. "
-                "GET /v1/requests lists them.",
+                "sequences are kept (router.timelines_kept). An invalid request has none. GET /v1/requests lists them.",
                 param="request_id",
             )
+        for entry in (found, *found.get("sequences", ())) if owner is not None else ():
+            entry["request_id"] = public_id(entry["request_id"])
         return found
+
+    def _newest(self, request_id: str) -> str:
+        """The id within the cluster of the newest request with this id of any owner; otherwise ``request_id``."""
+        if self.keeps(request_id):
+            return request_id
+        for name, timeline in reversed(self._timelines.items()):
+            for candidate in (name, timeline.group or ""):
+                if public_id(candidate) == request_id:
+                    return candidate
+        return request_id
 
     def listing(self, order: Order, limit: int) -> list[dict[str, Any]]:
         """The newest or the slowest sequences, with figures in milliseconds."""

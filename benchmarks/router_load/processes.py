@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -119,13 +120,17 @@ class RouterUnderTest:
 
 @asynccontextmanager
 async def router_under_test(
-    workers: Workers, overrides: Mapping[str, Any] | None = None, profile: Path | None = None
+    workers: Workers,
+    overrides: Mapping[str, Any] | None = None,
+    profile: Path | None = None,
+    max_files: int | None = None,
 ) -> AsyncGenerator[RouterUnderTest]:
     """Runs both processes within the context. They leave no files behind.
 
     Args:
         overrides: sections of the configuration.
         profile: file for cProfile's output of the router.
+        max_files: soft and hard limit of the router's open files; ``None`` leaves them as they are.
 
     Raises:
         InternalError: a process did not start.
@@ -140,6 +145,8 @@ async def router_under_test(
                 arguments = [*arguments, "--profile", str(profile)]
             # A separate cache, because what the router learns from these workers does not apply to real ones.
             router = await Child.start(_ROUTER_MODULE, arguments, _own_cache(folder))
+            if max_files is not None:
+                resource.prlimit(router.pid, resource.RLIMIT_NOFILE, (max_files, max_files))
             try:
                 infos = await fleet.receive()
                 router.send(infos)

@@ -20,11 +20,13 @@ from baton.core.errors import BatonError, ConfigError, DeadlineError
 from baton.engine.models.default_model import default_model_folder, is_default_model
 from baton.engine.models.model_config import check_context_length, read_model_config, stated_context_length
 from baton.engine.models.model_source import is_hub_id, resolve_model
+from baton.process.descriptors import raise_descriptor_limit
 from baton.process.listening import listen
 from baton.process.stop_signals import StopEvent, StopSignals
 from cluster.cli.cli_common import ERROR_PREFIX
 from cluster.cli.cli_model import pull
 from cluster.config.config import BatonConfig
+from cluster.gateway.tls import create_tls_context
 
 LOG_FILE_VARIABLE = "BATON_RUN_LOG"
 """Set for the process of a detached cluster: the file with its output."""
@@ -97,8 +99,11 @@ def check_configuration(config: BatonConfig) -> None:
     """Checks what can be checked without fetching, converting or starting anything, even while a cluster runs.
 
     Raises:
-        BatonError: the model, profile or draft does not exist, or max_model_len, the draft or the method does not fit.
+        BatonError: the model, profile or draft does not exist, max_model_len, the draft or the method does not fit, or
+            the certificate of the endpoint cannot be used.
     """
+    if config.router.tls is not None:
+        create_tls_context(config.router.tls)
     if config.ray.address is not None:
         return
     _check_profile(config)
@@ -148,6 +153,7 @@ def run_in_foreground(
         BatonError: the cluster did not start, or died.
     """
     refuse_second_cluster()
+    raise_descriptor_limit()  # Ray's processes inherit it
     state = RunState.of_this_process(config.to_dict(), os.environ.get(LOG_FILE_VARIABLE))
     cluster: RunningCluster | None = None
     with StopSignals() as signals:

@@ -20,37 +20,17 @@ from baton.kv_transfer.kv_transfer_config import KVTransferConfig
 from cluster.admission.admission_config import AdmissionConfig
 from cluster.autoscaling.autoscaler_config import AutoscalerConfig
 from cluster.config.config_reading import explain, merge_overrides, read_yaml
+from cluster.config.router_config import RouterConfig
 from cluster.config.security_config import SecurityConfig
 from cluster.config.slo_config import SloConfig
 from cluster.config.worker_config import DecodeConfig, EngineConfig, PoolConfig, PrefillConfig, SpeculationConfig
-from cluster.gateway.api_keys import ApiKeyConfig, ApiKeys
+from cluster.gateway.api_keys import ApiKeys
 from cluster.registry.liveness_config import LivenessConfig
 from cluster.routing.routing_config import RoutingConfig
 from cluster.telemetry.telemetry_config import TelemetryConfig
 
 _HOST_AND_PORT = re.compile(r"[^/\s]+:\d{1,5}")
 _LOCAL_CPUS = 64
-
-
-class RouterConfig(Section):
-    """The HTTP endpoint and the limits of what it accepts."""
-
-    host: NonEmptyString = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65_535)] = 8000
-    """0 takes any free port."""
-    max_inflight: PositiveInt = 1024
-    """Further requests get 429."""
-    max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 1024 * 1024
-    """Larger HTTP bodies get 413."""
-    request_timeout_s: PositiveSeconds = 600.0
-    max_attempts: PositiveInt = 3
-    """How many worker pairs a request may try before its failure reaches the client."""
-    worker_wait_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
-    """How long a request waits while a pool has no available worker, for example during a restart."""
-    timelines_kept: Annotated[int, Field(ge=0)] = 1000
-    """Number of finished requests whose timelines are kept."""
-    api_keys: list[ApiKeyConfig] = Field(default_factory=list)
-    """Requests for tokens and for /admin must present one of these keys; empty: no key is required."""
 
 
 class RayConfig(Section):
@@ -270,7 +250,11 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = 
     folders = [Path.cwd()] if path is None else [path.absolute().parent, Path.cwd()]
     api_keys = [api_key.sealed(folders) for api_key in config.router.api_keys]
     ApiKeys(api_keys)  # reports duplicate keys now rather than when the router starts
-    router = config.router.model_copy(update={"api_keys": api_keys})
+    tls = config.router.tls
+    if tls is not None:
+        files = {"certificate": tls.certificate, "key": tls.key}
+        tls = tls.model_copy(update={key: located(f"router.tls.{key}", path) for key, path in files.items()})
+    router = config.router.model_copy(update={"api_keys": api_keys, "tls": tls})
     model = located("model", config.model)
     updates = {"model": model, "speculation": speculation, "router": router, "simulation": simulation}
     return config.model_copy(update=updates)

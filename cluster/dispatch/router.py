@@ -25,7 +25,7 @@ from baton.core.roles import DECODE, POOLS
 from baton.core.timeline import Event
 from baton.process.background import BackgroundTasks
 from cluster.admission.admission import Admission
-from cluster.config.config import RouterConfig
+from cluster.config.router_config import RouterConfig
 from cluster.dispatch.attempts import RETRYABLE, Attempts
 from cluster.registry.workers import WorkerRegistry
 from cluster.requests.generation import GenerationRequest, ModelCard, TokenChunk

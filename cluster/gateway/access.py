@@ -1,4 +1,5 @@
-"""Access by API key: which endpoints a bearer key may use, and its limits. Without keys, access is open.
+"""Access by API key: which endpoints a bearer key may use, and its limits. Without keys, access is open to all but
+foreign web pages.
 
 The limits of a key are requests per minute, tokens per minute and concurrent requests. Both rates are token buckets
 that hold a minute's worth: bursts pass, a steady excess does not. Prompt tokens are taken when the prompt is tokenized,
@@ -14,10 +15,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fastapi import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from baton.core.errors import BatonError, PermissionDeniedError, RateLimitError
 from cluster.gateway.api_keys import ApiKey, ApiKeys, KeyLimits
-from cluster.gateway.http_edge import add_log_fields, drop_body
+from cluster.gateway.bodies import drop_body
+from cluster.gateway.http_edge import add_log_fields, error_answer
+from cluster.gateway.origins import OriginPolicy
 
 _OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics"})
 """Paths for load balancers and Prometheus, which need no key."""
@@ -46,7 +50,7 @@ class AccessControl:
             InvalidApiKeyError: the key is missing or unknown.
             PermissionDeniedError: the path needs an admin key.
         """
-        if request.scope["path"] in _OPEN_PATHS:
+        if not self._keys or request.scope["path"] in _OPEN_PATHS:
             return
         try:
             self._identify(request)
@@ -63,6 +67,26 @@ class AccessControl:
             raise PermissionDeniedError(
                 f"The API key {api_key.name!r} is not allowed to use {path[:80]}. Use a key with `admin: true`."
             )
+
+
+class OriginGuard:
+    """Middleware that answers requests with 403 that the policy refuses, while no API keys are set."""
+
+    def __init__(self, app: ASGIApp, policy: OriginPolicy, api_keys: ApiKeys) -> None:
+        self._app = app
+        self._policy = policy
+        self._api_keys = api_keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self._api_keys:
+            request = Request(scope, receive)
+            try:
+                self._policy.check(request.headers.getlist("host"), request.headers.getlist("origin"))
+            except BatonError as error:
+                await drop_body(request)
+                await error_answer(scope, error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 _PER_MINUTE_S = 60.0

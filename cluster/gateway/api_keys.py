@@ -132,7 +132,7 @@ class ApiKey:
 
     Attributes:
         slo_class: SLO class of requests that choose none; ``None`` means the default class.
-        is_admin: allows ``/admin``.
+        is_admin: allows ``/admin`` and the timelines of all keys.
         cache_group: keys of the same group share cached prefixes; ``None`` shares them with no other key.
     """
 
@@ -141,6 +141,11 @@ class ApiKey:
     is_admin: bool = False
     limits: KeyLimits = KeyLimits()
     cache_group: str | None = None
+
+    @property
+    def owner(self) -> str:
+        """A tag of the owner's name for ids of requests, which may not contain any character."""
+        return digest_of(self.name)[:12]
 
 
 def cache_salt_of(api_key: ApiKey | None, salt: str) -> str:

@@ -17,8 +17,9 @@ from baton.core.slo import SloClasses
 from baton.core.version import package_version
 from baton.engine.models.tokenizer import Tokenizer
 from baton.explain.timelines import Order
-from cluster.gateway.access import AccessControl
+from cluster.gateway.access import AccessControl, OriginGuard, api_key_of
 from cluster.gateway.api_keys import ApiKeys
+from cluster.gateway.bodies import BodyReader
 from cluster.gateway.generation_endpoint import GenerationEndpoint
 from cluster.gateway.http_edge import (
     JsonResponse,
@@ -26,12 +27,12 @@ from cluster.gateway.http_edge import (
     RequestTimesMiddleware,
     error_answer,
     error_response,
-    read_json_object,
 )
 from cluster.gateway.openai.json_body import shown
 from cluster.gateway.openai.plan import GatewayLimits, check_model
 from cluster.gateway.openai.responses import error_body, model_body
 from cluster.gateway.openai.schemas import check_known
+from cluster.gateway.origins import OriginPolicy
 from cluster.requests.generation import FinishedRequest, Generator
 from cluster.telemetry.metrics import HttpMetrics
 
@@ -70,11 +71,14 @@ class AdminBackend(Protocol):
         """A better use of the same workers for the observed traffic."""
         ...
 
-    def timeline(self, request_id: str) -> dict[str, Any]:
+    def timeline(self, request_id: str, owner: str | None = None) -> dict[str, Any]:
         """The waterfall of a request.
 
+        Args:
+            owner: tag of the API key whose requests may be read; ``None`` allows all.
+
         Raises:
-            NotFoundError: the id is unknown, or its timeline is no longer kept.
+            NotFoundError: the owner has no such request, or its timeline is no longer kept.
         """
         ...
 
@@ -122,6 +126,7 @@ def create_app(
     *,
     slo_classes: SloClasses | None = None,
     api_keys: ApiKeys | None = None,
+    origins: OriginPolicy | None = None,
     is_kept: Callable[[str], bool] = lambda _: False,
 ) -> FastAPI:
     """The application for one served model. It has no global state.
@@ -131,20 +136,27 @@ def create_app(
         metrics: counts the requests; ``None`` disables that.
         slo_classes: ``None`` means the built-in ones.
         api_keys: ``None`` or empty if requests need no key.
+        origins: what web pages may do while requests need no key; ``None`` means everything.
         is_kept: whether an id belongs to the timeline of an earlier request, so that it must not be used again.
     """
-    access = [Depends(AccessControl(api_keys).check)] if api_keys else []
+    api_keys = ApiKeys() if api_keys is None else api_keys
+    access = [Depends(AccessControl(api_keys).check)]
     app = FastAPI(
         title="baton", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, dependencies=access
     )
+    if origins is not None:
+        app.add_middleware(OriginGuard, policy=origins, api_keys=api_keys)
     app.add_middleware(RequestContextMiddleware, metrics=metrics or HttpMetrics(CollectorRegistry()))
     app.add_middleware(RequestTimesMiddleware)  # the last one added is the outermost
     app.add_exception_handler(BatonError, _on_baton_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    endpoint = GenerationEndpoint(generator, tokenizer, limits, slo_classes or SloClasses(), on_finished, is_kept)
+    bodies = BodyReader(limits.max_body_bytes)
+    endpoint = GenerationEndpoint(
+        generator, tokenizer, limits, slo_classes or SloClasses(), bodies, on_finished, is_kept
+    )
     _add_generation_routes(app, generator, endpoint)
     _add_health_routes(app, generator)
-    _add_admin_routes(app, admin, limits)
+    _add_admin_routes(app, admin, bodies)
     return app
 
 
@@ -184,14 +196,16 @@ def _add_health_routes(app: FastAPI, generator: Generator) -> None:
         return JsonResponse({"status": "ready", "model": generator.model.name})
 
 
-def _add_admin_routes(app: FastAPI, admin: AdminBackend, limits: GatewayLimits) -> None:
+def _add_admin_routes(app: FastAPI, admin: AdminBackend, bodies: BodyReader) -> None:
     @app.get("/metrics", response_model=None)
     async def metrics() -> Response:
         return Response(await admin.metrics(), headers={"Content-Type": _METRICS_TYPE})
 
     @app.get("/v1/requests/{request_id}/timeline", response_model=None)
-    async def timeline(request_id: str) -> Response:
-        return JsonResponse(admin.timeline(request_id))
+    async def timeline(request: Request, request_id: str) -> Response:
+        api_key = api_key_of(request)
+        owner = None if api_key is None or api_key.is_admin else api_key.owner
+        return JsonResponse(admin.timeline(request_id, owner))
 
     @app.get("/v1/requests", response_model=None)
     async def requests(request: Request) -> Response:
@@ -204,12 +218,12 @@ def _add_admin_routes(app: FastAPI, admin: AdminBackend, limits: GatewayLimits) 
 
     @app.post("/admin/scale", response_model=None)
     async def scale(request: Request) -> Response:
-        targets = _parse_targets(await read_json_object(request, limits.max_body_bytes))
+        targets = _parse_targets(await bodies.read_object(request))
         return JsonResponse(await admin.scale(targets))
 
     @app.post("/admin/move", response_model=None)
     async def change_role(request: Request) -> Response:
-        source, destination = _parse_move(await read_json_object(request, limits.max_body_bytes))
+        source, destination = _parse_move(await bodies.read_object(request))
         return JsonResponse(await admin.change_role(source, destination))
 
     @app.get("/admin/plan", response_model=None)

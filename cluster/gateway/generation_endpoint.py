@@ -12,11 +12,13 @@ from functools import partial
 from fastapi import Request, Response
 
 from baton.core.errors import InvalidRequestError
+from baton.core.request_ids import owned_id
 from baton.core.slo import SLO_CLASS_HEADER, SloClass, SloClasses, SloResult
 from baton.core.timeline import Event, Timeline
 from baton.engine.models.tokenizer import Tokenizer
 from cluster.gateway.access import Allowance, KeyLimiter, api_key_of
 from cluster.gateway.api_keys import cache_salt_of
+from cluster.gateway.bodies import BodyReader
 from cluster.gateway.http_edge import (
     ArrivalTimes,
     JsonResponse,
@@ -24,7 +26,6 @@ from cluster.gateway.http_edge import (
     add_response_headers,
     arrival_of,
     call_when_finished,
-    read_json_object,
     request_id_of,
     set_request_id,
     until_disconnect,
@@ -74,20 +75,31 @@ class ActiveIds:
         self._is_kept = is_kept
 
     @contextmanager
-    def claim(self, wanted: str, num_sequences: int) -> Iterator[tuple[str, list[str]]]:
+    def claim(self, wanted: str, num_sequences: int, owner: str | None = None) -> Iterator[tuple[str, list[str]]]:
         """Reserves the ids of a request and of its sequences. A single sequence has the request's id, several have
-        ``<id>-<index>``."""
+        ``<id>-<index>``.
+
+        Args:
+            owner: tag of the API key; the ids of one owner are independent of those of others.
+
+        Returns:
+            The id for the client, and those of the sequences within the cluster.
+        """
         request_id = wanted
-        while any(map(self._is_taken, names := {request_id, *_sequence_ids(request_id, num_sequences)})):
+        while any(map(self._is_taken, names := _names(owned_id(owner, request_id), num_sequences))):
             request_id = f"{wanted[:51]}-{uuid.uuid4().hex[:12]}"
         self._active |= names
         try:
-            yield request_id, _sequence_ids(request_id, num_sequences)
+            yield request_id, _sequence_ids(owned_id(owner, request_id), num_sequences)
         finally:
             self._active -= names
 
     def _is_taken(self, name: str) -> bool:
         return name in self._active or self._is_kept(name)
+
+
+def _names(request_id: str, num_sequences: int) -> set[str]:
+    return {request_id, *_sequence_ids(request_id, num_sequences)}
 
 
 def _sequence_ids(request_id: str, num_sequences: int) -> list[str]:
@@ -110,6 +122,7 @@ class GenerationEndpoint:
         tokenizer: Tokenizer,
         limits: GatewayLimits,
         slo_classes: SloClasses,
+        bodies: BodyReader,
         on_finished: Callable[[FinishedRequest], None] | None = None,
         is_kept: Callable[[str], bool] = lambda _: False,
     ) -> None:
@@ -117,13 +130,14 @@ class GenerationEndpoint:
         self._tokenizer = tokenizer
         self._limits = limits
         self._slo_classes = slo_classes
+        self._bodies = bodies
         self._planner = Planner(tokenizer, limits)
         self._active_ids = ActiveIds(is_kept)
         self._on_finished = on_finished
         self._key_limiter = KeyLimiter()
 
     async def complete(self, request: Request) -> Response:
-        body = await read_json_object(request, self._limits.max_body_bytes)
+        body = await self._bodies.read_object(request)
         parsed_s = time.monotonic()
         allowance = self._admit(request)
         parsed = parse_request(CompletionRequest, body)
@@ -146,7 +160,7 @@ class GenerationEndpoint:
         return await self._respond(request, job)
 
     async def chat(self, request: Request) -> Response:
-        body = await read_json_object(request, self._limits.max_body_bytes)
+        body = await self._bodies.read_object(request)
         parsed_s = time.monotonic()
         allowance = self._admit(request)
         parsed = parse_request(ChatCompletionRequest, body)
@@ -235,10 +249,12 @@ class GenerationEndpoint:
     @contextmanager
     def _claim(self, request: Request, job: _Job) -> Iterator[tuple[str, list[SequenceSpec]]]:
         num_sequences = len(job.plan.prompts) * job.plan.num_choices
-        with self._active_ids.claim(request_id_of(request), num_sequences) as (request_id, ids):
+        api_key = api_key_of(request)
+        owner = None if api_key is None else api_key.owner
+        with self._active_ids.claim(request_id_of(request), num_sequences, owner) as (request_id, ids):
             set_request_id(request, request_id)
             arrival = arrival_of(request)
-            group = request_id if num_sequences > 1 else None
+            group = owned_id(owner, request_id) if num_sequences > 1 else None
             specs = [self._spec(job, arrival, Timeline(name, group=group), i) for i, name in enumerate(ids)]
             call_when_finished(request, partial(self._finish, request, job, request_id, specs))
             try:

@@ -27,10 +27,8 @@ from baton.core.errors import (
     OverloadedError,
     RateLimitError,
     RequestCancelledError,
-    RequestTooLargeError,
 )
 from baton.core.logs import RequestLog, describe_fault
-from cluster.gateway.openai.json_body import check_content_headers, parse_object
 from cluster.gateway.openai.responses import error_body
 from cluster.telemetry.metrics import UNKNOWN_ENDPOINT, HttpMetrics
 
@@ -40,8 +38,6 @@ REQUEST_ID_HEADER = "X-Request-Id"
 _POLLED_ENDPOINTS = frozenset({"/", "/health", "/ready", "/metrics"})
 _VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ID_PREFIXES = {"/v1/completions": "cmpl-", "/v1/chat/completions": "chatcmpl-"}
-# A client that is cut off while it sends may not read the answer, so up to this much of a refused body is drained.
-_MAX_DRAINED_BYTES = 64 * 1024 * 1024
 
 _T = TypeVar("_T")
 
@@ -136,6 +132,7 @@ class RequestContextMiddleware:
                 status = message["status"]
 
         try:
+            _check_framing(scope)
             await self._app(scope, receive, send_with_id)
         except (ClientDisconnect, h11.LocalProtocolError):  # h11 raises it after an invalid body
             RequestLog(logger, state["request_id"]).debug("the client disconnected")
@@ -164,42 +161,16 @@ def _choose_request_id(scope: Scope) -> str:
     return _ID_PREFIXES.get(scope["path"], "req-") + uuid.uuid4().hex
 
 
-async def drop_body(request: Request) -> None:
-    """Reads and drops the body of a refused request, so that its client reads the answer."""
-    num_bytes = 0
-    async for chunk in request.stream():
-        num_bytes += len(chunk)
-        if num_bytes > _MAX_DRAINED_BYTES:
-            return
-
-
-async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:
-    """The JSON object in the request's body.
+def _check_framing(scope: Scope) -> None:
+    """Refuses a request whose length a proxy may see otherwise, and ends its connection (RFC 9112, section 6.1).
 
     Raises:
-        RequestTooLargeError: the body is longer than ``max_bytes``, which also bounds the memory used.
-        InvalidRequestError: it is not a JSON object.
+        InvalidRequestError: the length is given in two ways.
     """
-    try:
-        check_content_headers(request.headers.get("content-type"), request.headers.get("content-encoding"))
-    except InvalidRequestError:
-        await drop_body(request)
-        raise
-    chunks: list[bytes] = []
-    num_bytes = 0
-    async for chunk in request.stream():
-        num_bytes += len(chunk)
-        if num_bytes <= max_bytes:
-            chunks.append(chunk)
-        else:
-            chunks.clear()
-            if num_bytes > max_bytes + _MAX_DRAINED_BYTES:
-                break
-    if num_bytes > max_bytes:
-        raise RequestTooLargeError(
-            f"The request body is larger than the limit of {max_bytes} bytes. Send a smaller request."
-        )
-    return parse_object(b"".join(chunks))
+    headers = Headers(scope=scope)
+    if "content-length" in headers and "transfer-encoding" in headers:
+        scope["state"]["response_headers"] = {"Connection": "close"}
+        raise InvalidRequestError("Content-Length and Transfer-Encoding exclude each other; send one of them.")
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:

@@ -15,6 +15,7 @@ from baton.engine.models.model_source import resolve_model
 from baton.engine.models.tokenizer import Tokenizer
 from baton.kv_transfer.base import KVTransport
 from baton.kv_transfer.transports import create_kv_service, create_transport
+from baton.process.descriptors import raise_descriptor_limit
 from baton.process.without_torch import do_without_torch
 from baton.rpc.channel import PeerServer, message_limit
 from baton.rpc.credentials import PeerCredentials
@@ -51,6 +52,7 @@ class SimulatedWorkerHost:
         Raises:
             ConfigError: the profile is unknown or wrong.
         """
+        raise_descriptor_limit()
         config = self._config
         settings = worker_settings(
             config,

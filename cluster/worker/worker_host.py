@@ -19,6 +19,7 @@ from baton.engine.models.model_config import check_context_length
 from baton.engine.models.model_loader import pick_device
 from baton.engine.parallel.followers import Followers
 from baton.engine.runner.model_runner import ModelRunner
+from baton.process.descriptors import raise_descriptor_limit
 from baton.process.garbage import collect_rarely
 from baton.rpc.channel import PeerServer, message_limit
 from baton.rpc.credentials import PeerCredentials
@@ -68,6 +69,7 @@ class WorkerHost:
         self._progress: asyncio.Queue[str] = asyncio.Queue()
         configure_logging(self._config.log, worker_id)
         logger.info("the process is up")  # these lines are the phases of benchmarks/startup.py
+        raise_descriptor_limit()
         hide_ungranted_gpus()
 
     async def start(self) -> dict[str, Any]:

@@ -7,29 +7,31 @@ from typing import Any
 
 import orjson
 
-from baton.core.errors import InvalidRequestError
+from baton.core.errors import InvalidRequestError, UnsupportedMediaTypeError
 
 _CONTENT_TYPE = "application/json"
 
 
 def check_content_headers(content_type: str | None, content_encoding: str | None) -> None:
-    """Raises :class:`InvalidRequestError` unless the headers announce plain UTF-8 JSON; a missing type is accepted."""
+    """Raises :class:`UnsupportedMediaTypeError` unless the headers announce plain UTF-8 JSON.
+
+    The type must be given: without it, a web page could send a body to this machine without its browser asking first.
+    """
     if content_encoding is not None and content_encoding.strip().lower() != "identity":
-        raise InvalidRequestError(
+        raise UnsupportedMediaTypeError(
             f"Content-Encoding {content_encoding[:60]!r} is not supported; send the body uncompressed."
         )
-    if content_type is None:
-        return
-    media_type, *parameters = [part.strip().lower() for part in content_type.split(";")]
+    media_type, *parameters = [part.strip().lower() for part in (content_type or "").split(";")]
     if media_type != _CONTENT_TYPE:
-        raise InvalidRequestError(
-            f"Content-Type must be {_CONTENT_TYPE}, got {content_type[:60]!r}. "
-            f"With curl, add -H 'Content-Type: {_CONTENT_TYPE}'."
+        found = "is missing" if content_type is None else f"is {content_type[:60]!r}"
+        raise UnsupportedMediaTypeError(
+            f"Content-Type {found} and must be {_CONTENT_TYPE}. With curl, add -H 'Content-Type: {_CONTENT_TYPE}', "
+            "or use --json instead of -d."
         )
     for parameter in parameters:
         name, _, value = parameter.partition("=")
         if name == "charset" and value.strip('"') not in ("utf-8", "utf8"):
-            raise InvalidRequestError(f"The body must be UTF-8, but Content-Type says charset {value[:40]!r}.")
+            raise UnsupportedMediaTypeError(f"The body must be UTF-8, but Content-Type says charset {value[:40]!r}.")
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

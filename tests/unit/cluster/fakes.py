@@ -137,7 +137,7 @@ class FakeAdmin:
         self.scaled.append(targets)
         return {"targets": targets}
 
-    def timeline(self, request_id: str) -> dict[str, Any]:
+    def timeline(self, request_id: str, owner: str | None = None) -> dict[str, Any]:
         if request_id != "known":
             raise NotFoundError(f"No request {request_id!r} is known.", param="request_id")
         return {"request_id": request_id, "events": []}

@@ -13,7 +13,7 @@ from baton.core.errors import TransferError, WorkerLostError
 from baton.core.roles import DECODE, POOLS
 from baton.explain.timelines import TimelineStore
 from baton.rpc.wire import worker_pb2
-from cluster.config.config import RouterConfig
+from cluster.config.router_config import RouterConfig
 from cluster.gateway.gateway import create_app
 from cluster.gateway.openai.plan import GatewayLimits
 from cluster.latency.latency_model import LatencyModel

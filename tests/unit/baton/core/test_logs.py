@@ -8,7 +8,15 @@ import warnings
 
 import pytest
 
-from baton.core.logs import PACKAGES, JsonFormatter, LogConfig, RequestLog, configure_logging, describe_fault
+from baton.core.logs import (
+    PACKAGES,
+    JsonFormatter,
+    LogConfig,
+    OccasionalLog,
+    RequestLog,
+    configure_logging,
+    describe_fault,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -134,3 +142,49 @@ def test_a_fault_is_described_without_its_message():
         described = describe_fault(error)
     assert "secret" not in described
     assert described.startswith("ValueError in test_a_fault_is_described_without_its_message (")
+
+
+FORGED = "a\n2026-01-01 00:00:00 CRITICAL router baton: FAKE\r\x1b[31m\x85\u2028\u202e\ud800\x00"
+
+
+@pytest.mark.parametrize("place", ["message", "argument", "field", "field's name", "exception"])
+def test_no_text_of_a_client_makes_a_line_of_its_own(capsys, place):
+    configure_logging(LogConfig(level="info"), "router")
+    log = logging.getLogger("cluster")
+    if place == "message":
+        log.info(FORGED)
+    elif place == "argument":
+        log.info("said %s", FORGED)
+    elif place == "field":
+        RequestLog(log, FORGED).info("said")
+    elif place == "field's name":
+        log.info("said", extra={FORGED: 1})
+    else:
+        try:
+            raise ValueError(FORGED)
+        except ValueError:
+            log.exception("failed")
+    first, *more = capsys.readouterr().err.splitlines()
+    assert "INFO router cluster: " in first or "ERROR router cluster: failed" in first
+    assert all(line.startswith("    ") for line in more)
+    assert bool(more) is (place == "exception")
+    assert "\n".join([first, *more]).replace("\n", "").isprintable()
+
+
+def test_a_value_is_no_second_field(capsys):
+    configure_logging(LogConfig(level="info"), "router")
+    for value in ("r1 outcome=stop", "r1] [code=x", 'r"1', ""):
+        RequestLog(logging.getLogger("cluster"), value).info("said")
+        assert capsys.readouterr().err.endswith(f" said [request_id={json.dumps(value)}]\n")
+
+
+def test_frequent_lines_are_left_out_and_counted(caplog):
+    now_s = [0.0]
+    log = OccasionalLog(logging.getLogger("cluster"), 10.0, lambda: now_s[0])
+    for now_s[0] in (0.0, 1.0, 9.0, 10.0, 30.0):
+        log.log(logging.WARNING, "again")
+    assert [record.getMessage() for record in caplog.records] == [
+        "again",
+        "again (2 such lines were left out)",
+        "again",
+    ]

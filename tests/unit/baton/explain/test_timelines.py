@@ -82,7 +82,7 @@ def finished(request_id: str, total_s: float) -> Timeline:
 def test_an_unknown_id_says_how_many_are_kept():
     store = TimelineStore(7)
     store.add(timeline("r"))
-    with pytest.raises(NotFoundError, match=r"'other'.*last 7 sequences.*1 exist"):
+    with pytest.raises(NotFoundError, match=r"'other'.*last 7 sequences"):
         store.find("other")
 
 
@@ -111,3 +111,29 @@ def test_a_request_with_many_sequences_shows_the_first_and_each_on_its_own():
     assert found is not None
     assert [entry["request_id"] for entry in found["sequences"]] == [f"r-{index}" for index in range(16)]
     assert store.to_dict("r-39") is not None
+
+
+def test_an_owner_finds_its_own_requests_only():
+    store = TimelineStore(10)
+    for entry in (timeline("a:order-1"), timeline("b:order-1"), timeline("b:many-0", "b:many"), timeline("open")):
+        store.add(entry)
+    assert store.find("order-1", "a")["request_id"] == "order-1"
+    assert [entry["request_id"] for entry in store.find("many", "b")["sequences"]] == ["many-0"]
+    messages = set()
+    for name in ("many", "many-0", "open", "b:order-1", "a:order-1", "unknown"):
+        with pytest.raises(NotFoundError) as caught:
+            store.find(name, "a")
+        messages.add(caught.value.message.replace(name, "ID"))
+    assert len(messages) == 1
+
+
+def test_without_an_owner_the_newest_request_of_that_id_is_found():
+    store = TimelineStore(10)
+    for entry in (timeline("a:order-1"), timeline("b:order-1"), timeline("b:many-0", "b:many"), timeline("open")):
+        store.add(entry)
+    assert store.find("order-1")["request_id"] == "b:order-1"
+    assert store.find("a:order-1")["request_id"] == "a:order-1"
+    assert store.find("many")["request_id"] == "b:many"
+    assert store.find("open")["request_id"] == "open"
+    with pytest.raises(NotFoundError):
+        store.find("order")

@@ -76,7 +76,10 @@ def test_a_configuration_is_immutable():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("router: {prot: 1}", "unknown key router.prot. Did you mean router.port? Known keys in router: api_keys,"),
+        (
+            "router: {prot: 1}",
+            "unknown key router.prot. Did you mean router.port? Known keys in router: allowed_hosts,",
+        ),
         ("prefil: {workers: 1}", "unknown key prefil. Did you mean prefill? Known keys at the top level: admission,"),
         ("workers: 2", "unknown key workers. Did you mean prefill.workers or decode.workers?"),
         ("zzz: 2", "unknown key zzz. Known keys at the top level:"),

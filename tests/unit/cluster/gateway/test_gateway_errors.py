@@ -77,7 +77,7 @@ async def test_a_body_refused_by_its_headers_is_still_read(direct: httpx.AsyncCl
             yield parts.pop()
 
     response = await direct.post("/v1/completions", content=body(), headers=headers)
-    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_request")
+    assert (response.status_code, response.json()["error"]["code"]) == (415, "unsupported_media_type")
     assert not parts
 
 

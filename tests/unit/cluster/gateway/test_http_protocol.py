@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import logging
 import socket
 import time
 
 import pytest
-import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -20,44 +21,15 @@ from cluster.gateway.http_edge import (
     arrival_of,
     call_when_finished,
 )
-from cluster.gateway.http_protocol import server_config
+from cluster.gateway.http_protocol import Edge, ReceiveLimits
+from cluster.gateway.turns import ByteBudget, Turns
 from cluster.telemetry.metrics import HttpMetrics
+from tests.unit.cluster.gateway.edge_serving import answer_to, serving
 from tests.waiting import until
 
 _BUSY_S = 0.4
 _TOLERANCE_S = 0.1
 """Tolerance of the kernel's clock, which counts in ticks."""
-
-
-class Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self):
-        yield
-
-
-@contextlib.asynccontextmanager
-async def serving(app, observe_refusal=lambda status: None):
-    """The address of a server of ``app`` with the protocol."""
-    server = Server(server_config(RequestTimesMiddleware(app), observe_refusal))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        await until(lambda: server.started)
-        try:
-            yield listener.getsockname()
-        finally:
-            server.should_exit = True
-            await task
-
-
-async def answer_to(address, sent: bytes) -> tuple[bytes, dict[bytes, bytes], bytes]:
-    """Status line, headers and body of what comes back until the connection is closed."""
-    reader, writer = await asyncio.open_connection(*address)
-    writer.write(sent)
-    received = await asyncio.wait_for(reader.read(), 5)
-    writer.close()
-    head, _, body = received.partition(b"\r\n\r\n")
-    status, *lines = head.split(b"\r\n")
-    return status, {name.lower(): value for name, _, value in (line.partition(b": ") for line in lines)}, body
 
 
 async def respond_x(scope, receive, send):
@@ -80,13 +52,97 @@ async def respond_x(scope, receive, send):
 )
 async def test_invalid_http_is_refused_and_counted(sent: bytes) -> None:
     observed: list[int] = []
-    async with serving(respond_x, observed.append) as address:
+    async with serving(respond_x, edge=Edge(observed.append)) as address:
         first, headers, body = await answer_to(address, sent)
         assert (await answer_to(address, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))[2] == b"x"
     assert first.startswith(b"HTTP/1.1 400")
     assert headers[b"connection"] == b"close"
-    assert b"Invalid HTTP request received." in body
+    assert json.loads(body)["error"]["code"] == "invalid_request"
     assert observed == [400]
+
+
+async def test_invalid_http_is_logged_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        async with serving(respond_x) as address:
+            for _ in range(20):
+                await answer_to(address, b"hello\r\n\r\n")
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"", b""),
+        (b"GET / HT", b"HTTP/1.1 408"),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf", b"HTTP/1.1 408"),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n", b"HTTP/1.1 408"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET / HTTP", b"HTTP/1.1 200"),
+    ],
+    ids=["nothing", "half a head", "half a body", "half of the chunks", "half of the next head"],
+)
+async def test_a_request_that_does_not_end_is_ended(sent: bytes, status: bytes) -> None:
+    limits = ReceiveLimits(head_s=0.1, body_s=0.1)
+    async with serving(respond_x, edge=Edge(lambda _: None, limits)) as address:
+        first, headers, body = await answer_to(address, sent)
+    assert first.startswith(status)
+    if status == b"HTTP/1.1 408":
+        assert json.loads(body)["error"]["code"] == "request_timeout"
+        assert headers[b"connection"] == b"close"
+
+
+async def test_bytes_that_drip_do_not_prolong_the_time_for_a_head() -> None:
+    async with serving(respond_x, edge=Edge(lambda _: None, ReceiveLimits(head_s=0.2))) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        received = asyncio.create_task(reader.read())
+        with contextlib.suppress(ConnectionError):
+            while not received.done():
+                writer.write(b"G")
+                await asyncio.sleep(0.02)
+        assert (await received).startswith(b"HTTP/1.1 408")
+        writer.close()
+
+
+async def test_a_body_may_take_as_long_as_its_size_justifies() -> None:
+    limits = ReceiveLimits(body_s=0.05, body_bytes_per_s=100.0)
+    async with serving(respond_x, edge=Edge(lambda _: None, limits)) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1001\r\n\r\n")
+        for _ in range(4):
+            writer.write(b"x" * 250)
+            await asyncio.sleep(0.04)
+        writer.write(b"x")
+        assert (await reader.read()).startswith(b"HTTP/1.1 200")
+        writer.close()
+
+
+async def test_an_idle_connection_is_kept_and_then_closed() -> None:
+    request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+    edge = Edge(lambda _: None, ReceiveLimits(head_s=0.05))
+    async with serving(respond_x, edge=edge, keep_alive_s=1.0) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        for _ in range(2):
+            writer.write(request)
+            await reader.readuntil(b"\r\n\r\nx")
+            await asyncio.sleep(0.15)
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+
+
+async def test_requests_that_arrive_at_once_are_all_answered() -> None:
+    edge = Edge(lambda _: None, turns=Turns(per_pass=1))
+    async with serving(respond_x, edge=edge) as address:
+        sent = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx"
+        answers = await asyncio.gather(*(answer_to(address, sent) for _ in range(20)))
+    assert [body for _, _, body in answers] == [b"x"] * 20
+
+
+async def test_waiting_requests_are_bounded_by_their_bytes() -> None:
+    edge = Edge(lambda _: None, waiting_bytes=ByteBudget(100))
+    async with serving(respond_x, edge=edge) as address:
+        first, headers, body = await answer_to(address, b"POST / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 100)
+    assert first.startswith(b"HTTP/1.1 503")
+    assert headers[b"retry-after"] == b"1"
+    assert json.loads(body)["error"]["reason"] == "bytes"
 
 
 @pytest.mark.parametrize("method", [b"GET", b"HEAD"])
@@ -105,6 +161,16 @@ async def test_an_invalid_body_disconnects_a_request_that_does_not_read_it(
     assert first.startswith(b"HTTP/1.1 400")
     assert not faults
     assert "a request failed" not in caplog.text
+
+
+async def test_a_length_given_in_two_ways_is_refused_and_ends_the_connection() -> None:
+    body = b"0\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
+    sent = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n" + body
+    async with serving(RequestContextMiddleware(respond_x, HttpMetrics(CollectorRegistry()))) as address:
+        first, headers, rest = await answer_to(address, sent)
+    assert first.startswith(b"HTTP/1.1 400")
+    assert headers[b"connection"] == b"close"
+    assert json.loads(rest)["error"]["code"] == "invalid_request"
 
 
 async def test_a_started_response_is_not_followed_by_another() -> None:

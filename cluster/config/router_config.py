@@ -1,0 +1,52 @@
+"""The configuration section ``router``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from baton.core.config_section import NonEmptyString, PositiveInt, PositiveSeconds, Section
+from cluster.gateway.api_keys import ApiKeyConfig
+from cluster.gateway.origins import host_of
+from cluster.gateway.tls import TlsConfig
+
+
+class RouterConfig(Section):
+    """The HTTP endpoint and the limits of what it accepts."""
+
+    host: NonEmptyString = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65_535)] = 8000
+    """0 takes any free port."""
+    max_inflight: PositiveInt = 1024
+    """Further requests get 429."""
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 1024 * 1024
+    """Larger HTTP bodies get 413."""
+    max_connections: PositiveInt | None = None
+    """Further connections get 503; null: three quarters of the files that the process may open, at most 16384."""
+    keep_alive_s: Annotated[float, Field(gt=0, le=3600)] = 90.0
+    """How long an idle connection stays open."""
+    request_timeout_s: PositiveSeconds = 600.0
+    max_attempts: PositiveInt = 3
+    """How many worker pairs a request may try before its failure reaches the client."""
+    worker_wait_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
+    """How long a request waits while a pool has no available worker, for example during a restart."""
+    timelines_kept: Annotated[int, Field(ge=0)] = 1000
+    """Number of finished requests whose timelines are kept."""
+    api_keys: list[ApiKeyConfig] = Field(default_factory=list)
+    """Requests for tokens and for /admin must present one of these keys; empty: no key is required."""
+    tls: TlsConfig | None = None
+    """Encrypts the endpoint; null: plain HTTP."""
+    allowed_hosts: list[NonEmptyString] = Field(default_factory=list)
+    """Without API keys: further hosts that clients may use in Host, and whose web pages may use the endpoint."""
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _names_without_port(cls, names: list[str]) -> list[str]:
+        for name in names:
+            if host_of(name) is None or ":" in name.rpartition("]")[2]:
+                raise ValueError(
+                    f"{name!r} is not a host; expected a name or an address without scheme and port, such as"
+                    " baton.example.com or [2001:db8::1]"
+                )
+        return names

@@ -1,0 +1,80 @@
+"""Request bodies: read within bounds of size and memory, or dropped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Request
+
+from baton.core.errors import BatonError, EndpointFullError, InvalidRequestError, RequestTooLargeError
+from cluster.gateway.openai.json_body import check_content_headers, parse_object
+from cluster.gateway.turns import ByteBudget
+
+# A client that is cut off while it sends may not read the answer, so up to this much of a refused body is drained.
+_MAX_DRAINED_BYTES = 64 * 2**20
+_BODIES_AT_ONCE = 16
+"""Bodies of the largest size that may be in memory at the same time; more smaller ones."""
+
+
+async def drop_body(request: Request) -> None:
+    """Reads and drops the body of a refused request, so that its client reads the answer."""
+    num_bytes = 0
+    async for chunk in request.stream():
+        num_bytes += len(chunk)
+        if num_bytes > _MAX_DRAINED_BYTES:
+            return
+
+
+class BodyReader:
+    """Reads the JSON bodies of requests.
+
+    Args:
+        max_bytes: size of the largest body. Unfinished bodies together may take 16 times as much memory.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._budget = ByteBudget(_BODIES_AT_ONCE * max_bytes)
+
+    async def read_object(self, request: Request) -> dict[str, Any]:
+        """The JSON object in the request's body.
+
+        Raises:
+            RequestTooLargeError: the body is too long.
+            EndpointFullError: too many bytes of other bodies are in memory.
+            InvalidRequestError: it is not a JSON object.
+        """
+        try:
+            check_content_headers(request.headers.get("content-type"), request.headers.get("content-encoding"))
+        except InvalidRequestError:
+            await drop_body(request)
+            raise
+        chunks: list[bytes] = []
+        num_bytes, problem = 0, None
+        with self._budget.share() as share:
+            async for chunk in request.stream():
+                num_bytes += len(chunk)
+                problem = problem or self._problem(num_bytes, share.grow(len(chunk)))
+                if problem is None:
+                    chunks.append(chunk)
+                    continue
+                chunks.clear()
+                share.release()
+                if num_bytes > self._max_bytes + _MAX_DRAINED_BYTES:
+                    break
+            if problem is not None:
+                raise problem
+            return parse_object(b"".join(chunks))
+
+    def _problem(self, num_bytes: int, has_room: bool) -> BatonError | None:
+        if num_bytes > self._max_bytes:
+            return RequestTooLargeError(
+                f"The request body is larger than the limit of {self._max_bytes} bytes. Send a smaller request."
+            )
+        if not has_room:
+            return EndpointFullError(
+                f"The bodies of requests that are not complete take {self._budget.max_bytes} bytes, which is the limit "
+                "for all clients together. Try again in a second.",
+                reason="bytes",
+            )
+        return None

@@ -1,0 +1,80 @@
+"""Request bodies are bounded one by one and together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+
+from baton.core.errors import BatonError
+from cluster.gateway.bodies import BodyReader
+from cluster.gateway.http_edge import JsonResponse, error_response
+from cluster.gateway.turns import ByteBudget, Turns
+
+MAX_BYTES = 1000
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx.AsyncClient]:
+    app, bodies = FastAPI(), BodyReader(MAX_BYTES)
+
+    @app.exception_handler(BatonError)
+    async def on_error(_: Request, error: BatonError):
+        return error_response(error)
+
+    @app.post("/")
+    async def read(request: Request):
+        return JsonResponse(await bodies.read_object(request))
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x", headers=JSON) as client:
+        yield client
+
+
+def body_in_parts(size: int, held: asyncio.Event) -> AsyncIterator[bytes]:
+    async def parts() -> AsyncIterator[bytes]:
+        yield b'{"a":"' + b"x" * (size - 8)
+        await held.wait()
+        yield b'"}'
+
+    return parts()
+
+
+async def test_unfinished_bodies_are_bounded_together(http: httpx.AsyncClient) -> None:
+    held = asyncio.Event()
+    posts = [asyncio.create_task(http.post("/", content=body_in_parts(MAX_BYTES, held))) for _ in range(16)]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    refused = await http.post("/", json={"a": "x" * 200})
+    assert refused.status_code == 503
+    assert refused.json()["error"]["reason"] == "bytes"
+    assert refused.headers["retry-after"] == "1"
+    assert (await http.post("/", content=b"{}" + b" " * 2000)).status_code == 413  # holds nothing while it is dropped
+    held.set()
+    assert [answer.status_code for answer in await asyncio.gather(*posts)] == [200] * 16
+    assert (await http.post("/", json={"a": "x" * 200})).status_code == 200
+
+
+def test_a_budget_is_given_back() -> None:
+    budget = ByteBudget(10)
+    with budget.share() as share:
+        assert share.grow(10)
+        assert not share.grow(1)
+    assert budget.take(10)
+
+
+async def test_few_requests_begin_in_one_pass_and_all_in_order() -> None:
+    turns, begun, per_pass = Turns(per_pass=2), [], []
+    for number in range(7):
+        turns.take(lambda number=number: begun.append(number))
+    while len(begun) < 7:
+        per_pass.append(len(begun))
+        await asyncio.sleep(0)
+    assert begun == list(range(7))
+    assert per_pass == [2, 4, 6]
+    await asyncio.sleep(0)
+    turns.take(lambda: begun.append(7))
+    assert begun[-1] == 7
