@@ -149,6 +149,15 @@ class BatonConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _kv_is_encrypted(self) -> BatonConfig:
+        if self.security.ca is not None and self.kv_transfer.transport == "nixl":
+            raise ValueError(
+                "kv_transfer.transport is nixl, which does not encrypt KV, but security has certificates; set"
+                " kv_transfer.transport to grpc, or leave security out on a network that is yours alone"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _pools_within_limits(self) -> BatonConfig:
         scaler = self.autoscaler
         for name, limits in (("prefill", scaler.prefill), ("decode", scaler.decode)) if scaler.enabled else ():
@@ -221,8 +230,9 @@ class BatonConfig(Section):
 def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> BatonConfig:
     """Reads a configuration file and applies overrides; without either, returns the defaults.
 
-    A ``model`` or draft that names a local folder or file becomes an absolute path, so that workers in other working
-    folders find it. A relative path is resolved against the configuration's folder first, then the current folder.
+    A ``model``, draft or certificate that names a local folder or file becomes an absolute path, so that workers in
+    other working folders find it. A relative path is resolved against the configuration's folder first, then the
+    current folder.
 
     Args:
         overrides: dotted key → value, as ``parse_override`` reads them from ``--set``.
@@ -255,8 +265,17 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = 
         files = {"certificate": tls.certificate, "key": tls.key}
         tls = tls.model_copy(update={key: located(f"router.tls.{key}", path) for key, path in files.items()})
     router = config.router.model_copy(update={"api_keys": api_keys, "tls": tls})
+    security = config.security
+    files = {key: file for key, file in security.model_dump().items() if file is not None}
+    security = security.model_copy(update={key: located(f"security.{key}", file) for key, file in files.items()})
     model = located("model", config.model)
-    updates = {"model": model, "speculation": speculation, "router": router, "simulation": simulation}
+    updates = {
+        "model": model,
+        "speculation": speculation,
+        "router": router,
+        "security": security,
+        "simulation": simulation,
+    }
     return config.model_copy(update=updates)
 
 

@@ -11,7 +11,7 @@ from baton.core.errors import ConfigError
 from baton.rpc.certificates import read_certificates
 from cluster.cli.cli import run
 from cluster.cli.cli_certs import create_certificates
-from cluster.config.config import BatonConfig
+from cluster.config.config import BatonConfig, load_config
 
 SECRET = bytes(32)
 
@@ -64,6 +64,18 @@ def test_another_authoritys_key_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a" / "ca.key").write_bytes((tmp_path / "b" / "ca.key").read_bytes())
     with pytest.raises(ConfigError, match="are not an authority of `baton certs`"):
         create_certificates(tmp_path / "a", ["head"], 1)
+
+
+def test_certificates_and_unencrypted_kv_exclude_each_other(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nixl, which does not encrypt KV"):
+        BatonConfig.from_dict({"security": files(tmp_path, "head"), "kv_transfer": {"transport": "nixl"}})
+
+
+def test_relative_files_are_found_beside_the_configuration(tmp_path: Path) -> None:
+    create_certificates(tmp_path, ["head"], 1)
+    file = tmp_path / "cluster.yaml"
+    file.write_text("security: {ca: head/ca.pem, certificate: head/node.pem, key: head/node.key}")
+    assert load_config(file).security.key == str(tmp_path / "head" / "node.key")
 
 
 @pytest.mark.parametrize("given", [["ca"], ["certificate", "key"], ["ca", "key"]])
