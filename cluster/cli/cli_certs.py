@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 
 from baton.core.errors import ConfigError
-from baton.rpc.certificates import create_authority, issue_certificate
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _AUTHORITY_DAYS = 3650
@@ -35,6 +34,8 @@ def create_certificates(folder: Path, nodes: list[str], days: int) -> list[str]:
     Raises:
         ConfigError: a name cannot be a folder, or the folder's authority cannot be used.
     """
+    from baton.rpc.certificates import issue_certificate
+
     for node in nodes:
         if not _NODE.fullmatch(node):
             raise ConfigError(
@@ -68,6 +69,8 @@ def create_certificates(folder: Path, nodes: list[str], days: int) -> list[str]:
 
 def _authority(folder: Path) -> tuple[bytes, bytes]:
     """The authority's certificate and key, created if the folder has neither."""
+    from baton.rpc.certificates import create_authority
+
     certificate, key = folder / "ca.pem", folder / "ca.key"
     if not certificate.exists() and not key.exists():
         made = create_authority(_AUTHORITY_DAYS)

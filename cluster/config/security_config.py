@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import model_validator
 
 from baton.core.config_section import NonEmptyString, Section
-from baton.rpc.certificates import read_certificates
-from baton.rpc.credentials import ClusterSecret, PeerCredentials
+
+if TYPE_CHECKING:
+    from baton.rpc.credentials import PeerCredentials
 
 
 class SecurityConfig(Section):
@@ -42,6 +44,9 @@ class SecurityConfig(Section):
         Raises:
             ConfigError: a file cannot be read on this node, or does not fit the others.
         """
+        from baton.rpc.certificates import read_certificates  # these load gRPC, which a configuration does not need
+        from baton.rpc.credentials import ClusterSecret, PeerCredentials
+
         if self.ca is None or self.certificate is None or self.key is None:
             return PeerCredentials(ClusterSecret(secret))
         certificates = read_certificates(Path(self.ca), Path(self.certificate), Path(self.key))

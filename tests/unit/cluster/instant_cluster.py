@@ -27,7 +27,7 @@ from cluster.routing.routing_contracts import RouteChooser
 from cluster.routing.routing_profile import build_profile
 from cluster.telemetry.cluster_metrics import ClusterFigures
 from cluster.telemetry.metrics import MetricsPage, RouterMetrics
-from tests.credentials import connect
+from tests.credentials import CREDENTIALS, connect
 from tests.routers import admission_off, make_router
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import MODEL, FakeAdmin
@@ -41,7 +41,7 @@ class InstantClient(WorkerClient):
     """A worker that answers at once, and sometimes fails."""
 
     def __init__(self) -> None:
-        super().__init__("127.0.0.1:1")
+        super().__init__("127.0.0.1:1", CREDENTIALS)
         self._calls = itertools.count(1)
 
     async def prefill(
