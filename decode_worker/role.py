@@ -46,7 +46,7 @@ class DecodeRole:
         encodings = () if kv.encoding == "native" else (KVEncoding.INT8,)
         self._importer = KVImporter(self._engine, kv.claim_timeout_s, self._speculation.adopt, encodings)
         silence_s = config.router.request_timeout_s  # computing a prompt takes no longer
-        self._kv_service = create_kv_service(kv, self._importer, silence_s)
+        self._kv_service = create_kv_service(kv, self._importer, silence_s, config.network.port_range)
         self._capture = partial(
             context.runner.capture_graphs, pool.max_num_seqs, speculation.max_draft_tokens, context.max_model_len
         )

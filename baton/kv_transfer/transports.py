@@ -12,6 +12,7 @@ from baton.kv_transfer.payload.shared_memory import SharedMemoryReceivePath, Sha
 from baton.kv_transfer.payload.sockets import SocketReceivePath, SocketSendPath
 from baton.kv_transfer.receiver import SILENCE_S, KVTransferService
 from baton.kv_transfer.sender import GrpcKVTransport
+from baton.process.ports import ANY_PORT, PortRange
 
 
 def create_transport(config: KVTransferConfig) -> GrpcKVTransport:
@@ -24,16 +25,19 @@ def create_transport(config: KVTransferConfig) -> GrpcKVTransport:
     return GrpcKVTransport(_send_paths(config), throttle, config.transfer_timeout_s)
 
 
-def create_kv_service(config: KVTransferConfig, sink: KVSink, silence_s: float = SILENCE_S) -> KVTransferService:
+def create_kv_service(
+    config: KVTransferConfig, sink: KVSink, silence_s: float = SILENCE_S, ports: PortRange = ANY_PORT
+) -> KVTransferService:
     """Creates the receiving end of hand-offs.
 
     Args:
         silence_s: see :class:`KVTransferService`.
+        ports: where this worker may listen.
 
     Raises:
         ConfigError: as for :func:`create_transport`.
     """
-    return KVTransferService(sink, _receive_paths(config), silence_s)
+    return KVTransferService(sink, _receive_paths(config, ports), silence_s)
 
 
 def _send_paths(config: KVTransferConfig) -> list[SendPath]:
@@ -47,12 +51,12 @@ def _send_paths(config: KVTransferConfig) -> list[SendPath]:
     return [*paths, InlineSendPath()]
 
 
-def _receive_paths(config: KVTransferConfig) -> list[ReceivePath]:
+def _receive_paths(config: KVTransferConfig, ports: PortRange) -> list[ReceivePath]:
     paths: list[ReceivePath] = []
     if config.shared_memory == "auto":
         paths.append(SharedMemoryReceivePath())
     if config.transport == "nixl":
         paths.append(NixlReceivePath())
     if config.connections:
-        paths.append(SocketReceivePath())
+        paths.append(SocketReceivePath(ports))
     return [*paths, InlineReceivePath()]

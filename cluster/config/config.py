@@ -20,6 +20,7 @@ from baton.kv_transfer.kv_transfer_config import KVTransferConfig
 from cluster.admission.admission_config import AdmissionConfig
 from cluster.autoscaling.autoscaler_config import AutoscalerConfig
 from cluster.config.config_reading import explain, merge_overrides, read_yaml
+from cluster.config.network_config import NetworkConfig
 from cluster.config.slo_config import SloConfig
 from cluster.config.worker_config import DecodeConfig, EngineConfig, PoolConfig, PrefillConfig, SpeculationConfig
 from cluster.gateway.api_keys import ApiKeyConfig, ApiKeys
@@ -112,6 +113,7 @@ class BatonConfig(Section):
     engine: EngineConfig = EngineConfig()
     kv_transfer: KVTransferConfig = KVTransferConfig()
     ray: RayConfig = RayConfig()
+    network: NetworkConfig = NetworkConfig()
     log: LogConfig = LogConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     slo: SloConfig = SloConfig()

@@ -29,7 +29,7 @@ class SimulatedWorkerHost:
     """One simulated worker, with the methods that a pool calls on :class:`cluster.worker.worker_host.WorkerHost`.
 
     Args:
-        bind_host: address on which the gRPC server listens, reachable for others; ``None`` means that of this node.
+        bind_host: as for :class:`cluster.worker.worker_host.WorkerHost`.
     """
 
     def __init__(self, worker_id: str, pool: str, config: BatonConfig, bind_host: str | None) -> None:
@@ -46,9 +46,10 @@ class SimulatedWorkerHost:
         """Starts to serve. Returns a :class:`cluster.registry.workers.WorkerInfo` as a dictionary.
 
         Raises:
-            ConfigError: the profile is unknown or wrong.
+            ConfigError: the profile is unknown or wrong, or ``network`` does not fit this node.
         """
         config = self._config
+        self._bind_host = config.network.address_here(self._bind_host)
         settings = worker_settings(
             config,
             load_profile(config.simulation.profile or ""),
@@ -65,7 +66,9 @@ class SimulatedWorkerHost:
         server = create_server()
         SimulatedServices(worker).add_to(server)
         create_kv_service(kv, worker.sink).add_to(server)
-        port = server.add_insecure_port(f"{self._bind_host}:0")
+        port = config.network.port_range.bind(
+            self._bind_host, lambda port: server.add_insecure_port(f"{self._bind_host}:{port}")
+        )
         await server.start()
         self._server, self._worker, self._transport = server, worker, transport
         return settings.info(f"{self._bind_host}:{port}", os.uname().nodename, os.getpid()).to_dict()

@@ -34,13 +34,17 @@ from cluster.worker.worker_service import WorkerService
 
 logger = logging.getLogger(__name__)
 
+_UCX_PORTS = "UCX_TCP_PORT_RANGE"
+"""NIXL's library chooses its own port, from this range."""
+
 
 class WorkerHost:
     """Hosts a role. Ray calls its methods for control only; requests and KV come over gRPC.
 
     Args:
         role_path: ``"module:Class"``, implementing :class:`cluster.worker.role.WorkerRole`.
-        bind_host: address at which the gRPC server listens and is reached; ``None`` means this node's address.
+        bind_host: address at which the worker listens and is reached unless ``network.address`` names one; ``None``
+            means this node's address.
     """
 
     def __init__(
@@ -66,8 +70,12 @@ class WorkerHost:
         """Loads the model and begins to serve. Returns a :class:`WorkerInfo` as a dictionary.
 
         Raises:
-            BatonError: the model cannot be loaded or cannot run here.
+            BatonError: the model cannot be loaded or cannot run here, or ``network`` does not fit this node.
         """
+        network = self._config.network
+        self._bind_host = network.address_here(self._bind_host)
+        if network.ports is not None:
+            os.environ.setdefault(_UCX_PORTS, network.ports)
         loop = asyncio.get_running_loop()
 
         def report(line: str) -> None:
@@ -117,7 +125,9 @@ class WorkerHost:
         server = create_server()
         worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(self._worker_id, self._pool, role), server)
         await _add_health_service(server)
-        port = server.add_insecure_port(f"{self._bind_host}:0")
+        port = self._config.network.port_range.bind(
+            self._bind_host, lambda port: server.add_insecure_port(f"{self._bind_host}:{port}")
+        )
         await role.start(server, self._bind_host)
         await role.profile()
         logger.info("the steps are profiled")
