@@ -47,7 +47,7 @@ class DecodeRole:
         kv = config.kv_transfer
         encodings = () if kv.encoding == "native" else (KVEncoding.INT8,)
         self._importer = KVImporter(self._engine, kv.claim_timeout_s, self._speculation.adopt, encodings)
-        self._kv_service = create_kv_service(kv, context.credentials, self._importer)
+        self._kv_service = create_kv_service(kv, context.credentials, self._importer, config.network.port_range)
         self._capture = partial(
             context.runner.capture_graphs, pool.max_num_seqs, speculation.max_draft_tokens, context.max_model_len
         )

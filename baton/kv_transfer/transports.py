@@ -12,6 +12,7 @@ from baton.kv_transfer.payload.shared_memory import SharedMemoryReceivePath, Sha
 from baton.kv_transfer.payload.sockets import SocketReceivePath, SocketSendPath
 from baton.kv_transfer.receiver import KVTransferService
 from baton.kv_transfer.sender import GrpcKVTransport
+from baton.process.ports import ANY_PORT, PortRange
 from baton.rpc.credentials import PeerCredentials
 
 
@@ -25,13 +26,18 @@ def create_transport(config: KVTransferConfig, credentials: PeerCredentials) -> 
     return GrpcKVTransport(_send_paths(config, credentials), credentials, throttle, config.transfer_timeout_s)
 
 
-def create_kv_service(config: KVTransferConfig, credentials: PeerCredentials, sink: KVSink) -> KVTransferService:
+def create_kv_service(
+    config: KVTransferConfig, credentials: PeerCredentials, sink: KVSink, ports: PortRange = ANY_PORT
+) -> KVTransferService:
     """Creates the receiving end of hand-offs.
+
+    Args:
+        ports: where this worker may listen.
 
     Raises:
         ConfigError: as for :func:`create_transport`.
     """
-    paths = _receive_paths(config, credentials)
+    paths = _receive_paths(config, credentials, ports)
     return KVTransferService(sink, paths, longest_wait_s=config.reserve_timeout_s)
 
 
@@ -46,12 +52,12 @@ def _send_paths(config: KVTransferConfig, credentials: PeerCredentials) -> list[
     return [*paths, InlineSendPath()]
 
 
-def _receive_paths(config: KVTransferConfig, credentials: PeerCredentials) -> list[ReceivePath]:
+def _receive_paths(config: KVTransferConfig, credentials: PeerCredentials, ports: PortRange) -> list[ReceivePath]:
     paths: list[ReceivePath] = []
     if config.shared_memory == "auto":
         paths.append(SharedMemoryReceivePath())
     if config.transport == "nixl":
         paths.append(NixlReceivePath())
     if config.connections and credentials.certificates is None:
-        paths.append(SocketReceivePath())
+        paths.append(SocketReceivePath(ports))
     return [*paths, InlineReceivePath()]

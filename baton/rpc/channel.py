@@ -20,6 +20,7 @@ from baton.core.errors import (
 )
 from baton.core.logs import RequestLog
 from baton.core.request_ids import request_id_of_call
+from baton.process.ports import ANY_PORT, PortRange
 from baton.rpc.certificates import CLUSTER_NAME
 from baton.rpc.credentials import CallGuard, PeerCredentials
 
@@ -74,16 +75,21 @@ class PeerServer:
         options = [*SERVER_OPTIONS, ("grpc.max_receive_message_length", max_message_bytes)]
         self.grpc: grpc.aio.Server = grpc.aio.server(interceptors=[self._guard], options=options)
 
-    def bind(self, host: str, port: int = 0) -> str:
-        """Listens at a port, 0 for any free one, and returns the address ``host:port`` that others must call."""
-        certificates = self._credentials.certificates
-        if certificates is None:
-            port = self.grpc.add_insecure_port(f"{host}:{port}")
-        else:
-            port = self.grpc.add_secure_port(f"{host}:{port}", certificates.server_credentials())
-        address = f"{host}:{port}"
+    def bind(self, host: str, ports: PortRange = ANY_PORT) -> str:
+        """Listens at a free port of the range. Returns the address ``host:port`` that others must call.
+
+        Raises:
+            PortsExhaustedError: all ports are taken.
+        """
+        address = f"{host}:{ports.bind(host, lambda port: self._listen(f'{host}:{port}'))}"
         self._guard.serve_at(address)
         return address
+
+    def _listen(self, address: str) -> int:
+        certificates = self._credentials.certificates
+        if certificates is None:
+            return int(self.grpc.add_insecure_port(address))
+        return int(self.grpc.add_secure_port(address, certificates.server_credentials()))
 
     async def start(self) -> None:
         await self.grpc.start()

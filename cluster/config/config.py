@@ -20,6 +20,7 @@ from baton.kv_transfer.kv_transfer_config import KVTransferConfig
 from cluster.admission.admission_config import AdmissionConfig
 from cluster.autoscaling.autoscaler_config import AutoscalerConfig
 from cluster.config.config_reading import explain, merge_overrides, read_yaml
+from cluster.config.network_config import NetworkConfig
 from cluster.config.router_config import RouterConfig
 from cluster.config.security_config import SecurityConfig
 from cluster.config.slo_config import SloConfig
@@ -95,6 +96,7 @@ class BatonConfig(Section):
     kv_transfer: KVTransferConfig = KVTransferConfig()
     security: SecurityConfig = SecurityConfig()
     ray: RayConfig = RayConfig()
+    network: NetworkConfig = NetworkConfig()
     liveness: LivenessConfig = LivenessConfig()
     log: LogConfig = LogConfig()
     telemetry: TelemetryConfig = TelemetryConfig()

@@ -147,10 +147,10 @@ def _unknown_key(path: str, schema: type[BaseModel]) -> str:
         section = _keys(section).get(name) or section
     known = sorted(_keys(section))
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f" Did you mean {'.'.join([*sections, close[0]])}?" if close else ""
-    elsewhere = "" if close else _same_key_elsewhere(key, schema)
+    near = f" Did you mean {'.'.join([*sections, close[0]])}?" if close else ""
+    hint = _same_key_elsewhere(key, schema) or near
     where = f"in {'.'.join(sections)}" if sections else "at the top level"
-    return f"unknown key {path}.{hint}{elsewhere} Known keys {where}: {', '.join(known)}."
+    return f"unknown key {path}.{hint} Known keys {where}: {', '.join(known)}."
 
 
 def _same_key_elsewhere(key: str, schema: type[BaseModel]) -> str:

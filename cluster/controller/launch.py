@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -13,24 +11,26 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from baton.core.errors import BatonError, ConfigError, WorkerLostError
-from baton.process.stop_signals import StopEvent, signals_deferred
-from baton.process.worker_environment import LOCAL_RAY_VARIABLES, worker_variables
+from baton.process.stop_signals import StopEvent
 from cluster.config.config import BatonConfig
 from cluster.controller.controller import ACTOR_NAME, Controller
+from cluster.nodes.ray_connection import RayConnection, connect
 
-_OBJECT_STORE_BYTES = 128 * 2**20
 _POLL_S = 0.2
 _STOP_TIMEOUT_S = 45.0
-_CONNECT_TIMEOUT_S = 5.0
 
 
 class Cluster:
-    """A running cluster. It ends with :meth:`stop`, or with this process."""
+    """A running cluster. It ends with :meth:`stop`, or with this process.
 
-    def __init__(self, controller: Any, endpoint: str, *, owns_ray: bool) -> None:
+    Args:
+        connection: closed at the end; ``None`` when this process was connected to Ray before.
+    """
+
+    def __init__(self, controller: Any, endpoint: str, connection: RayConnection | None) -> None:
         self.endpoint = endpoint
         self._controller = controller
-        self._owns_ray = owns_ray
+        self._connection = connection
 
     @classmethod
     def start(cls, config: BatonConfig, report: Callable[[str], None]) -> Cluster:
@@ -42,7 +42,7 @@ class Cluster:
         Raises:
             BatonError: a part cannot start; everything that has started is stopped again.
         """
-        owns_ray = connect(config, report)
+        connection = connect(config, report)
         controller: Any = None
         try:
             controller = _create_controller(config)
@@ -50,9 +50,9 @@ class Cluster:
                 report(f"router and workers log to {folder}")
             endpoint = _wait_for_start(controller, report)
         except BaseException:
-            cls(controller, "", owns_ray=owns_ray).stop()
+            cls(controller, "", connection).stop()
             raise
-        return cls(controller, endpoint, owns_ray=owns_ray)
+        return cls(controller, endpoint, connection)
 
     def wait(self, stop: StopEvent) -> None:
         """Returns when ``stop`` is set.
@@ -81,64 +81,8 @@ class Cluster:
             if self._controller is not None:
                 ray.kill(self._controller, no_restart=True)
             self._controller = None
-            if self._owns_ray:
-                ray.shutdown()
-
-
-def connect(config: BatonConfig, report: Callable[[str], None]) -> bool:
-    """Connects to Ray or starts it, unless this process is connected already.
-
-    Returns:
-        Whether the caller must shut Ray down.
-
-    Raises:
-        ConfigError: Ray cannot be reached or started.
-    """
-    if ray.is_initialized():
-        return False
-    # Dashboard, usage statistics and log forwarding are unused here, and cost start-up time and idle CPU.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    options: dict[str, Any] = {"namespace": config.ray.namespace, "logging_level": "error", "log_to_driver": False}
-    address = config.ray.address
-    if address is None:
-        report("starting a local Ray cluster")
-        for name, value in (LOCAL_RAY_VARIABLES | worker_variables()).items():
-            os.environ.setdefault(name, value)
-        options |= {
-            "address": "local",  # without it, ray connects to the last cluster that was started on this machine
-            "num_cpus": config.ray.local_cpus,
-            "include_dashboard": False,
-            "object_store_memory": _OBJECT_STORE_BYTES,
-            "_node_ip_address": "127.0.0.1",
-        }
-    else:
-        report(f"connecting to the Ray cluster at {address}")
-        options["address"] = address
-    try:
-        if address not in (None, "auto"):
-            _knock(address)
-        with signals_deferred():
-            ray.init(**options)
-    except KeyboardInterrupt:
-        ray.shutdown()
-        raise
-    except Exception as error:  # Ray raises Exception itself when a node takes too long
-        if address is None:
-            raise ConfigError(
-                f"A local Ray cluster could not be started: {error}. If the machine is busy, try again "
-                "later, or set ray.address to a running Ray cluster."
-            ) from error
-        raise ConfigError(
-            f"Ray cannot be reached at ray.address {address}: {error}. "
-            "Start it with `ray start --head`, or set ray.address to null for a local cluster."
-        ) from error
-    return True
-
-
-def _knock(address: str) -> None:
-    """Raises OSError when ``host:port`` refuses connections, which Ray takes minutes to detect."""
-    host, _, port = address.rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+            if self._connection is not None:
+                self._connection.close()
 
 
 def _create_controller(config: BatonConfig) -> Any:

@@ -30,7 +30,7 @@ class SimulatedWorkerHost:
     """One simulated worker, with the methods that a pool calls on :class:`cluster.worker.worker_host.WorkerHost`.
 
     Args:
-        bind_host: address on which the gRPC server listens, reachable for others; ``None`` means that of this node.
+        bind_host: as for :class:`cluster.worker.worker_host.WorkerHost`.
     """
 
     def __init__(
@@ -50,10 +50,11 @@ class SimulatedWorkerHost:
         """Starts to serve. Returns a :class:`cluster.registry.workers.WorkerInfo` as a dictionary.
 
         Raises:
-            ConfigError: the profile is unknown or wrong.
+            ConfigError: the profile is unknown or wrong, or ``network`` does not fit this node.
         """
         raise_descriptor_limit()
         config = self._config
+        self._bind_host = config.network.address_here(self._bind_host)
         settings = worker_settings(
             config,
             load_profile(config.simulation.profile or ""),
@@ -71,7 +72,7 @@ class SimulatedWorkerHost:
         server = PeerServer(self._credentials, message_limit(settings.limits.max_model_len, kv.part_bytes))
         SimulatedServices(worker, self._credentials.secret).add_to(server.grpc)
         create_kv_service(kv, self._credentials, worker.sink).add_to(server.grpc)
-        address = server.bind(self._bind_host)
+        address = server.bind(self._bind_host, config.network.port_range)
         await server.start()
         self._server, self._worker, self._transport = server, worker, transport
         proof = self._credentials.secret.peer_proof(address)

@@ -34,13 +34,17 @@ from cluster.worker.worker_service import WorkerService
 
 logger = logging.getLogger(__name__)
 
+_UCX_PORTS = "UCX_TCP_PORT_RANGE"
+"""NIXL's library chooses its own port, from this range."""
+
 
 class WorkerHost:
     """Hosts a role. Ray calls its methods for control only; requests and KV come over gRPC.
 
     Args:
         role_path: ``"module:Class"``, implementing :class:`cluster.worker.role.WorkerRole`.
-        bind_host: address at which the gRPC server listens and is reached; ``None`` means this node's address.
+        bind_host: address at which the worker listens and is reached unless ``network.address`` names one; ``None``
+            means this node's address.
         secret: the cluster's secret.
     """
 
@@ -76,9 +80,13 @@ class WorkerHost:
         """Loads the model and begins to serve. Returns a :class:`WorkerInfo` as a dictionary.
 
         Raises:
-            BatonError: the model cannot be loaded or cannot run here, or this node's certificates cannot be used.
+            BatonError: the model cannot be loaded or run here, or ``network`` or the certificates do not fit this node.
         """
         self._credentials = self._config.security.credentials(self._secret)
+        network = self._config.network
+        self._bind_host = network.address_here(self._bind_host)
+        if network.ports is not None:
+            os.environ.setdefault(_UCX_PORTS, network.ports)
         loop = asyncio.get_running_loop()
 
         def report(line: str) -> None:
@@ -129,7 +137,7 @@ class WorkerHost:
         role = _import_role(self._role_path)(context)
         server = PeerServer(credentials, message_limit(context.max_model_len, self._config.kv_transfer.part_bytes))
         worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(self._worker_id, self._pool, role), server.grpc)
-        address = server.bind(self._bind_host)
+        address = server.bind(self._bind_host, self._config.network.port_range)
         await role.start(server.grpc, self._bind_host)
         await role.profile()
         logger.info("the steps are profiled")

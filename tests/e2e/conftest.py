@@ -16,7 +16,8 @@ import pytest
 import ray
 
 from cluster.config.config import BatonConfig
-from cluster.controller.launch import Cluster, connect
+from cluster.controller.launch import Cluster
+from cluster.nodes.ray_connection import connect
 
 MODEL = "smollm2-135m-instruct"
 _SETTLE_TIMEOUT_S = 30.0

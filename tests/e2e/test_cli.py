@@ -20,6 +20,7 @@ import pytest
 
 from baton.engine.models.model_cache import cache_dir
 from baton.process.worker_environment import worker_variables
+from cluster.nodes.ray_head import RayHead
 
 ROOT = Path(__file__).parents[2]
 BATON = [sys.executable, "-m", "cluster.cli.cli"]
@@ -134,6 +135,14 @@ def test_a_second_up_names_the_running_cluster(baton: Callable[..., Result], up:
         assert second.status == 1
         assert f"A cluster already runs at {up.out.strip()}" in second.err
         assert "baton down" in second.err
+
+
+def test_other_users_reach_neither_ray_nor_its_files(up: Result) -> None:
+    [logs] = re.findall(r"log to (/\S+)", up.err)
+    assert any(folder.stat().st_mode & 0o077 == 0 for folder in Path(logs).parents)
+    gcs = next(process for process in psutil.process_iter() if f"--log_dir={logs}" in process.cmdline())
+    port = min(own.laddr.port for own in gcs.net_connections("tcp") if own.status == psutil.CONN_LISTEN)
+    assert RayHead(f"127.0.0.1:{port}", None).asks_for_token()
 
 
 def test_status_shows_both_pools(baton: Callable[..., Result], up: Result) -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from baton.kv_transfer.codec import TICKET_BYTES, WELCOME, Introduction
 from baton.kv_transfer.kv_transfer_config import MAX_CONNECTIONS
 from baton.kv_transfer.payload.byte_stream import ByteStream, RawSocket, join
+from baton.process.ports import ANY_PORT, PortRange, listen_at
 from baton.rpc.wire import kv_pb2
 
 logger = logging.getLogger(__name__)
@@ -69,25 +70,30 @@ class ExpectedConnections:
 
 
 class DataListener:
-    """The port at which the connections of all transfers arrive."""
+    """The port at which the connections of all transfers arrive.
 
-    def __init__(self) -> None:
+    Args:
+        ports: where it may listen.
+    """
+
+    def __init__(self, ports: PortRange = ANY_PORT) -> None:
+        self._ports = ports
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._expected: dict[bytes, ExpectedConnections] = {}
         self._unidentified: set[asyncio.Task[None]] = set()
 
     def start(self, host: str) -> None:
-        """Begins to listen on any free port.
+        """Begins to listen on a free port.
 
         Args:
             host: address at which senders reach this machine.
 
         Raises:
             OSError: this machine does not have the address.
+            PortsExhaustedError: no port is free.
         """
-        family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
-        self._listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+        self._listener = self._ports.bind(host, lambda port: listen_at(host, port, _BACKLOG))
         self._listener.setblocking(False)
         self._accepting = asyncio.create_task(self._accept(self._listener))
 

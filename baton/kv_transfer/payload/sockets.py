@@ -27,6 +27,7 @@ from baton.kv_transfer.payload.byte_stream import ByteStream, NothingCameError, 
 from baton.kv_transfer.payload.inline import InlineReceiver, InlineSender
 from baton.kv_transfer.payload.socket_listener import DataListener, ExpectedConnections
 from baton.kv_transfer.peer_channels import PeerChannel
+from baton.process.ports import ANY_PORT, PortRange
 from baton.rpc.channel import MAX_MESSAGE_BYTES
 from baton.rpc.wire import kv_pb2
 
@@ -223,10 +224,14 @@ class SocketReceiver(InlineReceiver):
 
 
 class SocketReceivePath(ReceivePath):
-    """Listens for the connections of all transfers."""
+    """Listens for the connections of all transfers.
 
-    def __init__(self) -> None:
-        self._listener = DataListener()
+    Args:
+        ports: where it may listen.
+    """
+
+    def __init__(self, ports: PortRange = ANY_PORT) -> None:
+        self._listener = DataListener(ports)
 
     def start(self, host: str) -> None:
         try:

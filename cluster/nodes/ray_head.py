@@ -1,0 +1,126 @@
+"""What a Ray cluster's head answers before this machine belongs to the cluster."""
+
+from __future__ import annotations
+
+import json
+import platform
+from importlib import metadata
+from typing import Any
+
+import grpc
+import ray
+from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
+
+from baton.core.errors import ConfigError, WorkerLostError
+
+_MESSAGES: Any = gcs_service_pb2  # protobuf makes its classes at run time
+_TIMEOUT_S = 10.0
+_RAY_NAMESPACE, _RAY_METADATA = b"cluster", b"CLUSTER_METADATA"
+_BATON_NAMESPACE, _BATON_VERSION = b"baton", b"version"
+
+
+class RayHead:
+    """Calls Ray's global control store (GCS) without connecting this process to the cluster.
+
+    Args:
+        address: ``host:port``.
+        token: see :mod:`cluster.nodes.ray_token`; ``None`` sends none.
+    """
+
+    def __init__(self, address: str, token: str | None) -> None:
+        self.address = address
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+
+    def is_reachable(self) -> bool:
+        """Whether it answers and accepts the token."""
+        try:
+            self.check()
+        except (ConfigError, WorkerLostError):
+            return False
+        return True
+
+    def asks_for_token(self) -> bool:
+        """Whether it refuses callers without a token.
+
+        Raises:
+            WorkerLostError: it does not answer.
+        """
+        try:
+            RayHead(self.address, None).check()
+        except ConfigError:
+            return True
+        return False
+
+    def check(self) -> None:
+        """Makes sure that it answers.
+
+        Raises:
+            WorkerLostError: it does not answer.
+            ConfigError: it refuses the token.
+        """
+        self._call("NodeInfoGcsServiceStub", "CheckAlive", _MESSAGES.CheckAliveRequest())
+
+    def versions(self) -> dict[str, str]:
+        """Versions of the programs on the head that are known, by name.
+
+        Raises:
+            WorkerLostError: it does not answer.
+            ConfigError: it refuses the token.
+        """
+        found = json.loads(self._read(_RAY_NAMESPACE, _RAY_METADATA) or b"{}")
+        versions = {"Python": found.get("python_version"), "Ray": found.get("ray_version")}
+        versions["baton"] = self._read(_BATON_NAMESPACE, _BATON_VERSION).decode()
+        return {name: version for name, version in versions.items() if version}
+
+    def publish_baton(self) -> None:
+        """Lets nodes that join compare their version of baton with this process's."""
+        request = _MESSAGES.InternalKVPutRequest(
+            namespace=_BATON_NAMESPACE, key=_BATON_VERSION, value=own_versions()["baton"].encode(), overwrite=True
+        )
+        self._call("InternalKVGcsServiceStub", "InternalKVPut", request)
+
+    def _read(self, namespace: bytes, key: bytes) -> bytes:
+        request = _MESSAGES.InternalKVGetRequest(namespace=namespace, key=key)
+        return bytes(self._call("InternalKVGcsServiceStub", "InternalKVGet", request).value)
+
+    def _call(self, service: str, method: str, request: Any) -> Any:
+        options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
+        with grpc.insecure_channel(self.address, options=options) as channel:
+            stub = getattr(gcs_service_pb2_grpc, service)(channel)
+            try:
+                return getattr(stub, method)(request, metadata=self._metadata, timeout=_TIMEOUT_S)
+            except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                    raise ConfigError(
+                        f"The Ray cluster at {self.address} refuses this machine's token. Copy the token that "
+                        "`baton node token` prints on the head."
+                    ) from error
+                raise WorkerLostError(
+                    f"No Ray head answers at {self.address} ({error.code().name}: {error.details()}). Start it with "
+                    "`baton node start`, and open its port in the firewall."
+                ) from error
+
+
+def own_versions() -> dict[str, str]:
+    """Versions of this machine that must be those of the head."""
+    return {"Python": platform.python_version(), "Ray": ray.__version__, "baton": metadata.version("baton-serve")}
+
+
+def check_versions(head: RayHead) -> None:
+    """Compares this machine with the head.
+
+    Raises:
+        ConfigError: a version differs; the message says what to install.
+        WorkerLostError: the head does not answer.
+    """
+    own = own_versions()
+    wrong = [
+        f"{name} {own[name]} is here, and {name} {version} on the head"
+        for name, version in head.versions().items()
+        if own[name] != version
+    ]
+    if wrong:
+        raise ConfigError(
+            f"This machine cannot join the cluster at {head.address}: {'; '.join(wrong)}. Workers exchange Python "
+            "objects, so install the head's versions here: the same Python, and baton with the same constraints.txt."
+        )
