@@ -17,9 +17,11 @@ from baton.engine.models.model_source import resolve_model
 from cluster.actors import RouterActor, WorkerActor
 from cluster.autoscaling.observation import PoolCounts
 from cluster.config.config import BatonConfig
+from cluster.controller.node_watch import NodeWatch
 from cluster.controller.pool_member import ChangeOrigin
 from cluster.controller.shared_processes import simulated_processes
 from cluster.controller.worker_pool import WorkerPool
+from cluster.nodes.node_labels import POOL_LABEL
 from cluster.registry.workers import WorkerInfo
 from cluster.telemetry.cluster_metrics import PoolFigures
 
@@ -54,6 +56,8 @@ class Controller:
         self._infos: dict[str, WorkerInfo] = {}
         self._reports: asyncio.Queue[str] = asyncio.Queue()
         self._router_task: asyncio.Task[None] | None = None
+        self._nodes = NodeWatch(self._leave_node)
+        self._nodes_task: asyncio.Task[None] | None = None
         self._num_router_restarts = 0
         self._stopping = False
         self._failed: asyncio.Future[None] = asyncio.get_event_loop().create_future()
@@ -65,6 +69,8 @@ class Controller:
             BatonError: a part cannot start; the message says which and why.
         """
         await asyncio.to_thread(resolve_model, self._config.model, self.report)
+        if not self._config.ray.is_local:
+            self._nodes_task = asyncio.create_task(self._nodes.run())
         for name, pool in self._pools.items():
             pool.scale(self._config.pool(name).workers)
         self.report("starting the router and the workers; each worker loads the model")
@@ -165,7 +171,13 @@ class Controller:
         """The autoscaler's input: the counts of the pools by name, and the obstacle to role changes, if any."""
         return {name: pool.counts() for name, pool in self._pools.items()}, self._role_change_obstacle()
 
+    def _leave_node(self, node_id: str) -> None:
+        for pool in self._pools.values():
+            pool.leave_node(node_id)
+
     def _role_change_obstacle(self) -> str:
+        if self._nodes.has_reserved_nodes:
+            return f"nodes are reserved for the workers of one pool (label {POOL_LABEL}); start new workers instead."
         has_draft = any(info.draft_method for info in self._infos.values() if info.pool == DECODE)
         return self._config.role_change_obstacle(has_draft=has_draft)
 
@@ -188,8 +200,9 @@ class Controller:
     async def stop(self) -> None:
         """Stops everything, the router first, so that no request loses its workers."""
         self._stopping = True
-        if self._router_task is not None:
-            self._router_task.cancel()
+        for task in (self._router_task, self._nodes_task):
+            if task is not None:
+                task.cancel()
         router, self._router = self._router, None
         if router is not None:
             try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 from collections.abc import Callable
@@ -65,14 +64,15 @@ def _start_local(config: BatonConfig, options: dict[str, Any], report: Report) -
     use_token()
     for name, value in (LOCAL_RAY_VARIABLES | worker_variables()).items():
         os.environ.setdefault(name, value)
-    connection = RayConnection(RayFolder())
+    folder = RayFolder()
+    connection = RayConnection(folder)
     options |= {
         "address": "local",  # without it, ray connects to the last cluster that was started on this machine
         "num_cpus": config.ray.local_cpus,
         "include_dashboard": False,
         "object_store_memory": _OBJECT_STORE_BYTES,
         "_node_ip_address": "127.0.0.1",
-        "_temp_dir": str(connection.folder.path),
+        "_temp_dir": str(folder.path),
     }
     try:
         _init(options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,9 @@ class SimulatedWorkerHost:
         )
         await server.start()
         self._server, self._worker, self._transport = server, worker, transport
-        return settings.info(f"{self._bind_host}:{port}", os.uname().nodename, os.getpid()).to_dict()
+        info = settings.info(f"{self._bind_host}:{port}", os.uname().nodename, os.getpid())
+        node_id = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
+        return replace(info, node_id=node_id).to_dict()
 
     async def wait(self) -> None:
         """Returns after :meth:`stop`."""
