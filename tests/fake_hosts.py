@@ -70,7 +70,13 @@ class FakeHost:
     """Is ready at once. Imports little, because each one's process imports it anew."""
 
     def __init__(
-        self, worker_id: str, pool: str, role_path: str, config: dict[str, Any], bind_host: str | None
+        self,
+        worker_id: str,
+        pool: str,
+        role_path: str,
+        config: dict[str, Any],
+        bind_host: str | None,
+        variables: dict[str, str],
     ) -> None:
         self.config = BatonConfig.from_dict(config)
         self.worker_id = worker_id

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -14,6 +16,7 @@ from baton.core.errors import BatonError, InvalidRequestError, LayoutMismatchErr
 from baton.core.logs import configure_logging
 from baton.core.roles import DECODE, POOLS
 from baton.engine.models.model_source import resolve_model
+from baton.process.worker_environment import carried_variables
 from cluster.actors import RouterActor, WorkerActor
 from cluster.autoscaling.observation import PoolCounts
 from cluster.config.config import BatonConfig
@@ -41,9 +44,16 @@ class Controller:
     Args:
         config: the cluster's configuration, as a dictionary.
         worker_class: the actor class that the pools start.
+        variables: those of the user's process, for all processes of the cluster.
     """
 
-    def __init__(self, config: dict[str, Any], worker_class: type = WorkerActor) -> None:
+    def __init__(
+        self,
+        config: dict[str, Any],
+        worker_class: type = WorkerActor,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        os.environ.update(variables or {})  # Ray started this process with the head's environment
         self._config = BatonConfig.from_dict(config)
         configure_logging(self._config.log, "controller")
         # Workers of a local cluster stay private to the machine; on several machines they must reach each other.
@@ -254,7 +264,7 @@ class Controller:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         actor_class: Any = ray.remote(RouterActor).options(num_cpus=0, max_concurrency=1000, scheduling_strategy=here)
         handle = ray.get_runtime_context().current_actor
-        router = actor_class.remote(self._config.to_dict(), self._port, handle)
+        router = actor_class.remote(self._config.to_dict(), self._port, handle, carried_variables())
         try:
             endpoint, self._port = await router.start.remote()
         except RayTaskError as error:

@@ -14,6 +14,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from baton.core.errors import BatonError, ConfigError
+from baton.process.worker_environment import carried_variables
 from cluster.config.config import BatonConfig
 from cluster.controller.placement import actor_options, pool_resources
 from cluster.controller.shared_processes import SharedActor, SharedProcesses
@@ -86,7 +87,8 @@ class PoolMember:
         options = actor_options(pool_resources(config, pool), is_local=config.ray.is_local)
         try:
             remote_class: Any = ray.remote(actor_class).options(max_concurrency=_MAX_CONCURRENT_CALLS, **options)
-            self._actor = remote_class.remote(self.worker_id, pool, ROLES[pool], config.to_dict(), bind_host)
+            arguments = (self.worker_id, pool, ROLES[pool], config.to_dict(), bind_host, carried_variables())
+            self._actor = remote_class.remote(*arguments)
         except ValueError as error:
             raise ConfigError(f"Ray refuses {pool}.resources: {error}") from error
 

@@ -13,6 +13,7 @@ import ray
 from ray.exceptions import RayError
 
 from baton.core.errors import InternalError
+from baton.process.worker_environment import carried_variables
 from cluster.config.config import BatonConfig
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,8 @@ class SharedProcesses:
             self._actor_class = ray.remote(_import(self._path)).options(
                 num_cpus=0, max_concurrency=_MAX_CONCURRENT_CALLS * self._per_process
             )
-        process = self._actor_class.remote(self._config.to_dict(), f"workers-{self._num_started}")
+        name = f"workers-{self._num_started}"
+        process = self._actor_class.remote(self._config.to_dict(), name, carried_variables())
         self._workers[process] = set()
         return process
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from baton.engine.models.tokenizer import Tokenizer
 from baton.kv_transfer.base import KVTransport
 from baton.kv_transfer.transports import create_kv_service, create_transport
 from baton.process.without_torch import do_without_torch
+from baton.process.worker_environment import adopt_variables
 from baton.rpc.channel import create_server
 from cluster.config.config import BatonConfig
 from cluster.simulation.profile import load_profile
@@ -110,9 +112,14 @@ class ServedModel:
 
 
 class SimulatedWorkerProcess:
-    """A Ray actor that hosts several workers. Its methods take the id of a worker."""
+    """A Ray actor that hosts several workers. Its methods take the id of a worker.
 
-    def __init__(self, config: dict[str, Any], name: str) -> None:
+    Args:
+        variables: as for :class:`cluster.actors.RouterActor`.
+    """
+
+    def __init__(self, config: dict[str, Any], name: str, variables: Mapping[str, str]) -> None:
+        adopt_variables(variables)
         do_without_torch()
         self._config = BatonConfig.from_dict(config)
         self._hosts: dict[str, SimulatedWorkerHost] = {}

@@ -23,7 +23,7 @@ CANCELLED_S = 60.0
 class FirstProcess:
     """Only the first process finishes its start; the others never do."""
 
-    def __init__(self, config: dict[str, Any], name: str) -> None:
+    def __init__(self, config: dict[str, Any], name: str, variables: dict[str, str]) -> None:
         if name != "workers-1":
             PROCESS.get().start_endlessly()
         self._stopped: dict[str, asyncio.Event] = {}
@@ -43,7 +43,7 @@ class FirstProcess:
 class BrokenProcess(FirstProcess):
     """Cannot be started."""
 
-    def __init__(self, config: dict[str, Any], name: str) -> None:
+    def __init__(self, config: dict[str, Any], name: str, variables: dict[str, str]) -> None:
         raise RuntimeError(f"{name} is broken")
 
 
