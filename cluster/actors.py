@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from baton.process.garbage import imports_that_stay
 from baton.process.without_torch import do_without_torch
+from baton.process.worker_environment import adopt_variables
 
 
 class RouterActor:
-    """Delegates to a :class:`cluster.router_process.RouterHost`, in a process that never loads torch."""
+    """Delegates to a :class:`cluster.router_process.RouterHost`, in a process that never loads torch.
 
-    def __init__(self, config: dict[str, Any], port: int, controller: Any, secret: bytes) -> None:
+    Args:
+        variables: see :func:`baton.process.worker_environment.carried_variables`.
+    """
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        port: int,
+        controller: Any,
+        secret: bytes,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        adopt_variables(variables or {})
         do_without_torch()
         with imports_that_stay():
             from cluster.router_process import RouterHost
@@ -38,7 +52,11 @@ class RouterActor:
 
 
 class WorkerActor:
-    """Delegates to a :class:`cluster.worker.worker_host.WorkerHost`, which takes seconds to import."""
+    """Delegates to a :class:`cluster.worker.worker_host.WorkerHost`, which takes seconds to import.
+
+    Args:
+        variables: as for :class:`RouterActor`.
+    """
 
     def __init__(
         self,
@@ -48,7 +66,9 @@ class WorkerActor:
         config: dict[str, Any],
         bind_host: str | None,
         secret: bytes,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
+        adopt_variables(variables or {})
         with imports_that_stay():
             from cluster.worker.worker_host import WorkerHost
 

@@ -77,6 +77,7 @@ class FakeHost:
         config: dict[str, Any],
         bind_host: str | None,
         secret: bytes,
+        variables: dict[str, str],
     ) -> None:
         self.config = BatonConfig.from_dict(config)
         self.worker_id = worker_id

@@ -34,19 +34,21 @@ class Host:
         """A command line that runs ``arguments`` on this host."""
         return ["ip", "netns", "exec", self.namespace, *arguments]
 
-    def start(self, arguments: Sequence[str], log: Path, variables: Mapping[str, str] | None = None) -> None:
+    def start(
+        self, arguments: Sequence[str], log: Path, variables: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         """Starts a program, which ends with the host."""
         with log.open("ab") as output:
-            self._processes.append(
-                subprocess.Popen(
-                    self.command(arguments),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env={**os.environ, **(variables or {})},
-                    start_new_session=True,
-                )
+            process = subprocess.Popen(
+                self.command(arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(variables or {})},
+                start_new_session=True,
             )
+        self._processes.append(process)
+        return process
 
     def has_ended(self) -> bool:
         """Whether a program that was started here has ended."""
@@ -66,6 +68,21 @@ class Host:
         """Bytes that left this host so far."""
         name = _BRIDGE if _has_link(self.namespace, _BRIDGE) else _PORT
         return int(self.run(["cat", f"/sys/class/net/{name}/statistics/tx_bytes"], 10))
+
+    def accept_only(self, ports: Sequence[str]) -> None:
+        """Drops new connections from other hosts, except to these TCP ports and ranges such as ``20000:20100``."""
+        rules = [["-i", "lo"], ["-m", "conntrack", "--ctstate", "ESTABLISHED,RELATED"], ["-p", "icmp"]]
+        rules += [["-p", "tcp", "--dport", port] for port in ports]
+        for rule in rules:
+            self.run(["iptables", "-A", "INPUT", *rule, "-j", "ACCEPT"], 10)
+        self.run(["iptables", "-P", "INPUT", "DROP"], 10)
+
+    def cut_off(self) -> None:
+        """Takes this host from the network. Not for the host that has the bridge."""
+        self.run(["ip", "link", "set", _PORT, "down"], 10)
+
+    def reconnect(self) -> None:
+        self.run(["ip", "link", "set", _PORT, "up"], 10)
 
     def pids(self) -> list[int]:
         """Processes that are on this host."""
@@ -103,6 +120,21 @@ def why_no_namespaces() -> str:
         _ip("netns", "delete", name)
     except subprocess.CalledProcessError as error:
         return f"network namespaces cannot be made here: {error.stderr.strip()}"
+    return ""
+
+
+def why_no_firewall() -> str:
+    """Why hosts cannot close their ports; empty if they can."""
+    name = f"baton-{os.getpid()}-probe"
+    if shutil.which("iptables") is None:
+        return "firewalls need iptables"
+    _ip("netns", "add", name)
+    try:
+        Host(name, "").accept_only(["1:2"])
+    except subprocess.CalledProcessError as error:
+        return f"firewalls cannot be made here: {error.stderr.strip()}"
+    finally:
+        _ip("netns", "delete", name)
     return ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 
 _VARIABLES = {
     # How often an OpenMP thread looks for work before it sleeps. With libgomp's default, spinning threads of two busy
@@ -30,6 +31,23 @@ LOCAL_RAY_VARIABLES = {
     "RAY_prestart_worker_first_driver": "0",
 }
 """Variables of Ray itself for a cluster on this machine. The user's environment overrides them too."""
+
+_CARRIED = ("BATON_CACHE", "HF_ENDPOINT", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN")
+"""Variables of the user who starts a cluster, which other machines need to find or fetch models."""
+
+
+def carried_variables() -> dict[str, str]:
+    """Those of this process's variables that all processes of a cluster get, secrets among them.
+
+    They travel as arguments of actors. In Ray's runtime environments they would be on command lines and in logs.
+    """
+    return {name: os.environ[name] for name in _CARRIED if name in os.environ}
+
+
+def adopt_variables(variables: Mapping[str, str]) -> None:
+    """Sets the variables that this process does not have, since its machine may have values of its own."""
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
 
 
 def worker_variables() -> dict[str, str]:

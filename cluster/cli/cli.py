@@ -25,6 +25,7 @@ from cluster.cli.cli_bench import bench_compare, bench_serve, bench_sweep
 from cluster.cli.cli_certs import certs
 from cluster.cli.cli_check import check
 from cluster.cli.cli_common import EndpointOption, JsonOption, with_client
+from cluster.cli.cli_node import app as node_app
 from cluster.cli.cli_plan import advise, change_role, plan
 from cluster.cli.cli_reporter import Reporter, error_console, print_report, run_app
 from cluster.cli.cli_train import app as train_app
@@ -66,6 +67,7 @@ app.command("advise")(advise)
 app.command("move")(change_role)
 app.command("wait-idle")(wait_idle)
 app.add_typer(train_app, name="train")
+app.add_typer(node_app, name="node")
 
 
 def run(arguments: Sequence[str]) -> int:

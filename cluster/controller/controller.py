@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -14,13 +16,16 @@ from baton.core.errors import BatonError, InvalidRequestError, LayoutMismatchErr
 from baton.core.logs import configure_logging
 from baton.core.roles import DECODE, POOLS
 from baton.engine.models.model_source import resolve_model
+from baton.process.worker_environment import carried_variables
 from baton.rpc.credentials import create_secret
 from cluster.actors import RouterActor, WorkerActor
 from cluster.autoscaling.observation import PoolCounts
 from cluster.config.config import BatonConfig
+from cluster.controller.node_watch import NodeWatch
 from cluster.controller.pool_member import ChangeOrigin
 from cluster.controller.shared_processes import simulated_processes
 from cluster.controller.worker_pool import WorkerPool
+from cluster.nodes.node_labels import POOL_LABEL
 from cluster.registry.progress_judge import Standing
 from cluster.registry.progress_watch import ProgressWatch
 from cluster.registry.worker_client import WorkerClient
@@ -43,9 +48,16 @@ class Controller:
     Args:
         config: the cluster's configuration, as a dictionary.
         worker_class: the actor class that the pools start.
+        variables: those of the user's process, for all processes of the cluster.
     """
 
-    def __init__(self, config: dict[str, Any], worker_class: type = WorkerActor) -> None:
+    def __init__(
+        self,
+        config: dict[str, Any],
+        worker_class: type = WorkerActor,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        os.environ.update(variables or {})  # Ray started this process with the head's environment
         self._config = BatonConfig.from_dict(config)
         configure_logging(self._config.log, "controller")
         # Workers of a local cluster stay private to the machine; on several machines they must reach each other.
@@ -65,6 +77,8 @@ class Controller:
         self._watching: asyncio.Task[None] | None = None
         self._reports: asyncio.Queue[str] = asyncio.Queue()
         self._router_task: asyncio.Task[None] | None = None
+        self._nodes = NodeWatch(self._leave_node)
+        self._nodes_task: asyncio.Task[None] | None = None
         self._num_router_restarts = 0
         self._stopping = False
         self._failed: asyncio.Future[None] = asyncio.get_event_loop().create_future()
@@ -78,6 +92,8 @@ class Controller:
         self._config.security.credentials(self._secret)  # reports wrong certificates before anything starts
         self._watching = asyncio.create_task(self._watch.run())
         await asyncio.to_thread(resolve_model, self._config.model, self.report)
+        if not self._config.ray.is_local:
+            self._nodes_task = asyncio.create_task(self._nodes.run())
         for name, pool in self._pools.items():
             pool.scale(self._config.pool(name).workers)
         self.report("starting the router and the workers; each worker loads the model")
@@ -178,7 +194,13 @@ class Controller:
         """The autoscaler's input: the counts of the pools by name, and the obstacle to role changes, if any."""
         return {name: pool.counts() for name, pool in self._pools.items()}, self._role_change_obstacle()
 
+    def _leave_node(self, node_id: str) -> None:
+        for pool in self._pools.values():
+            pool.leave_node(node_id)
+
     def _role_change_obstacle(self) -> str:
+        if self._nodes.has_reserved_nodes:
+            return f"nodes are reserved for the workers of one pool (label {POOL_LABEL}); start new workers instead."
         has_draft = any(info.draft_method for info in self._infos.values() if info.pool == DECODE)
         return self._config.role_change_obstacle(has_draft=has_draft)
 
@@ -201,7 +223,7 @@ class Controller:
     async def stop(self) -> None:
         """Stops everything, the router first, so that no request loses its workers."""
         self._stopping = True
-        for task in (self._router_task, self._watching):
+        for task in (self._router_task, self._watching, self._nodes_task):
             if task is not None:
                 task.cancel()
         router, self._router = self._router, None
@@ -266,7 +288,7 @@ class Controller:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         actor_class: Any = ray.remote(RouterActor).options(num_cpus=0, max_concurrency=1000, scheduling_strategy=here)
         handle = ray.get_runtime_context().current_actor
-        router = actor_class.remote(self._config.to_dict(), self._port, handle, self._secret)
+        router = actor_class.remote(self._config.to_dict(), self._port, handle, self._secret, carried_variables())
         try:
             endpoint, self._port = await router.start.remote()
         except RayTaskError as error:

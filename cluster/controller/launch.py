@@ -12,6 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from baton.core.errors import BatonError, ConfigError, WorkerLostError
 from baton.process.stop_signals import StopEvent
+from baton.process.worker_environment import carried_variables
 from cluster.config.config import BatonConfig
 from cluster.controller.controller import ACTOR_NAME, Controller
 from cluster.nodes.ray_connection import RayConnection, connect
@@ -96,7 +97,7 @@ def _create_controller(config: BatonConfig) -> Any:
         scheduling_strategy=here,
     )
     try:
-        return actor_class.remote(config.to_dict())
+        return actor_class.remote(config.to_dict(), variables=carried_variables())
     except ValueError as error:
         raise ConfigError(
             f"A baton cluster already runs in the Ray namespace {config.ray.namespace!r}. "

@@ -7,11 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.process.worker_environment import is_like_a_worker, worker_variables
+from cluster.config.config import BatonConfig
 from cluster.config.worker_config import ResourcesConfig
+from cluster.nodes.node_labels import POOL_LABEL, selector_of
 
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
 _GIB = 2**30
 _TOO_FEW_CPUS = "too few CPUs"
+
+
+def pool_resources(config: BatonConfig, pool: str) -> ResourcesConfig:
+    """The resources of a pool's workers, which by default avoid nodes that are reserved for another pool."""
+    resources = config.pool(pool).resources
+    if config.ray.is_local or POOL_LABEL in resources.labels:
+        return resources
+    return resources.model_copy(update={"labels": {**resources.labels, POOL_LABEL: selector_of(pool)}})
 
 
 def actor_options(resources: ResourcesConfig, *, is_local: bool = False) -> dict[str, Any]:
@@ -69,7 +79,8 @@ def describe_request(resources: ResourcesConfig) -> str:
     parts = [f"{resources.cpus:g} CPUs", f"{resources.gpus:g} GPUs"]
     if resources.memory_gib is not None:
         parts.append(f"{resources.memory_gib:g} GiB of memory")
-    parts.extend(f"the node label {key}={value}" for key, value in label_selector(resources).items())
+    for key, value in label_selector(resources).items():
+        parts.append(f"no node label {key} {value[1:]}" if value.startswith("!") else f"the node label {key}={value}")
     return ", ".join(parts)
 
 

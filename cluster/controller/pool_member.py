@@ -14,8 +14,9 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from baton.core.errors import BatonError, ConfigError, WorkerLostError
+from baton.process.worker_environment import carried_variables
 from cluster.config.config import BatonConfig
-from cluster.controller.placement import actor_options
+from cluster.controller.placement import actor_options, pool_resources
 from cluster.controller.shared_processes import SharedActor, SharedProcesses
 from cluster.registry.progress_judge import Standing
 from cluster.registry.workers import WorkerInfo, WorkerState
@@ -87,10 +88,11 @@ class PoolMember:
         if processes is not None:
             self._actor = processes.place(self.worker_id, pool, bind_host)
             return
-        options = actor_options(config.pool(pool).resources, is_local=config.ray.is_local)
+        options = actor_options(pool_resources(config, pool), is_local=config.ray.is_local)
         try:
             remote_class: Any = ray.remote(actor_class).options(max_concurrency=_MAX_CONCURRENT_CALLS, **options)
-            self._actor = remote_class.remote(self.worker_id, pool, ROLES[pool], config.to_dict(), bind_host, secret)
+            arguments = (self.worker_id, pool, ROLES[pool], config.to_dict(), bind_host, secret, carried_variables())
+            self._actor = remote_class.remote(*arguments)
         except ValueError as error:
             raise ConfigError(f"Ray refuses {pool}.resources: {error}") from error
 

@@ -14,6 +14,7 @@ import ray
 from ray.exceptions import RayError
 
 from baton.core.errors import InternalError
+from baton.process.worker_environment import carried_variables
 from cluster.config.config import BatonConfig
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,8 @@ class SharedProcesses:
             self._actor_class = ray.remote(_import(self._path)).options(
                 num_cpus=0, max_concurrency=_MAX_CONCURRENT_CALLS * self._per_process
             )
-        process = self._actor_class.remote(self._config.to_dict(), f"workers-{self._num_started}", self._secret)
+        name = f"workers-{self._num_started}"
+        process = self._actor_class.remote(self._config.to_dict(), name, self._secret, carried_variables())
         self._workers[process] = set()
         return process
 

@@ -26,7 +26,7 @@ from baton.core.errors import (
 from baton.process.background import race
 from cluster.autoscaling.observation import PoolCounts
 from cluster.config.config import BatonConfig
-from cluster.controller.placement import Node, explain_pending, fits_somewhere, live_nodes
+from cluster.controller.placement import Node, explain_pending, fits_somewhere, live_nodes, pool_resources
 from cluster.controller.pool_member import ChangeOrigin, PoolMember
 from cluster.controller.shared_processes import SharedProcesses
 from cluster.registry.progress_judge import Standing
@@ -97,7 +97,7 @@ class WorkerPool:
         self.target = 0
         self.is_pinned = False
         self._config = config
-        self._resources = config.pool(name).resources
+        self._resources = pool_resources(config, name)
         self._listener = listener
         self._actor_class = actor_class
         self._bind_host = bind_host
@@ -138,6 +138,14 @@ class WorkerPool:
         self.target = target
         self._fatal = None
         self._reconcile()
+
+    def leave_node(self, node_id: str) -> None:
+        """Drains the workers on a node and replaces them elsewhere."""
+        there = [member for member in self._members.values() if member.info and member.info.node_id == node_id]
+        for member in [member for member in there if not member.leaving.is_set()]:
+            self._listener.report(f"{member.worker_id} is drained, since its node leaves the cluster")
+            member.leaving.set()
+            self._reconcile()
 
     def change_role_from(self, source: WorkerPool, by: ChangeOrigin) -> None:
         """Drains a worker of another pool and moves it into this one with its weights.

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import ray
-from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
+from ray.core.generated import gcs_pb2, gcs_service_pb2, gcs_service_pb2_grpc
 
 from baton.core.errors import ConfigError, WorkerLostError
 
@@ -71,6 +71,15 @@ class RayHead:
         versions = {"Python": found.get("python_version"), "Ray": found.get("ray_version")}
         versions["baton"] = self._read(_BATON_NAMESPACE, _BATON_VERSION).decode()
         return {name: version for name, version in versions.items() if version}
+
+    def has_node(self, address: str, port: int) -> bool:
+        """Whether a live node has its node manager at this address; False also if the head does not answer."""
+        try:
+            nodes = self._call("NodeInfoGcsServiceStub", "GetAllNodeInfo", gcs_service_pb2.GetAllNodeInfoRequest())
+        except WorkerLostError:
+            return False
+        found = (node for node in nodes.node_info_list if node.state == gcs_pb2.GcsNodeInfo.ALIVE)
+        return any((node.node_manager_address, node.node_manager_port) == (address, port) for node in found)
 
     def publish_baton(self) -> None:
         """Lets nodes that join compare their version of baton with this process's."""

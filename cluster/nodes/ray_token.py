@@ -33,7 +33,7 @@ def find_token() -> str | None:
     Raises:
         ConfigError: the file is empty or cannot be read.
     """
-    if given := os.environ.get(TOKEN_VARIABLE, "").strip():
+    if given := os.environ.get(TOKEN_VARIABLE, "").strip():  # Ray's precedence
         return given
     file = token_file()
     try:

@@ -47,6 +47,7 @@ class WorkerInfo:
         max_num_seqs: largest number of sequences in one of its steps.
         kv_blocks: size of its KV cache in blocks; 0 if unknown.
         memory: the budget of its memory; ``None`` if unknown.
+        node_id: id of its node in Ray; empty if unknown.
         graph_failure: why it runs every step eagerly although CUDA graphs were configured; empty otherwise.
     """
 
@@ -72,6 +73,7 @@ class WorkerInfo:
     max_num_seqs: int = 64
     kv_blocks: int = 0
     memory: MemoryBudget | None = None
+    node_id: str = ""
     graph_failure: str = ""
 
     @property

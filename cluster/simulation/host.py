@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from baton.kv_transfer.base import KVTransport
 from baton.kv_transfer.transports import create_kv_service, create_transport
 from baton.process.descriptors import raise_descriptor_limit
 from baton.process.without_torch import do_without_torch
+from baton.process.worker_environment import adopt_variables
 from baton.rpc.channel import PeerServer, message_limit
 from baton.rpc.credentials import PeerCredentials
 from cluster.config.config import BatonConfig
@@ -76,7 +79,9 @@ class SimulatedWorkerHost:
         await server.start()
         self._server, self._worker, self._transport = server, worker, transport
         proof = self._credentials.secret.peer_proof(address)
-        return settings.info(address, proof, os.uname().nodename, os.getpid()).to_dict()
+        info = settings.info(address, proof, os.uname().nodename, os.getpid())
+        node_id = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
+        return replace(info, node_id=node_id).to_dict()
 
     async def wait(self) -> None:
         """Returns after :meth:`stop`."""
@@ -112,9 +117,14 @@ class ServedModel:
 
 
 class SimulatedWorkerProcess:
-    """A Ray actor that hosts several workers. Its methods take the id of a worker."""
+    """A Ray actor that hosts several workers. Its methods take the id of a worker.
 
-    def __init__(self, config: dict[str, Any], name: str, secret: bytes) -> None:
+    Args:
+        variables: as for :class:`cluster.actors.RouterActor`.
+    """
+
+    def __init__(self, config: dict[str, Any], name: str, secret: bytes, variables: Mapping[str, str]) -> None:
+        adopt_variables(variables)
         do_without_torch()
         self._config = BatonConfig.from_dict(config)
         self._secret = secret

@@ -226,6 +226,7 @@ class WorkerHost:
             max_num_seqs=context.pool.max_num_seqs,
             kv_blocks=runner.cache.num_blocks,
             memory=loaded.memory,
+            node_id=ray.get_runtime_context().get_node_id() if ray.is_initialized() else "",
             graph_failure="" if runner.graph_failure is None else runner.graph_failure.describe(),
         )
 

@@ -1,39 +1,53 @@
-"""A Ray cluster of three hosts with addresses of their own: head, prefill node and decode node."""
+"""A cluster of three hosts with addresses and firewalls of their own: head, prefill node and decode node.
+
+The hosts are joined by `baton node`, and accept only what docs/machines.md lists. The last tests cut a node off, and
+end it.
+"""
 
 from __future__ import annotations
 
 import json
-import secrets
-import shutil
+import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
-from baton.process.worker_environment import LOCAL_RAY_VARIABLES
 from tests.engine_runs import build_engine, run, tokens_of
-from tests.namespaces import Host, hosts, why_no_namespaces
+from tests.namespaces import Host, hosts, why_no_firewall, why_no_namespaces
 from tests.ranked_models import PROMPTS as LONG_AND_SHORT
 from tests.ranked_models import Build, build_with_draft, sampled, save_servable
 
 PROBLEM = why_no_namespaces()
+NO_FIREWALL = PROBLEM or why_no_firewall()
 pytestmark = pytest.mark.skipif(bool(PROBLEM), reason=PROBLEM)
+ROOT = Path(__file__).parents[2]
 PROMPTS = LONG_AND_SHORT[::3]
 PARAMS = sampled(len(PROMPTS), 20)
 RAY_PORT, HTTP_PORT = 6379, 8000
 START_S = 240.0
-OBJECT_STORE_BYTES = 80 * 2**20
-NO_DASHBOARD = "--include-dashboard=false"
-VARIABLES = {**LOCAL_RAY_VARIABLES, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-"""Ray's head asks for a token, which every node and driver must have."""
+WORKER_PORTS = "20000-20009"
+RAY_PORTS = {
+    "head": [str(RAY_PORT), str(RAY_PORT + 1), str(RAY_PORT + 2), "10002:10999"],
+    "worker": [str(RAY_PORT + 1), str(RAY_PORT + 2), "10002:10999"],
+}
+"""Those that docs/machines.md says to open."""
+BATON = [sys.executable, "-c", "from cluster.cli.command import main; main()"]
+RAY_VARIABLES = {
+    # A node is declared dead after some seconds instead of half a minute.
+    "RAY_health_check_initial_delay_ms": "3000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "4",
+}
 CALL = """
 import sys, httpx
 method, url, body = sys.argv[1:]
@@ -50,6 +64,8 @@ class SeparateNodes:
     head: Host
     prefill: Host
     decode: Host
+    logs: Path
+    joined: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """Calls the endpoint from the head's host."""
@@ -57,7 +73,22 @@ class SeparateNodes:
         content = json.dumps(body) if body else ""
         return json.loads(self.head.run([sys.executable, "-c", CALL, method, url, content], 90))
 
-    def wait_for(self, condition: Callable[[], Any], what: str, logs: Path) -> None:
+    def start(self, host: Host, arguments: list[str]) -> subprocess.Popen[bytes]:
+        """Starts baton on a host."""
+        variables = {**RAY_VARIABLES, "RAY_AUTH_TOKEN_PATH": str(self.logs / "token"), "PYTHONPATH": str(ROOT)}
+        return host.start([*BATON, *arguments], self.log_of(host, arguments[0]), variables)
+
+    def log_of(self, host: Host, command: str) -> Path:
+        return self.logs / f"{host.namespace}-{command}.log"
+
+    def join(self, name: str) -> None:
+        """Makes a host a node for a pool."""
+        host: Host = getattr(self, name)
+        arguments = ["node", "join", f"{self.head.address}:{RAY_PORT}", "--pool", name, "--cpus", "8"]
+        self.joined[name] = self.start(host, arguments)
+        self.wait_for(lambda: "has joined" in self.log_of(host, "node").read_text(), name)
+
+    def wait_for(self, condition: Callable[[], Any], what: str) -> None:
         """Waits until a condition is true, and meanwhile takes its errors for a no.
 
         Raises:
@@ -71,16 +102,20 @@ class SeparateNodes:
             except (subprocess.SubprocessError, ValueError):
                 pass
             time.sleep(0.5)
-        texts = [f"{log.name}:\n{log.read_text()[-2000:]}" for log in sorted(logs.glob("*.log"))]
+        texts = [f"{log.name}:\n{log.read_text()[-2000:]}" for log in sorted(self.logs.glob("*.log"))]
         raise TimeoutError(f"{what} did not start\n" + "\n".join(texts))
 
     @property
     def all(self) -> tuple[Host, ...]:
         return self.head, self.prefill, self.decode
 
-    def complete(self, index: int) -> Any:
+    def tokens(self, index: int) -> list[int]:
+        """The tokens of the answer to a prompt."""
+        return list(self.call("POST", "/v1/completions", self.request(index))["choices"][0]["token_ids"])
+
+    def request(self, index: int) -> dict[str, Any]:
         own = PARAMS[index]
-        body = {
+        return {
             "model": "tiny",
             "prompt": PROMPTS[index],
             "max_tokens": own.max_tokens,
@@ -88,7 +123,15 @@ class SeparateNodes:
             "seed": own.seed,
             "return_token_ids": True,
         }
-        return self.call("POST", "/v1/completions", body)
+
+    def num_in_flight(self) -> int:
+        return int(self.call("GET", "/admin/status")["requests"]["in_flight"])
+
+    def ready_pid(self, pool: str) -> int | None:
+        """The process of the pool's only worker, if it is ready."""
+        workers = self.call("GET", "/admin/status")["pools"][pool]["workers"]
+        ready = [worker["pid"] for worker in workers if worker["state"] == "ready"]
+        return ready[0] if len(ready) == 1 else None
 
 
 @pytest.fixture(scope="module")
@@ -96,43 +139,39 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_servable(tmp_path_factory.mktemp("model") / "tiny")
 
 
+@dataclass(frozen=True)
+class Reference:
+    """What one engine computes."""
+
+    tokens: list[list[int]]
+    kv_bytes: int
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> Reference:
+    runner = build_with_draft(Build(str(folder)), None)[0]
+    tokens = tokens_of(run(build_engine(runner), PROMPTS, PARAMS))
+    return Reference(tokens, sum(map(len, PROMPTS)) * runner.spec.bytes_per_token)
+
+
 @pytest.fixture(scope="module")
 def nodes(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeparateNodes]:
     logs = tmp_path_factory.mktemp("logs")
-    ray_folder = tempfile.mkdtemp(prefix="ray")  # short, since Ray's sockets lie deep in it
-    try:
-        with hosts(("head", "prefill", "decode")) as found:
-            cluster = SeparateNodes(**found)
-            address = f"{cluster.head.address}:{RAY_PORT}"
-            log = start_ray(
-                cluster.head, logs, ["--head", f"--port={RAY_PORT}", f"--temp-dir={ray_folder}", NO_DASHBOARD]
-            )
-            cluster.wait_for(partial(has_started, log), "Ray's head", logs)
-            for name in ("prefill", "decode"):
-                log = start_ray(found[name], logs, [f"--address={address}", f"--labels=pool={name}"])
-                cluster.wait_for(partial(has_started, log), f"Ray on {name}", logs)  # nodes share a folder of sockets
-            config = logs / "config.yaml"
-            config.write_text(yaml.safe_dump(configuration(folder, cluster.head.address)))
-            command = [sys.executable, "-c", "from cluster.cli.command import main; main()", "up", "-c", str(config)]
-            cluster.head.start(command, logs / "baton.log", VARIABLES)
-            cluster.wait_for(lambda: cluster.call("GET", "/ready"), "the cluster", logs)
-            yield cluster
-    finally:
-        shutil.rmtree(ray_folder, ignore_errors=True)
-
-
-def has_started(log: Path) -> bool:
-    return "Ray runtime started" in log.read_text()
-
-
-def start_ray(host: Host, logs: Path, arguments: list[str]) -> Path:
-    """Starts a node of Ray. Returns its log."""
-    ray = str(Path(sys.executable).with_name("ray"))
-    common = ["--block", f"--node-ip-address={host.address}", "--num-cpus=8", "--disable-usage-stats"]
-    common += [f"--object-store-memory={OBJECT_STORE_BYTES}"]
-    log = logs / f"{host.namespace}.log"
-    host.start([ray, "start", *arguments, *common], log, VARIABLES)
-    return log
+    with hosts(("head", "prefill", "decode")) as found:
+        cluster = SeparateNodes(**found, logs=logs)
+        if not NO_FIREWALL:
+            cluster.head.accept_only([*RAY_PORTS["head"], str(HTTP_PORT)])
+            for host in (cluster.prefill, cluster.decode):
+                host.accept_only([*RAY_PORTS["worker"], WORKER_PORTS.replace("-", ":")])
+        cluster.start(cluster.head, ["node", "start", "--address", f"{cluster.head.address}/24"])
+        cluster.wait_for(lambda: "the head is ready" in cluster.log_of(cluster.head, "node").read_text(), "the head")
+        for name in ("prefill", "decode"):
+            cluster.join(name)
+        config = logs / "config.yaml"
+        config.write_text(yaml.safe_dump(configuration(folder, cluster.head.address)))
+        cluster.start(cluster.head, ["up", "-c", str(config)])
+        cluster.wait_for(lambda: cluster.call("GET", "/ready"), "the cluster")
+        yield cluster
 
 
 def configuration(folder: Path, address: str) -> dict[str, Any]:
@@ -144,24 +183,21 @@ def configuration(folder: Path, address: str) -> dict[str, Any]:
         "engine": {"block_size": 4},
         "ray": {"address": f"{address}:{RAY_PORT}", "start_timeout_s": START_S},
         "router": {"host": address, "port": HTTP_PORT},
-        "prefill": {**pool, "tensor_parallel": 2, "resources": {"labels": {"pool": "prefill"}}},
-        "decode": {**pool, "tensor_parallel": 1, "resources": {"labels": {"pool": "decode"}}},
+        "network": {"ports": WORKER_PORTS},
+        "prefill": {**pool, "tensor_parallel": 2},
+        "decode": {**pool, "tensor_parallel": 1},
         "kv_transfer": {"shared_memory": "off"},  # the hosts are one machine after all
         "routing": {"local_prefill": "never"},
     }
 
 
-def test_kv_of_a_divided_worker_crosses_the_link(nodes: SeparateNodes, folder: Path) -> None:
-    runner = build_with_draft(Build(str(folder)), None)[0]
-    expected = tokens_of(run(build_engine(runner), PROMPTS, PARAMS))
+def test_kv_of_a_divided_worker_crosses_the_link(nodes: SeparateNodes, expected: Reference) -> None:
     before = nodes.prefill.sent_bytes()
-    answers = [nodes.complete(index) for index in range(len(PROMPTS))]
-    assert [answer["choices"][0]["token_ids"] for answer in answers] == expected
-    kv_bytes = sum(map(len, PROMPTS)) * runner.spec.bytes_per_token
-    assert nodes.prefill.sent_bytes() - before >= kv_bytes
+    assert [nodes.tokens(index) for index in range(len(PROMPTS))] == expected.tokens
+    assert nodes.prefill.sent_bytes() - before >= expected.kv_bytes
 
 
-def test_workers_are_where_their_labels_say(nodes: SeparateNodes) -> None:
+def test_workers_are_on_the_nodes_of_their_pool(nodes: SeparateNodes) -> None:
     pools = nodes.call("GET", "/admin/status")["pools"]
     for name, host in (("prefill", nodes.prefill), ("decode", nodes.decode)):
         [worker] = pools[name]["workers"]
@@ -174,3 +210,45 @@ def test_workers_are_where_their_labels_say(nodes: SeparateNodes) -> None:
 
 def is_follower(pid: int) -> bool:
     return b"follower_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_every_port_is_documented(nodes: SeparateNodes) -> None:
+    """Also those that only processes of the same host use."""
+    for host in nodes.all:
+        ports = {
+            own.laddr.port
+            for pid in host.pids()
+            for own in psutil.Process(pid).net_connections("tcp")
+            if own.status == psutil.CONN_LISTEN and own.laddr.ip not in ("127.0.0.1", "::1")
+        }
+        documented = {*range(RAY_PORT, RAY_PORT + 8), *range(10_002, 11_000), *range(20_000, 20_010)}
+        assert ports <= documented | ({HTTP_PORT} if host is nodes.head else set()), host.namespace
+
+
+@pytest.mark.skipif(bool(NO_FIREWALL), reason=NO_FIREWALL)
+def test_the_firewall_closes_other_ports(nodes: SeparateNodes) -> None:
+    """So the tests before have shown that the documented ports suffice."""
+    probe = f"import socket; socket.create_connection(('{nodes.decode.address}', 23456), 1)"
+    with pytest.raises(subprocess.CalledProcessError) as failure:
+        nodes.prefill.run([sys.executable, "-c", probe], 30)
+    assert "timed out" in failure.value.stderr
+
+
+def test_a_node_that_was_cut_off_joins_again(nodes: SeparateNodes, expected: Reference) -> None:
+    before = nodes.ready_pid("decode")
+    nodes.decode.cut_off()
+    nodes.wait_for(lambda: nodes.ready_pid("decode") is None, "Ray's notice of the lost node")
+    nodes.decode.reconnect()
+    nodes.wait_for(lambda: nodes.ready_pid("decode") not in (None, before), "the decode worker")
+    assert [nodes.tokens(index) for index in range(2)] == expected.tokens[:2]
+
+
+def test_a_node_that_is_told_to_end_finishes_its_requests(nodes: SeparateNodes) -> None:
+    body = nodes.request(0) | {"max_tokens": 100, "ignore_eos": True, "n": 64}
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(nodes.call, "POST", "/v1/completions", body)
+        nodes.wait_for(lambda: answer.done() or nodes.num_in_flight(), "the request")
+        nodes.joined["decode"].send_signal(signal.SIGTERM)
+        assert nodes.joined["decode"].wait(60) == 0
+        assert [len(choice["token_ids"]) for choice in answer.result()["choices"]] == [100] * 64
+    assert nodes.decode.pids() == []

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from baton.process.worker_environment import become_like_a_worker, worker_variables
+from baton.process.worker_environment import become_like_a_worker, carried_variables, worker_variables
 
 _SHOW = """
 import json, os, sys
@@ -54,3 +54,11 @@ def test_a_process_with_the_variables_does_not_restart(monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(os, "execve", lambda *arguments: pytest.fail("started anew"))
     become_like_a_worker()
+
+
+def test_only_variables_of_models_are_carried(monkeypatch):
+    monkeypatch.setattr(
+        os, "environ", {"HF_TOKEN": "hf_secret", "BATON_CACHE": "/fast", "AWS_SECRET": "no", "HOME": "/"}
+    )
+    assert carried_variables() == {"HF_TOKEN": "hf_secret", "BATON_CACHE": "/fast"}
+    assert not {*carried_variables()} & {*worker_variables()}  # those are in Ray's runtime environments

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from cluster.config.config import BatonConfig
 from cluster.config.worker_config import ResourcesConfig
-from cluster.controller.placement import Node, actor_options, describe_request, explain_pending, live_nodes
+from cluster.controller.placement import (
+    Node,
+    actor_options,
+    describe_request,
+    explain_pending,
+    fits_somewhere,
+    live_nodes,
+    pool_resources,
+)
+from cluster.nodes.node_labels import NodePool
 
 GIB = 2**30
 H100 = Node("10.0.0.1", {"CPU": 16.0, "GPU": 8.0, "memory": 64.0 * GIB}, {"ray.io/accelerator-type": "H100"})
@@ -117,3 +127,26 @@ def test_dead_nodes_are_left_out():
         {"NodeManagerAddress": "b", "Alive": False, "Resources": {"CPU": 2.0}},
     ]
     assert live_nodes(nodes) == [Node("a", {"CPU": 2.0}, {"x": "1"})]
+
+
+@pytest.mark.parametrize(
+    ("reserved_for", "pools"),
+    [
+        (NodePool.PREFILL, ["prefill"]),
+        (NodePool.DECODE, ["decode"]),
+        (NodePool.ANY, ["prefill", "decode"]),
+        (NodePool.NONE, []),
+    ],
+)
+def test_nodes_run_the_workers_that_they_are_reserved_for(reserved_for, pools):
+    config = BatonConfig.from_dict({"ray": {"address": "auto"}})
+    node = Node("10.0.0.3", {"CPU": 4.0, "memory": 8.0 * GIB}, reserved_for.labels)
+    assert [pool for pool in ("prefill", "decode") if fits_somewhere(pool_resources(config, pool), [node])] == pools
+
+
+def test_a_label_of_the_user_selects_nodes_alone():
+    labels = {"baton-pool": "in(mine, yours)"}
+    config = BatonConfig.from_dict({"ray": {"address": "auto"}, "prefill": {"resources": {"labels": labels}}})
+    assert pool_resources(config, "prefill").labels == labels
+    assert pool_resources(BatonConfig(), "decode").labels == {}  # a local cluster has one node
+    assert "no node label baton-pool in(prefill,none)" in describe_request(pool_resources(config, "decode"))

@@ -25,7 +25,7 @@ CANCELLED_S = 60.0
 class FirstProcess:
     """Only the first process finishes its start; the others never do."""
 
-    def __init__(self, config: dict[str, Any], name: str, secret: bytes) -> None:
+    def __init__(self, config: dict[str, Any], name: str, secret: bytes, variables: dict[str, str]) -> None:
         if name != "workers-1":
             PROCESS.get().start_endlessly()
         self._stopped: dict[str, asyncio.Event] = {}
@@ -45,7 +45,7 @@ class FirstProcess:
 class BrokenProcess(FirstProcess):
     """Cannot be started."""
 
-    def __init__(self, config: dict[str, Any], name: str, secret: bytes) -> None:
+    def __init__(self, config: dict[str, Any], name: str, secret: bytes, variables: dict[str, str]) -> None:
         raise RuntimeError(f"{name} is broken")
 
 

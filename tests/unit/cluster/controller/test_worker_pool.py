@@ -76,6 +76,30 @@ async def test_a_pool_starts_replaces_and_stops_its_workers(make_pool, listener,
     await until(lambda: a_ray.free_cpus() == 8)
 
 
+class HostOnTwoNodes(FakeHost):
+    """The first worker is on another node than the others."""
+
+    async def start(self):
+        return await super().start() | {"node_id": "first" if self.worker_id.endswith("-1") else "second"}
+
+
+async def test_workers_of_a_leaving_node_are_drained_and_replaced(make_pool, listener):
+    pool = make_pool(HostOnTwoNodes)
+    pool.scale(2)
+    await pool.wait_until_ready(READY_S)
+    for _ in range(3):  # it is told again and again
+        pool.leave_node("first")
+    await until(lambda: listener.drain_timeouts_s)
+    assert ids_in(pool, "draining") == ["decode-1"]
+    await until(lambda: "decode-3" in listener.ready)  # requests of the first one still run
+    listener.may_drain.set()
+    await until(lambda: listener.gone == ["decode-1"])
+    assert ids_in(pool, "ready") == ["decode-2", "decode-3"]
+    assert [line for line in listener.reports if "its node leaves" in line] == [
+        "decode-1 is drained, since its node leaves the cluster"
+    ]
+
+
 async def test_scaling_up_and_down_is_counted(make_pool, listener, a_ray):
     pool = make_pool()
     listener.may_drain.set()

@@ -59,7 +59,7 @@ def test_a_missing_or_empty_token_says_where_it_comes_from(home: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_names_the_variable(home: Path) -> None:
     (home / ".ray").write_text("a file")
-    with pytest.raises(ConfigError, match=r"RAY_AUTH_TOKEN_PATH|cannot be read"):
+    with pytest.raises(ConfigError, match="auth_token"):
         ensure_token()
 
 
