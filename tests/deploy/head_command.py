@@ -17,8 +17,8 @@ from typing import Any
 
 import yaml
 
-_GCS = "127.0.0.1:16379"
-_ROUTER = 18000
+_GCS = "127.0.0.1:6479"
+_ROUTER = 9600
 _START = "ray start --num-cpus={cpus} --object-store-memory=134217728 --disable-usage-stats --block {rest}"
 _READY_S = 500
 
@@ -44,15 +44,20 @@ def main(manifest: str) -> None:
     try:
         _wait(lambda: _status("/ready") == 200, baton)
         _say(f"/ready, /health, /metrics: {[_status(path) for path in ('/ready', '/health', '/metrics')]}")
+        (worker,) = group["template"]["spec"]["containers"]
+        probe = worker["livenessProbe"]["httpGet"]
+        _say(f"the probe of a node: {_status(probe['path'], probe['port'])}")
         endpoint = f"http://127.0.0.1:{_ROUTER}"
         subprocess.run(["baton", "submit", "--endpoint", endpoint, "Say hello.", "--max-tokens", "8"], check=True)
-        hook = [part.replace(":8000", f":{_ROUTER}") for part in head["lifecycle"]["preStop"]["exec"]["command"]]
-        subprocess.run(hook, check=True)
+        for container in (worker, head):
+            hook = container["lifecycle"]["preStop"]["exec"]["command"]
+            hook = [part.replace(":8000", f":{_ROUTER}") for part in hook]
+            subprocess.run(hook, check=True, env={**environment, "FQ_RAY_IP": "127.0.0.1"})
         baton.send_signal(signal.SIGTERM)
         _say(f"the head ended with status {baton.wait(120)}")
     finally:
         node.kill()
-        subprocess.run(["ray", "stop", "--force"], capture_output=True)
+        subprocess.run(["ray", "stop", "--force"], capture_output=True, env=environment)
 
 
 def _say(line: str) -> None:
@@ -73,9 +78,9 @@ def _wait(is_true: Any, process: subprocess.Popen[bytes]) -> None:
         time.sleep(1)
 
 
-def _status(path: str) -> int | None:
+def _status(path: str, port: int = _ROUTER) -> int | None:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{_ROUTER}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
             return int(answer.status)
     except OSError:
         return None
