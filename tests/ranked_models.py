@@ -176,3 +176,18 @@ def facts_of_all(
     for folder, with_tokens in folders:
         facts_of(folder, group, with_tokens=with_tokens)
     return ModelRunner(load(folders[0][0], group), 1, BLOCK_SIZE, RunnerOptions(decoder="transformers"))
+
+
+def fp8_logits(folder: str, group: RankGroup | None) -> tuple[ModelRunner, torch.Tensor]:
+    """A rank's runner of a model with fp8 weights, after its self-check, and the model's logits."""
+    torch.set_num_threads(1)
+    loaded = load_model(ModelSource(folder, "tiny"), "bfloat16", CPU, "fp8", group)
+    logits = own_logits(loaded.model, PROMPTS[-1])
+    runner = ModelRunner(loaded, NUM_BLOCKS, BLOCK_SIZE, RunnerOptions(decoder="transformers", weights="fp8"))
+    check_model(runner)
+    return runner, logits
+
+
+def build_fp8_follower(folder: str, group: RankGroup, device: torch.device, allocate: Allocator) -> ModelRunner:
+    """What followers do beside a rank 0 that calls :func:`fp8_logits`."""
+    return fp8_logits(folder, group)[0]

@@ -20,7 +20,7 @@ from baton.engine.models.footprint import Footprint, footprint_of
 from baton.engine.models.model_loader import check_architecture, load_config, stored_dtype
 from baton.engine.models.model_source import resolve_model
 from baton.engine.models.model_weights import stored_bytes
-from baton.engine.models.quantized.schemes import scheme_of
+from baton.engine.models.quantized.schemes import check_scheme, scheme_of
 from baton.engine.runner.cuda_graphs import make_buckets
 from baton.engine.runner.device_memory import BYTES_PER_GRAPH, CONTEXT_BYTES, SIDE_WORKSPACE_BYTES
 from cluster.config.config import BatonConfig
@@ -38,7 +38,7 @@ class FitChecker:
         config: the configuration of the cluster.
 
     Raises:
-        BatonError: the model does not exist, or its architecture is not supported.
+        BatonError: the model does not exist, or its architecture or quantization is not supported.
     """
 
     def __init__(self, config: BatonConfig) -> None:
@@ -47,6 +47,8 @@ class FitChecker:
         self._model_config = load_config(self._source)
         check_architecture(self._model_config)
         self._scheme = scheme_of(self._model_config)
+        if self._scheme is not None:
+            check_scheme(self._scheme, config.engine.weights)
         self._dtype = stored_dtype(self._model_config) if config.dtype == "auto" else config.dtype
         self._known: dict[tuple[int, str, str], Footprint] = {}
 
@@ -144,8 +146,9 @@ class FitChecker:
             except UnsupportedModelError:  # it cannot be divided so often
                 pass
             degree *= 2
-        others = ["dequantized"] if self._scheme is not None else []
-        others += ["fp8"] if self._dtype == "bfloat16" and gpu in WITH_FP8 else []
+        is_readable = self._scheme is None or bool(self._scheme.formats)
+        others = ["dequantized"] if self._scheme is not None and is_readable else []
+        others += ["fp8"] if is_readable and self._dtype == "bfloat16" and gpu in WITH_FP8 else []
         for weights in others if engine.weights == "native" else ():
             if not self._row(name, pool.num_ranks, weights, engine.kv_cache).problem:
                 found.append(f"engine.weights: {weights}")

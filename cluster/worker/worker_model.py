@@ -12,11 +12,15 @@ from baton.core.kv_spec import KVEncoding
 from baton.core.logs import configure_logging
 from baton.core.memory_budget import MemoryBudget
 from baton.core.roles import DECODE
+from baton.engine.device.uploads import TORCH_DTYPES
 from baton.engine.draft.loading import LoadedDraft, load_draft
 from baton.engine.kv_cache.paged_cache import Allocator
+from baton.engine.models.empty_model import empty_model
+from baton.engine.models.model_loader import check_architecture, load_config, pick_dtype
 from baton.engine.models.model_source import ModelSource, resolve_model
 from baton.engine.parallel.followers import Followers
 from baton.engine.parallel.group import RankGroup
+from baton.engine.parallel.plan import make_plan
 from baton.engine.runner.device_memory import CudaMemory
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.self_check import check_encoding, check_model
@@ -60,11 +64,21 @@ def load_with_followers(task: RankTask, config: BatonConfig, followers: Follower
 
     Raises:
         DeviceLostError: a follower failed.
+        UnsupportedModelError: the model cannot be divided among so many ranks; none has been started then.
     """
+    check_degree(config, followers.size, device)
     group = followers.start(_BUILDER, task, device)
     model = load_worker_model(config, task.pool, device, group)
     model.runner.lead(followers)
     return model
+
+
+def check_degree(config: BatonConfig, size: int, device: torch.device) -> None:
+    """Raises :class:`UnsupportedModelError` for a model that ``size`` ranks cannot share, by its config alone."""
+    found = load_config(resolve_model(config.model))
+    check_architecture(found)
+    dtype = TORCH_DTYPES[pick_dtype(config.dtype, found, device, config.engine.weights)]
+    make_plan(empty_model(found, dtype), size)
 
 
 def build_follower(task: RankTask, group: RankGroup, device: torch.device, allocate: Allocator) -> ModelRunner:

@@ -11,10 +11,21 @@ import torch
 
 from baton.core.errors import UnsupportedModelError
 from baton.engine.models.empty_model import empty_model
-from baton.engine.models.model_loader import relative_distance
+from baton.engine.models.model_loader import own_logits, relative_distance
 from baton.engine.parallel.plan import make_plan
 from tests.architectures import KIND_OF
-from tests.ranked_models import Facts, divisible_model, facts_of, facts_of_all, joined, load, save
+from tests.ranked_models import (
+    PROMPTS,
+    Facts,
+    build_fp8_follower,
+    divisible_model,
+    facts_of,
+    facts_of_all,
+    fp8_logits,
+    joined,
+    load,
+    save,
+)
 from tests.tiny_models import CONFIGS
 
 WITHOUT_PLAN = ("biogpt", "gpt2", "gpt_bigcode", "gpt_oss", "jetmoe", "opt", "stablelm")
@@ -107,3 +118,16 @@ def test_models_without_a_plan_are_refused_by_name(name: str) -> None:
     model = empty_model(CONFIGS[name](), torch.float32)
     with pytest.raises(UnsupportedModelError, match=rf"{type(model).__name__}.*no plan.*degree of 1"):
         make_plan(model, 2)
+
+
+def test_two_ranks_compute_in_fp8(tmp_path: Path) -> None:
+    """Each rank scales its own part of a row, so logits differ from those of one process, but no more from exact ones.
+
+    Compared are the distances from logits of float32.
+    """
+    folder = save(divisible_model("llama"), tmp_path)
+    exact = own_logits(load(folder, None).model, PROMPTS[-1])
+    _, whole = fp8_logits(folder, None)
+    with joined(build_fp8_follower, folder, 2) as (group, _):
+        _, divided = fp8_logits(folder, group)
+    assert relative_distance(divided, exact) < 1.5 * relative_distance(whole, exact)

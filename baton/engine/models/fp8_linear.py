@@ -38,7 +38,7 @@ class Fp8Linear(nn.Module):
 
     def __init__(self, linear: nn.Linear, quantize: RowQuantizer) -> None:
         super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.out_features, self.in_features = linear.weight.shape  # of a rank's part, unlike those of the layer
         weight, scales = quantize_rows(linear.weight.detach())
         self.register_buffer("weight", weight)
         self.register_buffer("scales", scales.t().contiguous())

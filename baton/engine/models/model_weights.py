@@ -18,7 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 from baton.core.errors import ConfigError, UnsupportedModelError
 from baton.engine.models.model_source import ModelSource
 from baton.engine.models.quantized.reader import INDEX, check_plain, checkpoint_files, plain_tensors
-from baton.engine.models.quantized.schemes import Scheme, require_formats, scheme_of
+from baton.engine.models.quantized.schemes import Scheme, check_scheme, scheme_of
 
 _FILES = ["*.json", "*.safetensors"]
 _GENERATION_CONFIG = "generation_config.json"
@@ -55,6 +55,8 @@ def load_weights(
         placement = {"distributed_config": divided}
     arguments = {"dtype": dtype, "output_loading_info": True, "ignore_mismatched_sizes": True, **placement}
     scheme = scheme_of(config)
+    if scheme is not None:
+        check_scheme(scheme, weights)
     if scheme is not None and weights != "native":
         return _load_dequantized(source, config, scheme, dtype, device, arguments)
     if scheme is not None:
@@ -80,7 +82,6 @@ def _load_dequantized(
     device: torch.device,
     arguments: dict[str, Any],
 ) -> PreTrainedModel:
-    require_formats(scheme)
     folder = _local_folder(source)
     plain = _without_quantization(config)
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]

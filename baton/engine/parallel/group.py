@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
@@ -97,7 +98,17 @@ def join_ranks(rank: int, size: int, store: TCPStore, device: torch.device, time
 
 def host_store(size: int, timeout_s: float) -> TCPStore:
     """Opens the store through which ranks of this machine find each other, at a free port of the loopback address."""
-    return TCPStore(_LOOPBACK, 0, size, is_master=True, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
+    with socket.create_server((_LOOPBACK, 0)) as listener:  # torch's own would accept from all networks
+        port = listener.getsockname()[1]
+        return TCPStore(
+            _LOOPBACK,
+            port,
+            size,
+            is_master=True,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
 
 
 def reach_store(port: int, size: int, timeout_s: float) -> TCPStore:

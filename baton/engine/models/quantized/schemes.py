@@ -1,10 +1,13 @@
-"""Which quantized checkpoints can be read as plain ones, by their configs."""
+"""Which quantized checkpoints can be read as plain ones, or computed as they are stored, by their configs."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from transformers.quantizers.auto import AutoQuantizationConfig
 
 from baton.core.errors import UnsupportedModelError
 from baton.engine.models.quantized.formats import (
@@ -21,6 +24,8 @@ from baton.engine.models.quantized.layout import positive
 
 _GPTQ_BITS = (2, 4, 8)
 _INT8_MAX = 127
+_FAULTS = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
+"""Errors of settings that have other types or values than expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +37,22 @@ class Scheme:
         libraries: modules that transformers needs in order to compute it as it is stored.
         formats: how its weights are stored; empty: they cannot be read as plain ones.
         reason: why, if they cannot.
+        obstacle: why transformers cannot compute it as it is stored; empty if it may.
     """
 
     name: str
     libraries: tuple[str, ...] = ()
     formats: tuple[WeightFormat, ...] = ()
     reason: str = ""
+    obstacle: str = ""
 
     @property
     def remedy(self) -> str:
         """What else a user can do, if the weights cannot be read as plain ones."""
-        return "Set engine.weights: native, so that transformers computes it, or take another checkpoint of the model."
+        other = "Take another checkpoint of the model."
+        return (
+            other if self.obstacle else f"Set engine.weights: native, so that transformers computes it, or t{other[1:]}"
+        )
 
 
 def scheme_of(config: Any) -> Scheme | None:
@@ -55,7 +65,14 @@ def scheme_of(config: Any) -> Scheme | None:
         return None
     settings = found.to_dict() if hasattr(found, "to_dict") else found
     if not isinstance(settings, Mapping):
-        return Scheme("unknown", reason=f"the quantization_config is {settings!r} instead of a mapping")
+        fault = f"the quantization_config is {settings!r} instead of a mapping"
+        return Scheme("unknown", reason=fault, obstacle=fault)
+    scheme = _plain_scheme(settings)
+    return scheme if scheme.obstacle else replace(scheme, obstacle=_fault_for_transformers(settings))
+
+
+def _plain_scheme(settings: Mapping[str, Any]) -> Scheme:
+    """How the weights can be read as plain ones."""
     method = str(settings.get("quant_method") or ("bitsandbytes" if _is_bitsandbytes(settings) else "unknown"))
     reader = _READERS.get(method)
     if reader is None:
@@ -64,19 +81,39 @@ def scheme_of(config: Any) -> Scheme | None:
         return reader(settings)
     except _UnreadableError as error:
         return Scheme(method, _LIBRARIES.get(method, ()), reason=str(error))
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+    except _FAULTS as error:
         reason = f"the quantization_config of {method} cannot be read ({type(error).__name__}: {error})"
-        return Scheme(method, _LIBRARIES.get(method, ()), reason=reason)
+        obstacle = "" if isinstance(error, LookupError) else reason  # transformers has defaults for what is missing
+        return Scheme(method, _LIBRARIES.get(method, ()), reason=reason, obstacle=obstacle)
+
+
+def _fault_for_transformers(settings: Mapping[str, Any]) -> str:
+    """Why transformers cannot read the settings; empty if it can, or if that needs a library which is not here."""
+    try:
+        AutoQuantizationConfig.from_dict(copy.deepcopy(dict(settings)))
+    except ImportError:
+        return ""
+    except _FAULTS as error:
+        return f"transformers cannot read its quantization_config: {error}"
+    return ""
 
 
 class _UnreadableError(Exception):
     """Why a scheme cannot be read."""
 
 
-def require_formats(scheme: Scheme) -> None:
-    """Raises :class:`UnsupportedModelError` for a scheme whose weights cannot be read as plain ones."""
-    if not scheme.formats:
+def check_scheme(scheme: Scheme, weights: str) -> None:
+    """Checks whether a quantized checkpoint can be loaded with ``engine.weights`` as given.
+
+    Raises:
+        UnsupportedModelError: transformers cannot compute it as it is stored; or, for all but ``native``, its weights
+            cannot be read as plain ones.
+    """
+    if weights != "native" and not scheme.formats:
         raise UnsupportedModelError(f"{scheme.reason}. {scheme.remedy}")
+    if weights == "native" and scheme.obstacle:
+        remedy = "Set engine.weights: dequantized." if scheme.formats else "Take another checkpoint of the model."
+        raise UnsupportedModelError(f"the checkpoint is {scheme.name}: {scheme.obstacle.rstrip('.')}. {remedy}")
 
 
 def _fp8(settings: Mapping[str, Any]) -> Scheme:
@@ -104,10 +141,12 @@ def _compressed_tensors(settings: Mapping[str, Any]) -> Scheme:
         raise _UnreadableError("compressed-tensors without a group that has weights cannot be dequantized")
     blocks = tuple(dict.fromkeys(_block_of(each) for each in weights))
     zeros = {not each.get("symmetric", True) for each in weights}
+    obstacle = "transformers does not load zero points of compressed-tensors" if True in zeros else ""
     packed = PackedFormat(tuple(block[1] for block in blocks), zeros.pop() if len(zeros) == 1 else None)
     names = ", ".join(sorted({_compressed_name(group) for group in groups}))
     formats_here = (ScaledFormat("weight_scale", (*FP8, "I8"), blocks), packed)
-    return Scheme(f"compressed-tensors ({names})", _LIBRARIES["compressed-tensors"], formats_here)
+    libraries = _LIBRARIES["compressed-tensors"]
+    return Scheme(f"compressed-tensors ({names})", libraries, formats_here, obstacle=obstacle)
 
 
 def _block_of(weights: Mapping[str, Any]) -> Block:

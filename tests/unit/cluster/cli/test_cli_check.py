@@ -94,6 +94,35 @@ def test_quantized_weights_take_their_stored_bytes_until_they_are_dequantized() 
     assert plain.weights == plain.num_parameters * 2
 
 
+@pytest.mark.parametrize(
+    ("quantization", "weights", "message"),
+    [
+        ({"quant_method": "aqlm"}, "dequantized", "checkpoints of aqlm cannot be dequantized"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv"}, "fp8", "in the version gemv cannot"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "dequantized", "of gptq cannot be read"),
+        ({}, "native", "Take another checkpoint"),
+    ],
+)
+def test_what_loading_refuses_is_refused(
+    tmp_path: Path, quantization: dict[str, Any], weights: str, message: str
+) -> None:
+    config = CONFIGS["llama"]()
+    config.quantization_config = quantization
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=message):
+        prefill_row(on(str(tmp_path), engine={"weights": weights}))
+
+
+def test_no_remedy_dequantizes_what_cannot_be(tmp_path: Path) -> None:
+    config = MODELS["Llama-3.1-8B"].config()
+    config.dtype = "bfloat16"
+    for bits, helps in ((4, True), (3, False)):
+        config.quantization_config = {"quant_method": "gptq", "bits": bits, "group_size": 32}
+        config.save_pretrained(tmp_path)
+        remedies = prefill_row(on(str(tmp_path), "H100", 2)).remedies
+        assert ("engine.weights: dequantized" in remedies, "engine.weights: fp8" in remedies) == (helps, helps)
+
+
 def test_a_model_that_computes_quantized_weights_caches_no_latents(tmp_path: Path) -> None:
     config = CONFIGS["deepseek_v3"]()
     config.quantization_config = {"quant_method": "awq", "bits": 4, "group_size": 32}

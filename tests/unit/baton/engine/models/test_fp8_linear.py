@@ -80,6 +80,17 @@ def test_a_layer_computes_with_its_rounded_numbers(bias: bool) -> None:
     torch.testing.assert_close(found.view(-1, 48).double(), expected, rtol=0.02, atol=0.01)
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_layer_that_was_divided_among_ranks_computes_its_part(dim: int) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(64, 48, bias=False, dtype=torch.bfloat16)
+    part = linear.weight.detach().narrow(dim, 0, 32).clone()
+    linear.weight = nn.Parameter(part, requires_grad=False)  # as localise() leaves it, with the sizes of the whole
+    activations = torch.randn(2, 3, part.shape[1]).to(torch.bfloat16)
+    found = Fp8Linear(linear, quantize_rows)(activations)
+    torch.testing.assert_close(found, activations @ part.t(), rtol=0.1, atol=0.1)
+
+
 def test_a_large_row_does_not_reduce_the_precision_of_others() -> None:
     linear = nn.Linear(64, 48, bias=False, dtype=torch.bfloat16)
     layer = Fp8Linear(linear, quantize_rows)

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoConfig, LlamaConfig
 
 from baton.core.errors import UnsupportedModelError
-from baton.engine.models.quantized.schemes import require_formats, scheme_of
+from baton.engine.models.quantized.schemes import check_scheme, scheme_of
 from tests.quantized.make_checkpoints import FOLDER
 
 NAMES = {
@@ -40,7 +40,7 @@ def test_the_scheme_has_a_name(folder: str) -> None:
     scheme = scheme_of(AutoConfig.from_pretrained(FOLDER / folder))
     assert scheme is not None
     assert scheme.name == NAMES[folder]
-    require_formats(scheme)
+    check_scheme(scheme, "dequantized")
 
 
 def test_plain_checkpoints_have_none() -> None:
@@ -99,5 +99,31 @@ def test_old_configs_of_bitsandbytes_name_no_method() -> None:
 def test_what_cannot_be_read_is_refused_by_name(quantization: dict[str, Any], message: str) -> None:
     scheme = scheme_of(config_with(**quantization))
     assert scheme is not None
-    with pytest.raises(UnsupportedModelError, match=rf"{message}.*engine.weights: native"):
-        require_formats(scheme)
+    with pytest.raises(UnsupportedModelError, match=rf"{message}.*[Tt]ake another checkpoint"):
+        check_scheme(scheme, "dequantized")
+
+
+@pytest.mark.parametrize(
+    ("quantization", "message"),
+    [
+        ({}, "cannot read its quantization_config.*quant_method"),
+        ({"quant_method": "nonsense"}, "cannot read its quantization_config: Unknown quantization type"),
+        ({"quant_method": "fp8", "weight_block_size": "x"}, "of fp8 cannot be read"),
+        ({"quant_method": "awq", "bits": "four", "group_size": 32}, "of awq cannot be read"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "of gptq cannot be read"),
+    ],
+)
+def test_settings_that_nobody_can_read_are_refused_in_any_format(quantization: dict[str, Any], message: str) -> None:
+    scheme = scheme_of(config_with(**quantization))
+    assert scheme is not None
+    with pytest.raises(UnsupportedModelError, match=rf"{message}.*Take another checkpoint of the model\.$"):
+        check_scheme(scheme, "native")
+    with pytest.raises(UnsupportedModelError, match=r"\. Take another checkpoint of the model\.$"):
+        check_scheme(scheme, "dequantized")
+
+
+def test_zero_points_of_compressed_tensors_must_be_dequantized() -> None:
+    scheme = scheme_of(AutoConfig.from_pretrained(FOLDER / "compressed-w4a16-asymmetric"))
+    assert scheme is not None
+    with pytest.raises(UnsupportedModelError, match=r"\(W4A16\).*zero points.*Set engine\.weights: dequantized"):
+        check_scheme(scheme, "native")
