@@ -67,7 +67,8 @@ def test_stored_weights_give_the_logits_of_transformers(name: str) -> None:
     assert loaded.dtype_name == "bfloat16"
     model = AutoModelForCausalLM.from_pretrained(FOLDER / name, dtype=torch.bfloat16, attn_implementation="eager")
     expected = model(torch.tensor([PROMPT])).logits[0].float()
-    assert relative_distance(own_logits(loaded.model, PROMPT), expected) < 1e-2
+    # CPUs add products of bfloat16 in different orders; ten of its roundings are far below an error of the scheme.
+    assert relative_distance(own_logits(loaded.model, PROMPT), expected) < 10 * 2**-8
     assert len(tokens_of(loaded.model)) == NUM_TOKENS
 
 
