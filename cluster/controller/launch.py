@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from baton.core.errors import BatonError, ConfigError, WorkerLostError
+from baton.core.errors import BatonError, ConfigError, DeadlineError, WorkerLostError
 from baton.process.stop_signals import StopEvent, signals_deferred
 from baton.process.worker_environment import LOCAL_RAY_VARIABLES, worker_variables
 from cluster.config.config import BatonConfig
@@ -22,6 +22,7 @@ _OBJECT_STORE_BYTES = 128 * 2**20
 _POLL_S = 0.2
 _STOP_TIMEOUT_S = 45.0
 _CONNECT_TIMEOUT_S = 5.0
+_RELOAD_TIMEOUT_S = 20.0
 
 
 class Cluster:
@@ -54,14 +55,18 @@ class Cluster:
             raise
         return cls(controller, endpoint, owns_ray=owns_ray)
 
-    def wait(self, stop: StopEvent) -> None:
+    def wait(self, stop: StopEvent, on_pass: Callable[[], None] = lambda: None) -> None:
         """Returns when ``stop`` is set.
+
+        Args:
+            on_pass: called several times per second.
 
         Raises:
             BatonError: the cluster cannot continue.
         """
         alive = self._controller.wait.remote()
         while not stop.wait(_POLL_S):
+            on_pass()
             done, _ = ray.wait([alive], timeout=0)
             if done:
                 try:
@@ -69,6 +74,19 @@ class Cluster:
                 except RayError as error:
                     raise _as_baton_error(error) from error
                 return
+
+    def reload(self, config: BatonConfig) -> None:
+        """Takes over the API keys and SLO classes of ``config``, and the present content of certificate files.
+
+        Raises:
+            BatonError: they cannot be used, so that nothing has changed, or the controller does not answer.
+        """
+        try:
+            ray.get(self._controller.reload.remote(config.to_dict()), timeout=_RELOAD_TIMEOUT_S)
+        except GetTimeoutError as error:
+            raise DeadlineError("The controller did not answer in time.") from error
+        except RayError as error:
+            raise _as_baton_error(error) from error
 
     def stop(self) -> None:
         """Stops router and workers, and disconnects from Ray if this process connected to it or started it."""
