@@ -44,6 +44,9 @@ class RouterActor:
     async def remove_worker(self, worker_id: str) -> None:
         await self._host.remove_worker(worker_id)
 
+    async def reload(self, config: dict[str, Any]) -> None:
+        self._host.reload(config)
+
     async def wait(self) -> None:
         await self._host.wait()
 

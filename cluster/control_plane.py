@@ -21,6 +21,7 @@ from cluster.admission.batching_delay import BatchingDelay
 from cluster.autoscaling.autoscaler_loop import AutoscalerLoop, Offload, PoolControl
 from cluster.autoscaling.traffic import TrafficMeter
 from cluster.config.config import BatonConfig
+from cluster.config.slo_config import SloConfig
 from cluster.dispatch.router import Router
 from cluster.latency.feed import StepCostFeed
 from cluster.latency.latency_model import LatencyModel
@@ -96,6 +97,12 @@ class ControlPlane:
             clock=clock,
             offload=offload,
         )
+
+    def change_slo_classes(self, config: SloConfig) -> None:
+        """Uses other SLO classes for requests to come. Those in progress keep theirs."""
+        self.slo_classes.become(config.to_classes())
+        for holder in (self.metrics.slo, self.metrics.admission, self.admission):
+            holder.set_classes(self.slo_classes.all)
 
     def create_router(self, model: ModelCard, timelines: TimelineStore) -> Router:
         """Creates the router. Must be called once."""

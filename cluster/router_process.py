@@ -34,7 +34,7 @@ from cluster.gateway.http_protocol import Edge
 from cluster.gateway.http_server import EdgeServer
 from cluster.gateway.openai.plan import GatewayLimits
 from cluster.gateway.origins import OriginPolicy
-from cluster.gateway.tls import create_tls_context
+from cluster.gateway.tls import create_tls_context, load_certificate
 from cluster.latency.store import FitStore
 from cluster.registry.worker_client import WorkerClient
 from cluster.registry.workers import WorkerInfo, WorkerRegistry, WorkerState
@@ -147,6 +147,20 @@ class RouterHost:
         self._plane.watch.remove(worker_id)
         await self._registry.remove(worker_id)
         self._plane.step_costs.remove(worker_id)
+
+    def reload(self, config: dict[str, Any]) -> None:
+        """Takes over API keys and SLO classes, and the present content of the certificate's files.
+
+        Raises:
+            ConfigError: they cannot be used, and nothing has changed.
+        """
+        new = BatonConfig.from_dict(config)
+        api_keys, tls = ApiKeys(new.router.api_keys), self._config.router.tls
+        if tls is not None and self._tls is not None:
+            create_tls_context(tls)  # a failure must leave the context in use as it is
+            load_certificate(self._tls, tls)
+        self._api_keys.become(api_keys)
+        self._plane.change_slo_classes(new.slo)
 
     async def wait(self) -> None:
         """Returns after :meth:`stop`. Raises the HTTP server's error if the server ends before."""

@@ -22,6 +22,20 @@ _START_TIME_TOLERANCE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
+class ReloadOutcome:
+    """What became of a reload of the configuration.
+
+    Attributes:
+        number: counts the reloads of one run, from 1.
+        text: what was reloaded, or why it was refused.
+    """
+
+    number: int
+    is_applied: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunState:
     """One run of ``baton up``.
 
@@ -31,6 +45,7 @@ class RunState:
         endpoint: base URL of the router; ``None`` while the cluster starts.
         config: its configuration, as plain values.
         log_file: log of a detached run; ``None`` in the foreground.
+        reload: the last reload of the configuration, if any.
     """
 
     pid: int
@@ -38,6 +53,7 @@ class RunState:
     endpoint: str | None = None
     config: dict[str, Any] = field(default_factory=dict)
     log_file: str | None = None
+    reload: ReloadOutcome | None = None
 
     @classmethod
     def of_this_process(cls, config: Mapping[str, Any], log_file: str | None = None) -> RunState:
@@ -83,6 +99,7 @@ def read_state() -> RunState | None:
             endpoint=values["endpoint"],
             config=dict(values["config"]),
             log_file=values["log_file"],
+            reload=ReloadOutcome(**values["reload"]) if values.get("reload") else None,
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -73,6 +73,10 @@ class SloClasses:
         self._default = self._by_name[default]
         self._by_tier = {tier: self._by_name[name] for tier, name in tiers.items()}
 
+    def become(self, other: SloClasses) -> None:
+        """Takes over the classes, the default and the tiers of ``other``."""
+        self._by_name, self._default, self._by_tier = other._by_name, other._default, other._by_tier
+
     @property
     def all(self) -> tuple[SloClass, ...]:
         return tuple(self._by_name.values())

@@ -1,14 +1,15 @@
-"""Handling of SIGINT and SIGTERM in a process that runs a cluster. Python delivers them to the main thread."""
+"""Handling of SIGINT, SIGTERM and SIGHUP in a process that runs a cluster. Python delivers them to the main thread."""
 
 from __future__ import annotations
 
+import os
 import queue
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -31,12 +32,21 @@ class StopEvent:
         self._is_set = True
         self._news.put(None)
 
+    def wake(self) -> None:
+        """Ends the present or the next wait before its time.
+
+        Every handler must wake or set the event: when one has taken longer than the rest of the timeout of
+        :meth:`queue.SimpleQueue.get`, CPython goes on to wait without a timeout.
+        """
+        self._news.put(None)
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Waits until the event is set, at most ``timeout_s``. Returns whether it is set."""
         if not self._is_set:
             with suppress(queue.Empty):
                 self._news.get(timeout=timeout_s)
-                self._news.put(None)  # for other waiting threads
+                if self._is_set:
+                    self._news.put(None)  # for other waiting threads
         return self._is_set
 
 
@@ -45,16 +55,24 @@ class StopSignals:
 
     Only KeyboardInterrupt passes through asyncio and ray unchanged. Later signals have no effect, except that with
     ``impatient`` another SIGINT also raises it, so that a second Ctrl-C skips the shutdown.
+
+    Args:
+        on_hangup: ``"reload"`` makes SIGHUP ask for a reload (:meth:`take_reload`), unless it came because the
+            terminal was closed, which stops. ``"end"`` leaves SIGHUP as it is.
     """
 
-    def __init__(self, *, impatient: bool = True) -> None:
+    def __init__(self, *, impatient: bool = True, on_hangup: Literal["reload", "end"] = "end") -> None:
         self.stop = StopEvent()
         self._impatient = impatient
+        self._numbers = (*_SIGNALS, signal.SIGHUP) if on_hangup == "reload" else _SIGNALS
+        self._num_hangups = 0
+        self._num_taken = 0
+        self._had_terminal = _has_terminal()
         self._unwinds = True
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        self._previous = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        self._previous = {number: signal.signal(number, self._handle) for number in self._numbers}
         return self
 
     def __exit__(
@@ -67,7 +85,17 @@ class StopSignals:
         """Makes later signals only set ``stop``."""
         self._unwinds = False
 
+    def take_reload(self) -> bool:
+        """Whether a reload was asked for since the last call."""
+        num_hangups = self._num_hangups  # a signal between two reads counts for the next call
+        wanted, self._num_taken = num_hangups != self._num_taken, num_hangups
+        return wanted
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP and not (self._had_terminal and not _has_terminal()):
+            self._num_hangups += 1
+            self.stop.wake()
+            return
         if self.stop.is_set():
             if number == signal.SIGINT and self._impatient:
                 raise KeyboardInterrupt
@@ -75,6 +103,15 @@ class StopSignals:
         self.stop.set()
         if self._unwinds:
             raise KeyboardInterrupt
+
+
+def _has_terminal() -> bool:
+    """Whether this process has a controlling terminal that is still open."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager

@@ -106,6 +106,10 @@ class Admission(RequestObserver, Generic[PlacementT]):
         placement = self._decide(queued, decision)
         return await self._wait(queued) if placement is None else placement
 
+    def set_classes(self, classes: Iterable[SloClass]) -> None:
+        """Changes the SLO classes for requests to come."""
+        self._work.set_classes(classes)
+
     def first_token(self, record: RequestRecord) -> None:
         """Looks at the queue, since there may be room now."""
         self._work.first_token(record)

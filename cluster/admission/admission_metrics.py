@@ -27,7 +27,7 @@ class AdmissionMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry, classes: Iterable[SloClass]) -> None:
-        self._classes = tuple(slo.name for slo in classes)
+        self._classes: tuple[str, ...] = ()
         self.queued: Callable[[], Mapping[str, int]] = dict
         self.factors: Callable[[], Mapping[str, Factors]] = dict
         self._refusals = Counter(
@@ -49,11 +49,16 @@ class AdmissionMetrics:
             buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
             registry=registry,
         )
+        self.set_classes(classes)
+        registry.register(_AdmissionCollector(self))
+
+    def set_classes(self, classes: Iterable[SloClass]) -> None:
+        """Changes the classes. Those that were removed keep their counters."""
+        self._classes = tuple(slo.name for slo in classes)
         for name in self._classes:
             self._wait.labels(name)
             for reason in Refusal:
                 self._refusals.labels(name, str(reason))
-        registry.register(_AdmissionCollector(self))
 
     def observe_refusal(self, slo: SloClass, reason: str) -> None:
         self._refusals.labels(slo.name, reason).inc()

@@ -56,6 +56,7 @@ class ClassMargins:
     """The margins of one class. Its percentile covers both targets, so each gets half of the allowed misses."""
 
     def __init__(self, slo: SloClass) -> None:
+        self.objective = slo.objective
         miss_share = tuning.MISS_SHARE_AIM * (1 - slo.objective) / 2
         self.ttft = SafetyMargin(miss_share)
         self.tpot = SafetyMargin(miss_share)
@@ -85,11 +86,20 @@ class AdmittedWork:
 
     def __init__(self, classes: Iterable[SloClass]) -> None:
         self.in_progress = WorkInProgress()
-        self._margins = {slo.name: ClassMargins(slo) for slo in classes}
+        self._margins: dict[str, ClassMargins] = {}
+        self.set_classes(classes)
         self._admitted: dict[str, _Admitted] = {}
         self._residents: dict[str, dict[str, float]] = {}
         self._num_prompts: Counter[str] = Counter()
         """Prompts in progress by prefill worker. Workers without any have no entry."""
+
+    def set_classes(self, classes: Iterable[SloClass]) -> None:
+        """Adds classes. A class whose percentile is unchanged keeps its margins, and removed ones remain for their
+        requests."""
+        for slo in classes:
+            known = self._margins.get(slo.name)
+            if known is None or known.objective != slo.objective:
+                self._margins[slo.name] = ClassMargins(slo)
 
     def factors(self, slo: SloClass) -> Factors:
         """The present margins of a class."""

@@ -11,6 +11,7 @@ import json
 import platform
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -92,11 +93,12 @@ def up(
     from cluster.config.config_reading import parse_override
 
     assignments = assignments or []
-    settings = load_config(config, dict(parse_override(text) for text in assignments))
+    read = partial(load_config, config, dict(parse_override(text) for text in assignments))
+    settings = read()
     check_configuration(settings)
     if not detach:
         with Reporter() as report:
-            run_in_foreground(settings, report, lambda endpoint: _print_ready(report, endpoint, "Ctrl-C"))
+            run_in_foreground(settings, report, lambda endpoint: _print_ready(report, endpoint, "Ctrl-C"), read)
         return
     arguments = [] if config is None else ["--config", str(config)]
     for text in assignments:
@@ -117,6 +119,16 @@ def down(
     with Reporter() as report:
         outcome = stop_cluster(timeout, report)
     _output().print(Text(outcome), soft_wrap=True)
+
+
+@app.command()
+def reload(
+    timeout: Annotated[float, typer.Option(min=0, help="Longest wait for the outcome, in seconds.")] = 30.0,
+) -> None:
+    """Read API keys and SLO classes again, without a restart."""
+    from cluster.cli.cli_reload import reload_cluster
+
+    _output().print(Text(reload_cluster(timeout)), soft_wrap=True)
 
 
 @app.command()

@@ -25,6 +25,7 @@ from baton.process.listening import listen
 from baton.process.stop_signals import StopEvent, StopSignals
 from cluster.cli.cli_common import ERROR_PREFIX
 from cluster.cli.cli_model import pull
+from cluster.cli.cli_reload import Reloader
 from cluster.config.config import BatonConfig
 from cluster.gateway.tls import create_tls_context
 
@@ -43,8 +44,12 @@ class RunningCluster(Protocol):
     @property
     def endpoint(self) -> str: ...
 
-    def wait(self, stop: StopEvent) -> None:
-        """Returns when ``stop`` is set; raises BatonError when the cluster died."""
+    def wait(self, stop: StopEvent, on_pass: Callable[[], None] = lambda: None) -> None:
+        """Returns when ``stop`` is set; raises BatonError when the cluster died. Calls ``on_pass`` now and then."""
+        ...
+
+    def reload(self, config: BatonConfig) -> None:
+        """Takes over API keys and SLO classes. Raises BatonError, with no effect, if they cannot be used."""
         ...
 
     def stop(self) -> None: ...
@@ -141,12 +146,17 @@ def _check_draft(config: BatonConfig, model_folder: Path, report: Report) -> Non
 
 
 def run_in_foreground(
-    config: BatonConfig, report: Report, on_ready: Callable[[str], None], starter: Starter = start_cluster
+    config: BatonConfig,
+    report: Report,
+    on_ready: Callable[[str], None],
+    read_again: Callable[[], BatonConfig],
+    starter: Starter = start_cluster,
 ) -> None:
-    """Starts a cluster, serves until SIGINT or SIGTERM, and shuts the cluster down.
+    """Starts a cluster, serves until SIGINT or SIGTERM, and shuts the cluster down. SIGHUP reloads the configuration.
 
     Args:
         on_ready: called with the endpoint once requests can be sent.
+        read_again: reads the configuration as ``config`` was read.
 
     Raises:
         ConfigError: a cluster of this user already runs.
@@ -156,14 +166,16 @@ def run_in_foreground(
     raise_descriptor_limit()  # Ray's processes inherit it
     state = RunState.of_this_process(config.to_dict(), os.environ.get(LOG_FILE_VARIABLE))
     cluster: RunningCluster | None = None
-    with StopSignals() as signals:
+    with StopSignals(on_hangup="reload") as signals:
         try:
             write_state(state)
             cluster = starter(config, report)
             signals.end_of_start()
-            write_state(state.with_endpoint(cluster.endpoint))
+            state = state.with_endpoint(cluster.endpoint)
+            write_state(state)
             on_ready(cluster.endpoint)
-            cluster.wait(signals.stop)
+            reloader = Reloader(state, config, read_again, cluster.reload, report)
+            cluster.wait(signals.stop, lambda: reloader.reload() if signals.take_reload() else None)
         except KeyboardInterrupt:
             if cluster is None:
                 report("stopped before it was ready")

@@ -109,6 +109,19 @@ class Controller:
         self._router_task = asyncio.create_task(self._watch_router())
         return endpoint
 
+    async def reload(self, config: dict[str, Any]) -> None:
+        """Gives the router the API keys and SLO classes of ``config``, and to those that replace it.
+
+        Raises:
+            BatonError: they cannot be used, and nothing has changed.
+        """
+        if self._router is not None:
+            try:
+                await self._router.reload.remote(config)
+            except RayTaskError as error:
+                raise error.cause if isinstance(error.cause, BatonError) else error from None
+        self._config = BatonConfig.from_dict(config)
+
     async def next_report(self) -> str:
         """Waits for the next line of progress."""
         return await self._reports.get()

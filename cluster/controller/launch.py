@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from baton.core.errors import BatonError, ConfigError, WorkerLostError
+from baton.core.errors import BatonError, ConfigError, DeadlineError, WorkerLostError
 from baton.process.stop_signals import StopEvent
 from baton.process.worker_environment import carried_variables
 from cluster.config.config import BatonConfig
@@ -19,6 +19,7 @@ from cluster.nodes.ray_connection import RayConnection, connect
 
 _POLL_S = 0.2
 _STOP_TIMEOUT_S = 45.0
+_RELOAD_TIMEOUT_S = 20.0
 
 
 class Cluster:
@@ -55,14 +56,18 @@ class Cluster:
             raise
         return cls(controller, endpoint, connection)
 
-    def wait(self, stop: StopEvent) -> None:
+    def wait(self, stop: StopEvent, on_pass: Callable[[], None] = lambda: None) -> None:
         """Returns when ``stop`` is set.
+
+        Args:
+            on_pass: called several times per second.
 
         Raises:
             BatonError: the cluster cannot continue.
         """
         alive = self._controller.wait.remote()
         while not stop.wait(_POLL_S):
+            on_pass()
             done, _ = ray.wait([alive], timeout=0)
             if done:
                 try:
@@ -70,6 +75,19 @@ class Cluster:
                 except RayError as error:
                     raise _as_baton_error(error) from error
                 return
+
+    def reload(self, config: BatonConfig) -> None:
+        """Takes over the API keys and SLO classes of ``config``, and the present content of certificate files.
+
+        Raises:
+            BatonError: they cannot be used, so that nothing has changed, or the controller does not answer.
+        """
+        try:
+            ray.get(self._controller.reload.remote(config.to_dict()), timeout=_RELOAD_TIMEOUT_S)
+        except GetTimeoutError as error:
+            raise DeadlineError("The controller did not answer in time.") from error
+        except RayError as error:
+            raise _as_baton_error(error) from error
 
     def stop(self) -> None:
         """Stops router and workers, and disconnects from Ray if this process connected to it or started it."""

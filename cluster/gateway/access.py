@@ -124,9 +124,9 @@ class TokenBucket:
 class _Owner:
     """The buckets and running requests of one key."""
 
-    limits: KeyLimits
-    requests: TokenBucket | None
-    tokens: TokenBucket | None
+    limits: KeyLimits = _NO_LIMITS
+    requests: TokenBucket | None = None
+    tokens: TokenBucket | None = None
     num_running: int = 0
 
 
@@ -219,15 +219,22 @@ class KeyLimiter:
         return Allowance(api_key.name, owner, self._clock)
 
     def _owner(self, api_key: ApiKey) -> _Owner:
-        owner = self._owners.get(api_key.name)
-        if owner is None:
-            limits, now_s = api_key.limits, self._clock()
-            owner = self._owners[api_key.name] = _Owner(
-                limits,
-                None if limits.requests_per_minute is None else TokenBucket(limits.requests_per_minute, now_s),
-                None if limits.tokens_per_minute is None else TokenBucket(limits.tokens_per_minute, now_s),
-            )
+        owner = self._owners.setdefault(api_key.name, _Owner())
+        if owner.limits != api_key.limits:
+            now_s, owner.limits = self._clock(), api_key.limits
+            owner.requests = _resized(owner.requests, api_key.limits.requests_per_minute, now_s)
+            owner.tokens = _resized(owner.tokens, api_key.limits.tokens_per_minute, now_s)
         return owner
+
+
+def _resized(bucket: TokenBucket | None, per_minute: int | None, now_s: float) -> TokenBucket | None:
+    """A bucket of another size with the content of ``bucket``, as far as it fits."""
+    if per_minute is None:
+        return None
+    resized = TokenBucket(per_minute, now_s)
+    if bucket is not None:
+        resized.take(max(0.0, per_minute - bucket.level(now_s)), now_s)
+    return resized
 
 
 def _exceeded(name: str, reason: str, limit: str, wait_s: float, headers: Mapping[str, str]) -> RateLimitError:

@@ -186,6 +186,10 @@ class ApiKeys:
     def __len__(self) -> int:
         return len(self._by_digest)
 
+    def become(self, other: ApiKeys) -> None:
+        """Takes over the keys of ``other``."""
+        self._by_digest = other._by_digest
+
     def find(self, authorization: str | None) -> ApiKey:
         """The key that an ``Authorization`` header carries.
 

@@ -94,9 +94,18 @@ class AttainmentTracker:
     """
 
     def __init__(self, names: Iterable[str], clock: Callable[[], float] = time.monotonic) -> None:
-        self._windows = {
-            name: {window: SlidingWindow(seconds, clock) for window, seconds in WINDOWS.items()} for name in names
+        self._clock = clock
+        self._windows: dict[str, dict[str, SlidingWindow]] = {}
+        self.add_classes(names)
+
+    def add_classes(self, names: Iterable[str]) -> None:
+        """Counts further classes; known ones keep their figures."""
+        new = {
+            name: {window: SlidingWindow(seconds, self._clock) for window, seconds in WINDOWS.items()}
+            for name in names
+            if name not in self._windows
         }
+        self._windows = {**self._windows, **new}  # a reader in another thread iterates over the old one
 
     def add(self, name: str, *, met: bool) -> None:
         """Counts a request of the class ``name`` that ends now. Raises :class:`KeyError` for an unknown class."""

@@ -36,8 +36,8 @@ class SloMetrics(RequestObserver):
         classes: Iterable[SloClass] = BUILTIN_CLASSES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._classes = tuple(classes)
-        self._attainment = AttainmentTracker((slo.name for slo in self._classes), clock)
+        self._classes: tuple[SloClass, ...] = ()
+        self._attainment = AttainmentTracker((), clock)
         self._requests = Counter(
             "baton_slo_requests",
             "Finished sequences, by SLO class and result.",
@@ -58,26 +58,30 @@ class SloMetrics(RequestObserver):
             buckets=FAST_SECONDS,
             registry=registry,
         )
-        for slo in self._classes:
-            self._ttft.labels(slo.name)
-            self._tpot.labels(slo.name)
-            for result in SloResult:
-                self._requests.labels(slo.name, str(result))
-        self._publish_targets(registry)
-        registry.register(_AttainmentCollector(self._attainment))
-
-    def _publish_targets(self, registry: CollectorRegistry) -> None:
-        target = Gauge("baton_slo_target_seconds", "Targets of an SLO class.", [_LABEL, "target"], registry=registry)
-        objective = Gauge(
+        self._target = Gauge(
+            "baton_slo_target_seconds", "Targets of an SLO class.", [_LABEL, "target"], registry=registry
+        )
+        self._objective = Gauge(
             "baton_slo_objective_ratio",
             "Share of sequences that should meet both targets of their SLO class.",
             [_LABEL],
             registry=registry,
         )
+        self.set_classes(classes)
+        registry.register(_AttainmentCollector(self._attainment))
+
+    def set_classes(self, classes: Iterable[SloClass]) -> None:
+        """Changes the classes. Those that were removed keep their series, since their requests may still run."""
+        self._classes = tuple(classes)
+        self._attainment.add_classes(slo.name for slo in self._classes)
         for slo in self._classes:
-            target.labels(slo.name, "ttft").set(slo.ttft_s)
-            target.labels(slo.name, "tpot").set(slo.tpot_s)
-            objective.labels(slo.name).set(slo.objective)
+            self._ttft.labels(slo.name)
+            self._tpot.labels(slo.name)
+            for result in SloResult:
+                self._requests.labels(slo.name, str(result))
+            self._target.labels(slo.name, "ttft").set(slo.ttft_s)
+            self._target.labels(slo.name, "tpot").set(slo.tpot_s)
+            self._objective.labels(slo.name).set(slo.objective)
 
     def ttft(self, slo: SloClass) -> Histogram:
         """Times to the first token of a class, in seconds."""

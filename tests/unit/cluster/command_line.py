@@ -28,10 +28,16 @@ class Cluster:
         report("decode-1 is ready")
         return cls()
 
-    def wait(self, stop):
+    def wait(self, stop, on_pass):
         if os.environ.get("CLUSTER_DIES"):
             raise BatonError("the router died")
-        stop.wait()
+        while not stop.wait(0.05):
+            on_pass()
+
+    def reload(self, config):
+        if any(api_key.name == "refused" for api_key in config.router.api_keys):
+            raise BatonError("the router refused the keys")
+        print("keys:", [api_key.name for api_key in config.router.api_keys], flush=True)
 
     def stop(self):
         print("stopped cleanly", flush=True)

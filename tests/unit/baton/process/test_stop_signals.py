@@ -1,11 +1,14 @@
 """Signals abort a start at once and stop a running cluster by a flag, but never interrupt Ray's own start."""
 
+import os
 import signal
 import sys
 import threading
+import time
 
 import pytest
 
+from baton.process import stop_signals
 from baton.process.stop_signals import StopSignals, signals_deferred
 
 BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -27,6 +30,51 @@ def test_after_the_start_a_signal_sets_the_flag(number):
         signal.raise_signal(number)
         assert signals.stop.is_set()
         signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("starting", [True, False])
+def test_a_hangup_asks_for_a_reload(starting):
+    before = signal.getsignal(signal.SIGHUP)
+    with StopSignals(on_hangup="reload") as signals:
+        if not starting:
+            signals.end_of_start()
+        assert not signals.take_reload()
+        signal.raise_signal(signal.SIGHUP)
+        assert signals.take_reload()
+        assert not signals.take_reload()
+        assert not signals.stop.is_set()
+    assert signal.getsignal(signal.SIGHUP) is before
+
+
+@pytest.mark.timeout(20)
+def test_a_slow_handler_does_not_make_a_wait_endless(monkeypatch):
+    monkeypatch.setattr(stop_signals, "_has_terminal", lambda: bool(time.sleep(0.2)) or True)
+    with StopSignals(on_hangup="reload") as signals:
+        hangup = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGHUP))
+        hangup.start()
+        signals.stop.wait(0.1)
+        hangup.join()
+        while not signals.take_reload():
+            assert not signals.stop.wait(0.1)
+
+
+def test_a_closed_terminal_stops(monkeypatch):
+    has_terminal = [True]
+    monkeypatch.setattr(stop_signals, "_has_terminal", lambda: has_terminal[-1])
+    with StopSignals(on_hangup="reload") as signals:
+        signals.end_of_start()
+        signal.raise_signal(signal.SIGHUP)
+        assert signals.take_reload()
+        has_terminal.append(False)
+        signal.raise_signal(signal.SIGHUP)
+        assert not signals.take_reload()
+        assert signals.stop.is_set()
+
+
+def test_a_hangup_is_left_alone_unless_it_reloads():
+    before = signal.getsignal(signal.SIGHUP)
+    with StopSignals():
+        assert signal.getsignal(signal.SIGHUP) is before
 
 
 @pytest.mark.timeout(60)

@@ -20,7 +20,10 @@ class FakeCluster:
         self.endpoint = router.endpoint
         self.stopped = False
 
-    def wait(self, stop: object) -> None:
+    def reload(self, config: object) -> None:
+        raise NotImplementedError
+
+    def wait(self, stop: object, on_pass: object = None) -> None:
         raise AssertionError("the demo does not wait")
 
     def stop(self) -> None:

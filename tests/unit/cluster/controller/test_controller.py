@@ -168,6 +168,53 @@ async def test_the_controller_serves_scales_and_replaces_a_dead_router(controlle
         assert await running.complete() == expected_tokens(5)
 
 
+KEYS = {"old": "0123456789abcdef", "new": "fedcba9876543210"}
+
+
+def with_key(model: Path, name: str, **slo: object) -> dict[str, Any]:
+    router = {"port": 0, "api_keys": [{"name": name, "key": KEYS[name], "admin": True}]}
+    return BatonConfig.from_dict({"model": str(model), "router": router, "slo": slo}).to_dict()
+
+
+async def test_a_reload_changes_keys_and_classes_while_requests_run(controller, model):
+    old = with_key(model, "old")
+    async with controller(router=old["router"]) as running:
+        await running.start()
+
+        async def status(name: str, slo_class: str = "standard", **body: object) -> int:
+            headers = {"Authorization": f"Bearer {KEYS[name]}", "X-Baton-SLO-Class": slo_class}
+            values = {"model": "fake", "prompt": [5, 6, 7], "max_tokens": 5, **body}
+            async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
+                return (
+                    await client.post(f"{running.endpoint}/v1/completions", json=values, headers=headers)
+                ).status_code
+
+        assert await status("old") == 200
+        assert await status("old", "gold") == 400
+        new = with_key(model, "new", classes={"gold": {"ttft": "1s", "tpot": "1s"}, "standard": {"ttft": "9s"}})
+        async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
+            body = {"model": "fake", "prompt": [5, 6, 7], "max_tokens": 5, "stream": True}
+            headers = {"Authorization": f"Bearer {KEYS['old']}"}
+            async with client.stream(
+                "POST", f"{running.endpoint}/v1/completions", json=body, headers=headers
+            ) as stream:
+                await running.call("reload", new)
+                assert b"[DONE]" in await stream.aread()
+            assert await status("old") == 401
+            assert await status("new", "gold") == 200
+            headers = {"Authorization": f"Bearer {KEYS['new']}"}
+            shown = (await client.get(f"{running.endpoint}/admin/status", headers=headers)).json()["slo"]
+            assert shown["gold"]["windows"]["1m"]["requests"] == 1
+            assert shown["standard"]["ttft_target_ms"] == 9000
+            page = (await client.get(f"{running.endpoint}/metrics")).text
+        assert 'baton_slo_target_seconds{slo_class="standard",target="ttft"} 9.0' in page
+        assert 'baton_admission_queued{slo_class="gold"} 0.0' in page
+        same = {**new, "router": {**new["router"], "api_keys": new["router"]["api_keys"] * 2}}
+        with pytest.raises(BatonError, match="have the same key"):
+            await running.call("reload", same)
+        assert await status("new", "gold") == 200
+
+
 @ON_REAL_RAY
 async def test_workers_that_start_while_the_router_fails_are_kept(controller):
     async with controller() as running:

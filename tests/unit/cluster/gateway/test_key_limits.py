@@ -127,6 +127,29 @@ def test_concurrency_counts_running_requests() -> None:
     assert limiter.admit(None) is None
 
 
+def test_changed_limits_count_what_was_used() -> None:
+    now_s = [0.0]
+    limiter = KeyLimiter(lambda: now_s[0])
+    small, large = (ApiKey("web", limits=KeyLimits(requests_per_minute=limit)) for limit in (2, 10))
+    for _ in range(2):
+        assert limiter.admit(small) is not None
+    with pytest.raises(RateLimitError):
+        limiter.admit(large)  # nothing is left, and it fills faster
+    now_s[0] = 6.0
+    assert limiter.admit(large) is not None
+    now_s[0] = 600.0
+    assert limiter.admit(large) is not None
+    assert limiter.admit(small) is not None
+    running = ApiKey("jobs", limits=KeyLimits(max_concurrent=2))
+    first = limiter.admit(running)
+    fewer = ApiKey("jobs", limits=KeyLimits(max_concurrent=1))
+    with pytest.raises(RateLimitError):
+        limiter.admit(fewer)  # the running request counts
+    assert first is not None
+    first.release()
+    assert limiter.admit(fewer) is not None
+
+
 @pytest.mark.parametrize("value", [0, -1, 1.5, "many"])
 def test_limits_are_whole_numbers_above_zero(value: object) -> None:
     with pytest.raises(ConfigError, match=r"router\.api_keys\.0\.requests_per_minute"):

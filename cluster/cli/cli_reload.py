@@ -1,0 +1,104 @@
+"""``baton reload`` and SIGHUP: a running cluster reads its API keys and SLO classes again.
+
+The command sends SIGHUP to the process of ``baton up``, which owns the file, and finds the outcome in that process's
+record. So the new keys take no other way than those of the start.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from baton.client.local_cluster import ReloadOutcome, RunState, read_state, write_state
+from baton.core.errors import BatonError, ConfigError, DeadlineError
+from cluster.config.config import BatonConfig
+from cluster.config.reloading import reloaded, restart_keys
+
+_POLL_S = 0.05
+
+
+class Reloader:
+    """Reloads the configuration of the cluster that this process runs.
+
+    Args:
+        state: this run's record.
+        read_again: reads the configuration as it was read for the start.
+        apply: passes a configuration on to the cluster.
+        report: called with each outcome.
+    """
+
+    def __init__(
+        self,
+        state: RunState,
+        config: BatonConfig,
+        read_again: Callable[[], BatonConfig],
+        apply: Callable[[BatonConfig], None],
+        report: Callable[[str], None],
+    ) -> None:
+        self._state = state
+        self._config = config
+        self._read_again = read_again
+        self._apply = apply
+        self._report = report
+
+    def reload(self) -> None:
+        """Reads and applies the configuration, and records the outcome. A refused one changes nothing."""
+        try:
+            text, is_applied = self._reload(), True
+        except BatonError as error:
+            text, is_applied = f"The configuration was not reloaded, and nothing has changed. {error.message}", False
+        self._report(text)
+        number = 1 + (self._state.reload.number if self._state.reload else 0)
+        self._state = replace(
+            self._state, config=self._config.to_dict(), reload=ReloadOutcome(number, is_applied=is_applied, text=text)
+        )
+        write_state(self._state)
+
+    def _reload(self) -> str:
+        new = self._read_again()
+        config = reloaded(self._config, new)
+        self._apply(config)
+        self._config = config
+        num_keys, num_classes = len(config.router.api_keys), len(config.slo.classes)
+        text = f"Reloaded: {num_keys or 'no'} API keys, {num_classes} SLO classes."
+        keys = restart_keys(config, new)
+        return f"{text} These changes need a restart: {', '.join(keys)}." if keys else text
+
+
+def reload_cluster(timeout_s: float) -> str:
+    """Makes the recorded cluster reload its configuration; returns the outcome as a sentence.
+
+    Raises:
+        ConfigError: no cluster runs here, it belongs to another user, or it refused the configuration.
+        DeadlineError: there was no outcome in time.
+    """
+    state = read_state()
+    if state is None or not state.is_running():
+        raise ConfigError("No cluster runs on this machine. Start one with `baton up`.")
+    if state.endpoint is None:
+        raise ConfigError(f"The cluster (process {state.pid}) is still starting. Try again when it is ready.")
+    try:
+        os.kill(state.pid, signal.SIGHUP)
+    except PermissionError as error:
+        raise ConfigError(f"Process {state.pid} belongs to another user; only that user can reload it.") from error
+    outcome = _wait_for_news(state, timeout_s)
+    if not outcome.is_applied:
+        raise ConfigError(outcome.text)
+    return outcome.text
+
+
+def _wait_for_news(before: RunState, timeout_s: float) -> ReloadOutcome:
+    end_s = time.monotonic() + timeout_s
+    while time.monotonic() < end_s:
+        now = read_state()
+        if now is not None and now.pid == before.pid and now.reload is not None and now.reload != before.reload:
+            return now.reload
+        if not before.is_running():
+            raise ConfigError(f"The cluster (process {before.pid}) has ended.")
+        time.sleep(_POLL_S)
+    raise DeadlineError(
+        f"The cluster (process {before.pid}) has not reloaded its configuration after {timeout_s:g} s. See its log."
+    )
