@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from baton.core.errors import InternalError, rebuild_error
+from baton.core.errors import ConfigError, InternalError, rebuild_error
 from cluster.config.fit_rows import FitRow
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _GIB = 2**30
 _SHOWN = 2000
+_LIMIT_S = 120.0
 
 
 def check(
@@ -56,13 +58,20 @@ def fit_rows(settings: BatonConfig) -> list[FitRow]:
     Raises:
         BatonError: the model does not exist, or cannot be served or divided like this.
     """
-    process = subprocess.run(
-        [sys.executable, "-m", "cluster.worker.fit"],
-        input=json.dumps(settings.to_dict()),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    try:
+        process = subprocess.run(
+            [sys.executable, "-m", "cluster.worker.fit", str(os.getpid())],
+            input=json.dumps(settings.to_dict()),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_LIMIT_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(
+            f"The sizes of {settings.model} were not known after {_LIMIT_S:g} s. Check the sizes in its config.json; "
+            "expected those of a model whose layers can be listed in seconds."
+        ) from error
     try:
         answer = json.loads(process.stdout)
     except ValueError as error:

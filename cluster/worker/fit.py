@@ -23,6 +23,7 @@ from baton.engine.models.model_weights import stored_bytes
 from baton.engine.models.quantized.schemes import check_scheme, scheme_of
 from baton.engine.runner.cuda_graphs import make_buckets
 from baton.engine.runner.device_memory import BYTES_PER_GRAPH, CONTEXT_BYTES, SIDE_WORKSPACE_BYTES
+from baton.process.parent import end_with
 from cluster.config.config import BatonConfig
 from cluster.config.fit_rows import FitRow
 from cluster.config.worker_config import PoolConfig
@@ -171,7 +172,11 @@ def check(config: BatonConfig) -> list[FitRow]:
 
 
 def main() -> None:
-    """Reads a configuration, and prints ``{"rows": [...]}`` or ``{"error": ..., "code": ...}``."""
+    """Reads a configuration, and prints ``{"rows": [...]}`` or ``{"error": ..., "code": ...}``.
+
+    The argument is the process id of the parent, with which this process ends.
+    """
+    end_with(int(sys.argv[1]))
     answer: dict[str, Any]
     try:
         answer = {"rows": [asdict(row) for row in check(BatonConfig.from_dict(json.load(sys.stdin)))]}

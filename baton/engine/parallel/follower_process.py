@@ -5,25 +5,23 @@ It gives signs of life before it imports torch, which takes seconds.
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import logging
 import os
-import signal
 import socket
 import sys
 from typing import Any
 
 from baton.core.errors import BatonError
 from baton.engine.parallel.channel import Inbox
+from baton.process.parent import end_with
 
-_PR_SET_PDEATHSIG = 1
 logger = logging.getLogger(__name__)
 
 
 def main(rank: int, descriptor: int, parent: int) -> None:
     """Does what rank 0 asks for until it ends."""
-    _end_with(parent)
+    end_with(parent)
     inbox = Inbox(socket.socket(fileno=descriptor))
     begin = inbox.receive()
     if begin is None:
@@ -33,14 +31,6 @@ def main(rank: int, descriptor: int, parent: int) -> None:
     module_name, _, function_name = follow.partition(":")
     function: Any = getattr(importlib.import_module(module_name), function_name)
     function(inbox, rank, *arguments)
-
-
-def _end_with(parent: int) -> None:
-    """Makes Linux kill this process as soon as its parent ends, even while it is stopped."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it has ended before
-        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from baton.core.errors import ConfigError, UnsupportedModelError
@@ -177,3 +180,25 @@ def test_the_gpu_example_fits(tmp_path: Path) -> None:
     for row in fit.check(config):
         assert row.problem == ""
         assert row.kv_tokens > 10 * (config.max_model_len or 0)
+
+
+def test_a_check_that_takes_too_long_is_named(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.cli.cli_check._LIMIT_S", 0.01)
+    with pytest.raises(ConfigError, match=r"not known after 0\.01 s. Check the sizes"):
+        fit_rows(on(folder))
+
+
+def test_the_process_of_a_check_ends_with_its_parent(folder: str) -> None:
+    code = (
+        "import os, subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-m', 'cluster.worker.fit', str(os.getpid())],"
+        " stdin=subprocess.PIPE)\n"  # it waits for its input
+        "print(child.pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    parent.kill()
+    parent.wait()
+    child.wait(timeout=60)
