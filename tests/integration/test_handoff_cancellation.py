@@ -188,7 +188,7 @@ async def _send_random_messages(pair: WorkerPair, chance: random.Random) -> None
     is_prefill = chance.random() < 0.5
     path = "/baton.v1.Prefill/Prefill" if is_prefill else "/baton.v1.Decode/Generate"
     worker = pair.prefill if is_prefill else pair.decode
-    call = worker.client._channel.unary_stream(path)(
+    call = worker.client._connection._channel.unary_stream(path)(
         _hostile_message(pair, chance, is_prefill), timeout=5.0, metadata=CREDENTIALS.call_metadata(worker.address)
     )
     try:
