@@ -222,8 +222,6 @@ def _hostile_message(pair: WorkerPair, chance: random.Random, is_prefill: bool) 
         whole = worker_pb2.PrefillRequest(sequence=sequence)
         whole.handoff.transfer_id = chance.choice(("", "request-1/1", "request-2/1", "new"))
         send_to(whole.handoff, chance.choice(("", "nonsense", "127.0.0.1:1", "unix:/none", pair.decode.address)))
-        if chance.random() < 0.1:
-            whole.handoff.peer_proof = "forged"
         data = bytearray(whole.SerializeToString())
     else:
         data = bytearray(
