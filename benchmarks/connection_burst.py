@@ -89,7 +89,7 @@ class _Stream(asyncio.Protocol):
 
 
 async def measure(num_streams: int, num_tokens: int, max_files: int | None, overrides: dict[str, Any]) -> Burst:
-    """Opens all streams at once and waits for their ends, at most two minutes.
+    """Opens all streams at once and waits for their ends. Those that take two minutes count as cut.
 
     Args:
         max_files: soft and hard limit of the router's open files; ``None`` leaves them as they are.
@@ -138,10 +138,10 @@ def _probe_until(address: Address, stop: Any) -> list[float | None]:
     """Seconds that each ``/health`` took; ``None`` without status 200."""
 
     async def probe_at_a_constant_rate() -> list[float | None]:
-        tasks = []
+        tasks = [asyncio.create_task(_probe(address))]
         while not stop.is_set():
-            tasks.append(asyncio.create_task(_probe(address)))
             await asyncio.sleep(_PROBE_INTERVAL_S)
+            tasks.append(asyncio.create_task(_probe(address)))
         return await asyncio.gather(*tasks)
 
     return asyncio.run(probe_at_a_constant_rate())

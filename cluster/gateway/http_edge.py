@@ -35,6 +35,8 @@ from cluster.telemetry.metrics import UNKNOWN_ENDPOINT, HttpMetrics
 logger = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER = "X-Request-Id"
+MAX_HEAD_BYTES = 16 * 1024
+"""Limit of the size of all headers together."""
 _POLLED_ENDPOINTS = frozenset({"/", "/health", "/ready", "/metrics"})
 _VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ID_PREFIXES = {"/v1/completions": "cmpl-", "/v1/chat/completions": "chatcmpl-"}
@@ -132,7 +134,7 @@ class RequestContextMiddleware:
                 status = message["status"]
 
         try:
-            _check_framing(scope)
+            _check_head(scope)
             await self._app(scope, receive, send_with_id)
         except (ClientDisconnect, h11.LocalProtocolError):  # h11 raises it after an invalid body
             RequestLog(logger, state["request_id"]).debug("the client disconnected")
@@ -161,16 +163,24 @@ def _choose_request_id(scope: Scope) -> str:
     return _ID_PREFIXES.get(scope["path"], "req-") + uuid.uuid4().hex
 
 
-def _check_framing(scope: Scope) -> None:
-    """Refuses a request whose length a proxy may see otherwise, and ends its connection (RFC 9112, section 6.1).
+def _check_head(scope: Scope) -> None:
+    """Refuses heads that the HTTP parser accepts, and ends their connections.
 
     Raises:
-        InvalidRequestError: the length is given in two ways.
+        InvalidRequestError: the head is too large, has another version, or gives the body's length in two ways, of
+            which a proxy may choose the other one (RFC 9112, section 6.1).
     """
     headers = Headers(scope=scope)
+    problem = ""
     if "content-length" in headers and "transfer-encoding" in headers:
+        problem = "Content-Length and Transfer-Encoding exclude each other; send one of them."
+    elif scope.get("http_version", "1.1") not in ("1.0", "1.1"):
+        problem = f"HTTP/{scope['http_version']} is not supported; send HTTP/1.1."
+    elif sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEAD_BYTES:
+        problem = f"The headers take more than {MAX_HEAD_BYTES // 1024} KiB, which is the limit. Send fewer."
+    if problem:
         scope["state"]["response_headers"] = {"Connection": "close"}
-        raise InvalidRequestError("Content-Length and Transfer-Encoding exclude each other; send one of them.")
+        raise InvalidRequestError(problem)
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:

@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from baton.core.errors import BatonError, EndpointFullError, InvalidRequestError, SlowRequestError
 from baton.core.logs import OccasionalLog
 from cluster.gateway.connections import is_health_request
-from cluster.gateway.http_edge import RECEIVED_KEY
+from cluster.gateway.http_edge import MAX_HEAD_BYTES, RECEIVED_KEY
 from cluster.gateway.openai.responses import error_body
 from cluster.gateway.turns import ByteBudget, Turns
 
@@ -127,7 +127,7 @@ class EdgeProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Answers data that is not valid HTTP/1.1."""
         self._edge.log.log(logging.WARNING, "a client sent invalid HTTP/1.1 data and was disconnected")
-        self._refuse(InvalidRequestError(f"{msg} Send HTTP/1.1 with a head of at most 16 KiB."))
+        self._refuse(InvalidRequestError(f"{msg} Send HTTP/1.1 with a head of at most {MAX_HEAD_BYTES // 1024} KiB."))
 
     def timeout_keep_alive_handler(self) -> None:
         if self.transport.get_write_buffer_size():

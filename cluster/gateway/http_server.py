@@ -11,6 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from cluster.gateway.connections import Refusals
+from cluster.gateway.http_edge import MAX_HEAD_BYTES
 from cluster.gateway.http_protocol import Edge, EdgeProtocol
 from cluster.gateway.listener import Listener
 
@@ -41,6 +42,7 @@ class EdgeServer(uvicorn.Server):
             app,
             http="h11",
             ws="none",
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             log_config=None,
             log_level="error",  # every request that offers an upgrade would log two warnings
             access_log=False,

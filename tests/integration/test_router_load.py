@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from baton.core.errors import InternalError
+from benchmarks import connection_burst
 from benchmarks.router_load import measure, processes
 from benchmarks.router_load.command import RouterLoadSettings, run
 from benchmarks.router_load.measure import LatencySettings
@@ -82,3 +83,13 @@ async def test_a_router_that_cannot_start_is_an_error_and_leaves_no_process(
         async with router_under_test(Workers(), {"model": str(model)}):
             pass
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+
+
+async def test_every_stream_of_a_burst_ends_with_its_tokens_or_with_a_type(model: Path) -> None:
+    overrides = {"model": str(model), "router": {"max_connections": 20, "max_inflight": 10}}
+    burst = await connection_burst.measure(60, 3, 1024, overrides)
+    assert set(burst.outcomes) <= {"complete", "429 overloaded", "503 endpoint_full"}
+    assert sum(burst.outcomes.values()) == 60
+    assert burst.outcomes["complete"] >= 10
+    assert burst.num_untyped == burst.failed_probes == 0
+    assert burst.health.count > 0
