@@ -68,7 +68,8 @@ def run_head(options: NodeOptions, report: Report, stop: StopEvent) -> None:
         BatonError: Ray does not start, ends by itself, or would run without authentication.
     """
     refuse_open_ray()
-    address = NetworkConfig(address=options.address).address_here(str(ray.util.get_node_ip_address()))
+    default = "" if options.address else str(ray.util.get_node_ip_address())  # looks for a way to the internet
+    address = NetworkConfig(address=options.address).address_here(default)
     head = RayHead(f"{address}:{options.ports.first}", ensure_token())
     with RayFolder() as folder, RayProcess(_command(options, folder, address, None), folder, 0.0) as process:
         if not _wait_until_joined(process, head, address, options, stop):

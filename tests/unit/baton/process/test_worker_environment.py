@@ -57,6 +57,8 @@ def test_a_process_with_the_variables_does_not_restart(monkeypatch):
 
 
 def test_only_variables_of_models_are_carried(monkeypatch):
-    monkeypatch.setattr(os, "environ", {"HF_TOKEN": "hf_secret", "BATON_CACHE": "/fast", "AWS_SECRET": "no", "HOME": "/"})
+    monkeypatch.setattr(
+        os, "environ", {"HF_TOKEN": "hf_secret", "BATON_CACHE": "/fast", "AWS_SECRET": "no", "HOME": "/"}
+    )
     assert carried_variables() == {"HF_TOKEN": "hf_secret", "BATON_CACHE": "/fast"}
     assert not {*carried_variables()} & {*worker_variables()}  # those are in Ray's runtime environments
