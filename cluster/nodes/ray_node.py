@@ -75,6 +75,7 @@ def run_head(options: NodeOptions, report: Report, stop: StopEvent) -> None:
         if not _wait_until_joined(process, head, address, options, stop):
             return
         head.publish_baton()
+        folder.publish_head(head.address)
         report(f"the head is ready at {head.address}; its files are in {folder.path}")
         report(f"on the other machines: baton node join {head.address} --pool prefill (or decode)")
         process.wait(stop)
@@ -103,6 +104,7 @@ def run_member(head_address: str, options: NodeOptions, report: Report, stop: St
                 try:
                     if _wait_until_joined(process, head, address, options, stop):
                         has_joined = True
+                        folder.publish_head(head_address)
                         report(f"{address} has joined {head_address}; its files are in {folder.path}")
                         process.wait(stop)
                 except NodeStartError as error:
