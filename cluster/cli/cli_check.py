@@ -1,4 +1,7 @@
-"""``baton check``: whether the workers of a configuration fit on their GPUs, before anything starts."""
+"""``baton check``: whether the workers of a configuration fit on their GPUs, before anything starts.
+
+``baton check --nodes`` is in :mod:`cluster.cli.cli_check_nodes`.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +40,24 @@ def check(
         typer.Option("--set", metavar="KEY=VALUE", help="Override one value, such as prefill.resources.gpus=4."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
+    nodes: Annotated[
+        bool, typer.Option("--nodes", help="Check the machines of the Ray cluster (ray.address) instead.")
+    ] = False,
 ) -> None:
-    """Compute whether each pool's workers fit on their GPUs. Reads the model's config only, and starts nothing."""
+    """Compute whether each pool's workers fit on their GPUs. Reads the model's config only, and starts nothing.
+
+    With --nodes, compare the cluster's machines (versions, drivers, clocks, limits, devices), and measure their
+    connections. Each problem comes with its remedy; the exit status is 1 if one prevents the cluster from working.
+    """
     from cluster.config.config import load_config
     from cluster.config.config_reading import parse_override
 
     settings = load_config(config, dict(parse_override(text) for text in assignments or []))
+    if nodes:
+        from cluster.cli.cli_check_nodes import check_all_nodes
+
+        check_all_nodes(settings, as_json=as_json)
+        return
     rows = fit_rows(settings)
     if as_json:
         sys.stdout.write(json.dumps([asdict(row) for row in rows], indent=2) + "\n")

@@ -15,6 +15,7 @@ from baton.process.stop_signals import StopEvent
 from baton.process.worker_environment import carried_variables
 from cluster.config.config import BatonConfig
 from cluster.controller.controller import ACTOR_NAME, Controller
+from cluster.controller.node_checks import refuse_unfit_nodes
 from cluster.nodes.ray_connection import RayConnection, connect
 
 _POLL_S = 0.2
@@ -47,6 +48,7 @@ class Cluster:
         connection = connect(config, report)
         controller: Any = None
         try:
+            refuse_unfit_nodes(config, report)
             controller = _create_controller(config)
             if folder := _log_folder():
                 report(f"router and workers log to {folder}")

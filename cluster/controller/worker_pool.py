@@ -141,11 +141,11 @@ class WorkerPool:
 
     def leave_node(self, node_id: str) -> None:
         """Drains the workers on a node and replaces them elsewhere."""
-        there = [member for member in self._members.values() if member.info and member.info.node_id == node_id]
-        for member in [member for member in there if not member.leaving.is_set()]:
-            self._listener.report(f"{member.worker_id} is drained, since its node leaves the cluster")
-            member.leaving.set()
-            self._reconcile()
+        for member in list(self._members.values()):
+            if member.info is not None and member.info.node_id == node_id and not member.leaving.is_set():
+                self._listener.report(f"{member.worker_id} is drained, since its node leaves the cluster")
+                member.leaving.set()
+                self._reconcile()
 
     def change_role_from(self, source: WorkerPool, by: ChangeOrigin) -> None:
         """Drains a worker of another pool and moves it into this one with its weights.
@@ -366,10 +366,8 @@ class WorkerPool:
 
     def _explain_pending(self) -> str:
         is_local = self._config.ray.is_local
-        num_free_cpus = ray.available_resources().get("CPU", 0.0) if is_local else 0.0
-        return explain_pending(
-            self.name, self._resources, self._nodes(), is_local=is_local, num_free_cpus=num_free_cpus
-        )
+        num_cpus = ray.available_resources().get("CPU", 0.0) if is_local else 0.0
+        return explain_pending(self.name, self._resources, self._nodes(), is_local=is_local, num_free_cpus=num_cpus)
 
     def _nodes(self) -> list[Node]:
         """The live nodes, cached: thousands of workers may ask at once, and each query blocks the event loop."""

@@ -14,7 +14,7 @@ from baton.core.errors import BatonError, ConfigError
 from baton.process.stop_signals import signals_deferred
 from baton.process.worker_environment import LOCAL_RAY_VARIABLES, worker_variables
 from cluster.config.config import BatonConfig
-from cluster.nodes.ray_folder import RayFolder
+from cluster.nodes.ray_folder import RayFolder, published_heads
 from cluster.nodes.ray_head import RayHead
 from cluster.nodes.ray_token import MODE_VARIABLE, ensure_token, refuse_open_ray, require_token, use_token
 
@@ -91,8 +91,9 @@ def _join(address: str, options: dict[str, Any], report: Report) -> RayConnectio
     report(f"connecting to the Ray cluster at {address}")
     connection = RayConnection()
     try:
-        _prepare_token(address, report)
-        _init(options | {"address": address})
+        head_address = _find_head(address)
+        _prepare_token(head_address, report)
+        _init(options | {"address": head_address})
     except BaseException as error:
         connection.close()
         if isinstance(error, BatonError) or not isinstance(error, Exception):
@@ -109,15 +110,13 @@ def _init(options: dict[str, Any]) -> None:
         ray.init(**options)
 
 
-def _prepare_token(address: str, report: Report) -> None:
+def _prepare_token(head_address: str, report: Report) -> None:
     """Lets this process send the token where the cluster asks for it.
 
     Raises:
         ConfigError: the token is missing or wrong.
         OSError: the address refuses connections, which Ray takes minutes to detect.
-        ConnectionError: no Ray runs on this machine.
     """
-    head_address = _find_head(address)
     host, _, port = head_address.rpartition(":")
     socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
     if RayHead(head_address, None).asks_for_token():
@@ -125,11 +124,21 @@ def _prepare_token(address: str, report: Report) -> None:
         use_token()
     elif os.environ.get(MODE_VARIABLE, "").lower() != "token":
         report(
-            f"warning: the Ray cluster at {address} asks for no token, so anyone who reaches its ports can run code "
-            "there. Start it with `baton node start`, or set RAY_AUTH_MODE=token where it is started."
+            f"warning: the Ray cluster at {head_address} asks for no token, so anyone who reaches its ports can run "
+            "code there. Start it with `baton node start`, or set RAY_AUTH_MODE=token where it is started."
         )
 
 
 def _find_head(address: str) -> str:
-    """``host:port`` of the head; ``auto`` means the cluster that this machine belongs to."""
-    return address if address != "auto" else str(ray._private.services.canonicalize_bootstrap_address(address))
+    """``host:port`` of the head; ``auto`` means the cluster that this machine belongs to.
+
+    Raises:
+        ConfigError: it belongs to several.
+        ConnectionError: it belongs to none.
+    """
+    if address != "auto":
+        return address
+    heads = published_heads()
+    if len(heads) > 1:
+        raise ConfigError(f"This machine belongs to several clusters; set ray.address to one of {', '.join(heads)}.")
+    return heads[0] if heads else str(ray._private.services.canonicalize_bootstrap_address(address))

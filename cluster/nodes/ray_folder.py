@@ -3,7 +3,7 @@
 Ray makes its own folders writable for everybody, so they lie in one that only their owner can enter:
 
     /tmp/baton-1000/         owner only
-        0/  0.lock           one node's files; its process holds the lock
+        0/  0.lock           one node's files; its process holds the lock, in which the head's address may be
         1/  1.lock
 
 A node takes the first folder whose lock is free, and removes what earlier nodes left there except for the last one's
@@ -45,16 +45,20 @@ class RayFolder:
         root = _private_root(parent)
         for number in range(_MAX_NODES):
             lock = os.open(root / f"{number}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _acquire(lock):
                 os.close(lock)
                 continue
+            os.ftruncate(lock, 0)
             self._lock: int | None = lock
             self.path = root / str(number)
             _remove_old_sessions(self.path)
             return
         raise ConfigError(f"All {_MAX_NODES} folders in {root} are in use. End some of the Ray nodes of this user.")
+
+    def publish_head(self, address: str) -> None:
+        """Lets other processes of this user find the cluster's head with :func:`published_heads`."""
+        if self._lock is not None:
+            os.pwrite(self._lock, address.encode(), 0)
 
     def close(self) -> None:
         """Lets another node have the folder, which keeps its files until then."""
@@ -69,6 +73,24 @@ class RayFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def published_heads(parent: Path | None = None) -> list[str]:
+    """``host:port`` of the heads of this user's nodes on this machine that are running."""
+    heads = set()
+    for file in _private_root(parent).glob("*.lock"):
+        with file.open("rb") as lock:
+            if not _acquire(lock.fileno()):
+                heads.add(lock.read().decode())
+    return sorted(heads - {""})
+
+
+def _acquire(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _private_root(parent: Path | None) -> Path:

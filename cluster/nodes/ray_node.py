@@ -68,12 +68,14 @@ def run_head(options: NodeOptions, report: Report, stop: StopEvent) -> None:
         BatonError: Ray does not start, ends by itself, or would run without authentication.
     """
     refuse_open_ray()
-    address = NetworkConfig(address=options.address).address_here(str(ray.util.get_node_ip_address()))
+    default = "" if options.address else str(ray.util.get_node_ip_address())  # looks for a way to the internet
+    address = NetworkConfig(address=options.address).address_here(default)
     head = RayHead(f"{address}:{options.ports.first}", ensure_token())
     with RayFolder() as folder, RayProcess(_command(options, folder, address, None), folder, 0.0) as process:
         if not _wait_until_joined(process, head, address, options, stop):
             return
         head.publish_baton()
+        folder.publish_head(head.address)
         report(f"the head is ready at {head.address}; its files are in {folder.path}")
         report(f"on the other machines: baton node join {head.address} --pool prefill (or decode)")
         process.wait(stop)
@@ -102,6 +104,7 @@ def run_member(head_address: str, options: NodeOptions, report: Report, stop: St
                 try:
                     if _wait_until_joined(process, head, address, options, stop):
                         has_joined = True
+                        folder.publish_head(head_address)
                         report(f"{address} has joined {head_address}; its files are in {folder.path}")
                         process.wait(stop)
                 except NodeStartError as error:

@@ -7,6 +7,8 @@ end it.
 from __future__ import annotations
 
 import json
+import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -41,6 +43,7 @@ RAY_PORTS = {
 }
 """Those that docs/machines.md says to open."""
 BATON = [sys.executable, "-c", "from cluster.cli.command import main; main()"]
+SECRET = f"hf_{secrets.token_hex(16)}"
 RAY_VARIABLES = {
     # A node is declared dead after some seconds instead of half a minute.
     "RAY_health_check_initial_delay_ms": "3000",
@@ -75,8 +78,12 @@ class SeparateNodes:
 
     def start(self, host: Host, arguments: list[str]) -> subprocess.Popen[bytes]:
         """Starts baton on a host."""
-        variables = {**RAY_VARIABLES, "RAY_AUTH_TOKEN_PATH": str(self.logs / "token"), "PYTHONPATH": str(ROOT)}
+        variables = self.variables | ({"HF_TOKEN": SECRET} if arguments[0] == "up" else {})
         return host.start([*BATON, *arguments], self.log_of(host, arguments[0]), variables)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return {**RAY_VARIABLES, "RAY_AUTH_TOKEN_PATH": str(self.logs / "token"), "PYTHONPATH": str(ROOT)}
 
     def log_of(self, host: Host, command: str) -> Path:
         return self.logs / f"{host.namespace}-{command}.log"
@@ -191,6 +198,17 @@ def configuration(folder: Path, address: str) -> dict[str, Any]:
     }
 
 
+def test_the_nodes_have_no_problem(nodes: SeparateNodes) -> None:
+    settings = [f"{name}={value}" for name, value in nodes.variables.items()]
+    check = ["env", *settings, *BATON, "check", "--nodes", "--json", "-c", str(nodes.logs / "config.yaml")]
+    report = json.loads(nodes.head.run(check, START_S))
+    assert [problem for problem in report["problems"] if problem["is_fatal"]] == []
+    assert {(link["from"], link["to"]) for link in report["links"]} == {(nodes.prefill.address, nodes.decode.address)}
+    assert report["links"][0]["bytes_per_s"] > 0
+    pools = {node["name"]: node["pools"] for node in report["nodes"]}
+    assert pools == {nodes.prefill.address: ["prefill"], nodes.decode.address: ["decode"]}
+
+
 def test_kv_of_a_divided_worker_crosses_the_link(nodes: SeparateNodes, expected: Reference) -> None:
     before = nodes.prefill.sent_bytes()
     assert [nodes.tokens(index) for index in range(len(PROMPTS))] == expected.tokens
@@ -210,6 +228,19 @@ def test_workers_are_on_the_nodes_of_their_pool(nodes: SeparateNodes) -> None:
 
 def is_follower(pid: int) -> bool:
     return b"follower_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_secrets_are_neither_on_command_lines_nor_in_logs(nodes: SeparateNodes) -> None:
+    token = (nodes.logs / "token").read_text()
+    pids = [pid for host in nodes.all for pid in host.pids()]
+    texts = [Path(f"/proc/{pid}/cmdline").read_text(errors="replace") for pid in pids]
+    for host in nodes.all:
+        [folder] = re.findall(r"its files are in (\S+)", nodes.log_of(host, "node").read_text())
+        texts += [
+            file.read_text(errors="replace") for file in Path(folder).glob("session_*/logs/**/*") if file.is_file()
+        ]
+    assert len(texts) > 30
+    assert not [text for text in texts if SECRET in text or token in text]
 
 
 def test_every_port_is_documented(nodes: SeparateNodes) -> None:

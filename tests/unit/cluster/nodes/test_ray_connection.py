@@ -15,7 +15,7 @@ from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
 from baton.core.errors import ConfigError, WorkerLostError
 from cluster.config.config import BatonConfig
-from cluster.nodes import ray_head
+from cluster.nodes import ray_connection, ray_head
 from cluster.nodes.ray_connection import connect
 from cluster.nodes.ray_head import RayHead, check_versions, own_versions
 
@@ -101,6 +101,19 @@ def test_the_token_is_used_where_the_head_asks_for_it(
     connect(config, lambda line: None)
     assert os.environ["RAY_AUTH_MODE"] == "token"
     assert [options["address"] for options in inits] == [address]
+
+
+def test_auto_means_the_cluster_of_this_users_node(
+    gcs: tuple[str, FakeGcs], inits: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    config = BatonConfig.from_dict({"ray": {"address": "auto"}})
+    monkeypatch.setattr(ray_connection, "published_heads", lambda: [gcs[0]])
+    connect(config, lambda line: None)
+    assert [options["address"] for options in inits] == [gcs[0]]
+    monkeypatch.setattr(ray_connection, "published_heads", lambda: [gcs[0], "10.0.0.1:6379"])
+    with pytest.raises(ConfigError, match=r"several clusters; set ray\.address to one of .*10\.0\.0\.1:6379"):
+        connect(config, lambda line: None)
 
 
 def test_a_head_without_authentication_gives_a_warning(gcs: tuple[str, FakeGcs], inits: list[dict[str, Any]]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.core.errors import ConfigError
-from cluster.nodes.ray_folder import RayFolder
+from cluster.nodes.ray_folder import RayFolder, published_heads
 
 LONGEST_SESSION = "session_2026-01-31_23-59-59_123456_4194304/sockets/plasma_store"
 
@@ -53,6 +53,16 @@ def test_the_next_node_removes_all_but_the_last_logs(short: Path) -> None:
     with RayFolder(short):
         assert not oldest.exists()
         assert [path.name for path in newest.iterdir()] == ["logs"]
+
+
+def test_heads_are_found_while_their_nodes_run(short: Path) -> None:
+    assert published_heads(short) == []
+    with RayFolder(short), RayFolder(short) as joined:  # the first one is a local cluster
+        joined.publish_head("10.0.0.1:6379")
+        assert published_heads(short) == ["10.0.0.1:6379"]
+    assert published_heads(short) == []
+    with RayFolder(short), RayFolder(short):
+        assert published_heads(short) == []
 
 
 def test_sockets_have_room_in_the_longest_path(short: Path) -> None:

@@ -50,6 +50,8 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    def publish_head(self, address: str) -> None: ...
+
     def __enter__(self) -> Folder:
         return self
 
