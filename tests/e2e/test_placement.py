@@ -365,7 +365,8 @@ def test_start_fails_with_the_reason_when_no_node_fits(nodes, tmp_path):
         Cluster.start(config, reports.append)
     message = raised.value.message
     assert "After 12 s, 0 of 1 " in message
-    assert "1 GPUs, the node label ray.io/accelerator-type=TPU-V9, and Ray has not started it yet" in message
+    assert " needs 1 CPUs, 1 GPUs, " in message
+    assert "the node label ray.io/accelerator-type=TPU-V9, and Ray has not started it yet" in message
     assert "4 GPUs (H100), 256.0 GiB: label ray.io/accelerator-type is H100" in message
     # While it waits it says so, for both pools.
     assert {pool for pool in POOLS for line in reports if line.startswith(f"A {pool} worker needs")} == set(POOLS)
