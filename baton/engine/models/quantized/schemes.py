@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from transformers.quantizers.auto import AutoQuantizationConfig
+from pydantic import ValidationError
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AutoQuantizationConfig
 
 from baton.core.errors import UnsupportedModelError
 from baton.engine.models.quantized.formats import (
@@ -23,6 +24,7 @@ from baton.engine.models.quantized.formats import (
 from baton.engine.models.quantized.layout import positive
 
 _GPTQ_BITS = (2, 4, 8)
+_FOUR_BIT_TYPES = ("nf4", "fp4")
 _INT8_MAX = 127
 _FAULTS = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
 """Errors of settings that have other types or values than expected."""
@@ -82,24 +84,40 @@ def _plain_scheme(settings: Mapping[str, Any]) -> Scheme:
     except _UnreadableError as error:
         return Scheme(method, _LIBRARIES.get(method, ()), reason=str(error))
     except _FAULTS as error:
-        reason = f"the quantization_config of {method} cannot be read ({type(error).__name__}: {error})"
+        text = str(error) if isinstance(error, _SettingError) else f"{type(error).__name__}: {error}"
+        text = f"{error} is missing" if isinstance(error, KeyError) else text
+        reason = f"the quantization_config of {method} cannot be read: {text}"
         obstacle = "" if isinstance(error, LookupError) else reason  # transformers has defaults for what is missing
         return Scheme(method, _LIBRARIES.get(method, ()), reason=reason, obstacle=obstacle)
 
 
 def _fault_for_transformers(settings: Mapping[str, Any]) -> str:
     """Why transformers cannot read the settings; empty if it can, or if that needs a library which is not here."""
+    method = settings.get("quant_method")
+    if method is not None and method not in (*AUTO_QUANTIZATION_CONFIG_MAPPING, *_READERS):
+        return f"transformers does not know the quant_method {method!r} of its quantization_config"
     try:
         AutoQuantizationConfig.from_dict(copy.deepcopy(dict(settings)))
     except ImportError:
         return ""
     except _FAULTS as error:
+        if isinstance(error, ValidationError):  # its text has several lines and a link
+            first = error.errors(include_url=False)[0]
+            keys = ".".join(part for part in map(str, first["loc"]) if part.isidentifier())
+            return f"transformers cannot read {keys} of its quantization_config: {first['msg']}"
         return f"transformers cannot read its quantization_config: {error}"
     return ""
 
 
 class _UnreadableError(Exception):
     """Why a scheme cannot be read."""
+
+
+class _SettingError(ValueError):
+    """A value of a setting that nobody can read."""
+
+    def __init__(self, key: str, value: object, expected: str) -> None:
+        super().__init__(f"{key} is {value!r}; expected {expected}")
 
 
 def check_scheme(scheme: Scheme, weights: str) -> None:
@@ -118,7 +136,7 @@ def check_scheme(scheme: Scheme, weights: str) -> None:
 
 def _fp8(settings: Mapping[str, Any]) -> Scheme:
     stated = settings.get("weight_block_size")
-    block = (None, None) if stated is None else _pair(stated)
+    block = (None, None) if stated is None else _pair(settings, "weight_block_size")
     size = "one scale per tensor" if stated is None else f"blocks of {block[0]} x {block[1]}"
     return Scheme(f"FP8 ({size})", (), (ScaledFormat("weight_scale_inv", FP8, (block,)),))
 
@@ -137,6 +155,11 @@ def _compressed_tensors(settings: Mapping[str, Any]) -> Scheme:
     if (settings.get("transform_config") or {}).get("config_groups"):
         raise _UnreadableError("compressed-tensors with transforms of activations cannot be dequantized")
     weights = [group["weights"] for group in groups if group.get("weights")]
+    packed_groups = [each for each in groups if (each.get("format") or settings.get("format")) == "pack-quantized"]
+    if others := sorted({_packed_name(each["weights"]) for each in packed_groups if each.get("weights")} - _PACKED):
+        raise _UnreadableError(
+            f"pack-quantized weights of {', '.join(others)} cannot be dequantized; can be: {', '.join(sorted(_PACKED))}"
+        )
     if not weights:
         raise _UnreadableError("compressed-tensors without a group that has weights cannot be dequantized")
     blocks = tuple(dict.fromkeys(_block_of(each) for each in weights))
@@ -153,12 +176,16 @@ def _block_of(weights: Mapping[str, Any]) -> Block:
     """What shares a scale in a group of compressed-tensors."""
     strategy = str(weights.get("strategy"))
     if strategy == "block":
-        return _pair(weights["block_structure"])
+        return _pair(weights, "block_structure")
     if strategy == "group":
-        return 1, positive(weights["group_size"])
+        return 1, _count(weights, "group_size")
     if strategy in ("tensor", "channel"):
         return (None, None) if strategy == "tensor" else (1, None)
     raise _UnreadableError(f"compressed-tensors of the strategy {strategy} cannot be dequantized")
+
+
+def _packed_name(weights: Mapping[str, Any]) -> str:
+    return f"{weights.get('type', 'int')}{weights.get('num_bits', 8)}"
 
 
 def _compressed_name(group: Mapping[str, Any]) -> str:
@@ -170,7 +197,7 @@ def _compressed_name(group: Mapping[str, Any]) -> str:
 
 
 def _gptq(settings: Mapping[str, Any]) -> Scheme:
-    bits, stored = positive(settings["bits"]), str(settings.get("checkpoint_format") or "gptq")
+    bits, stored = _count(settings, "bits"), str(settings.get("checkpoint_format") or "gptq")
     if bits not in _GPTQ_BITS or stored not in ("gptq", "gptq_v2"):
         raise _UnreadableError(
             f"GPTQ with {bits} bits in the format {stored} cannot be dequantized; can be: "
@@ -182,7 +209,7 @@ def _gptq(settings: Mapping[str, Any]) -> Scheme:
 
 
 def _awq(settings: Mapping[str, Any]) -> Scheme:
-    bits, version = positive(settings["bits"]), str(settings.get("version") or "gemm").lower()
+    bits, version = _count(settings, "bits"), str(settings.get("version") or "gemm").lower()
     if bits != 4 or version != "gemm":
         raise _UnreadableError(
             f"AWQ with {bits} bits in the version {version} cannot be dequantized; can be: 4 bits, gemm"
@@ -194,18 +221,30 @@ def _bitsandbytes(settings: Mapping[str, Any]) -> Scheme:
     libraries = _LIBRARIES["bitsandbytes"]
     if settings.get("load_in_8bit"):
         return Scheme("bitsandbytes (int8)", libraries, (ScaledFormat("SCB", ("I8",), ((1, None),), _INT8_MAX),))
-    kind = str(settings.get("bnb_4bit_quant_type") or "fp4")
+    kind = settings.get("bnb_4bit_quant_type") or "fp4"
+    if kind not in _FOUR_BIT_TYPES:
+        raise _SettingError("bnb_4bit_quant_type", kind, " or ".join(_FOUR_BIT_TYPES))
     return Scheme(f"bitsandbytes ({kind})", libraries, (FourBitFormat(kind),))
 
 
 def _group_size(settings: Mapping[str, Any]) -> int | None:
     """Columns that share a scale; ``None``: all, which is stored as -1."""
-    return None if settings["group_size"] == -1 else positive(settings["group_size"])
+    return None if settings["group_size"] == -1 else _count(settings, "group_size")
 
 
-def _pair(sizes: Any) -> tuple[int, int]:
-    rows, columns = sizes
-    return positive(rows), positive(columns)
+def _count(settings: Mapping[str, Any], key: str) -> int:
+    try:
+        return positive(settings[key])
+    except ValueError as error:
+        raise _SettingError(key, settings[key], "a positive whole number") from error
+
+
+def _pair(settings: Mapping[str, Any], key: str) -> tuple[int, int]:
+    try:
+        rows, columns = settings[key]
+        return positive(rows), positive(columns)
+    except (TypeError, ValueError) as error:
+        raise _SettingError(key, settings[key], "two positive whole numbers") from error
 
 
 def _is_bitsandbytes(settings: Mapping[str, Any]) -> bool:
@@ -225,4 +264,5 @@ _LIBRARIES = {
     "awq": ("gptqmodel",),
     "bitsandbytes": ("bitsandbytes",),
 }
+_PACKED = {"int2", "int4", "int8"}
 _COMPRESSED = {"float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "dense"}

@@ -31,6 +31,13 @@ NAMES = {
 }
 
 
+def packed(**changes: Any) -> dict[str, Any]:
+    """Settings of compressed-tensors."""
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32, **changes}
+    group = {"targets": ["Linear"], "weights": weights}
+    return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": group}}
+
+
 def config_with(**quantization: Any) -> LlamaConfig:
     return LlamaConfig(quantization_config=quantization)
 
@@ -88,10 +95,27 @@ def test_old_configs_of_bitsandbytes_name_no_method() -> None:
             },
             r"the sparsity sparse-24-bitmask",
         ),
-        ({"quant_method": "gptq", "bits": "four"}, r"quantization_config of gptq cannot be read \(ValueError"),
-        ({"quant_method": "fp8", "weight_block_size": 3}, r"quantization_config of fp8 cannot be read \(TypeError"),
-        ({"quant_method": "fp8", "weight_block_size": [0, 32]}, r"cannot be read \(ValueError: 0 is not a positive"),
-        ({"quant_method": "awq", "bits": float("inf"), "group_size": 32}, r"cannot be read \(ValueError: inf is not"),
+        (
+            {"quant_method": "gptq", "bits": "four"},
+            r"config of gptq cannot be read: bits is 'four'; expected a positive",
+        ),
+        (
+            {"quant_method": "gptq", "bits": 4},
+            r"config of gptq cannot be read: 'group_size' is missing",
+        ),
+        (
+            {"quant_method": "fp8", "weight_block_size": 3},
+            r"weight_block_size is 3; expected two positive whole numbers",
+        ),
+        (
+            {"quant_method": "fp8", "weight_block_size": [0, 32]},
+            r"weight_block_size is \[0, 32\]; expected two positive",
+        ),
+        ({"quant_method": "awq", "bits": float("inf"), "group_size": 32}, r"bits is inf; expected a positive whole"),
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf5"}, r"bnb_4bit_quant_type is 'nf5'; expected nf4 or fp4"),
+        (packed(num_bits=3), r"weights of int3 cannot be dequantized; can be: int2, int4, int8"),
+        (packed(num_bits=4, type="float"), r"weights of float4 cannot be dequantized"),
+        (packed(group_size=0), r"group_size is 0; expected a positive whole number"),
         ({"quant_method": "compressed-tensors", "config_groups": {}}, r"without a group that has weights"),
         ({}, r"checkpoints of unknown cannot be dequantized"),
     ],
@@ -107,7 +131,9 @@ def test_what_cannot_be_read_is_refused_by_name(quantization: dict[str, Any], me
     ("quantization", "message"),
     [
         ({}, "cannot read its quantization_config.*quant_method"),
-        ({"quant_method": "nonsense"}, "cannot read its quantization_config: Unknown quantization type"),
+        ({"quant_method": "nonsense"}, "transformers does not know the quant_method 'nonsense'"),
+        ({"quant_method": ["fp8"]}, r"transformers does not know the quant_method \['fp8'\]"),
+        (packed(num_bits=None), r"read config_groups\.group_0\.weights\.num_bits of its quantization_config: [^\n]*"),
         ({"quant_method": "fp8", "weight_block_size": "x"}, "of fp8 cannot be read"),
         ({"quant_method": "awq", "bits": "four", "group_size": 32}, "of awq cannot be read"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "of gptq cannot be read"),
