@@ -129,6 +129,7 @@ class LLM:
         if chosen_device.type == "cpu":
             torch.set_num_threads(num_threads or usable_cores())
         max_num_seqs = min(max_num_seqs, chunk_tokens)
+        self.tokenizer = Tokenizer.load(source.path)
         with progress_on_stderr():
             loaded = load_served_model(source, dtype, chosen_device, weights)
             if max_model_len is not None:
@@ -151,7 +152,6 @@ class LLM:
             f"at most {capacity}, the capacity of the KV cache",
             max_model_len,
         )
-        self.tokenizer = Tokenizer.load(source.path)
         self._runner.capture_graphs(max_num_seqs, 0, self.max_model_len)
         runs_ahead = always if chosen_device.type == "cuda" and not self._runner.forward_waits else never
         scheduler = Scheduler(

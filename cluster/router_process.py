@@ -12,7 +12,7 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from baton.core.errors import BatonError, ConfigError, InternalError
+from baton.core.errors import BatonError, InternalError
 from baton.core.logs import configure_logging
 from baton.core.roles import POOLS
 from baton.engine.models.model_source import resolve_model
@@ -109,13 +109,7 @@ class RouterHost:
         self._max_connections = choose_max_connections(self._config.router.max_connections, raise_descriptor_limit())
         self._socket = listen(self._config.router.host, self._port)
         source = await asyncio.to_thread(resolve_model, self._config.model)
-        try:
-            self._tokenizer = await asyncio.to_thread(_load_tokenizer, source.path)
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"model: {source.path} has no usable tokenizer ({str(error).splitlines()[0]}). "
-                "A model folder must contain its tokenizer files and the weights."
-            ) from error
+        self._tokenizer = await asyncio.to_thread(_load_tokenizer, source.path)
         port = int(self._socket.getsockname()[1])
         scheme = "http" if self._tls is None else "https"
         return f"{scheme}://{_url_host(self._config.router.host)}:{port}", port

@@ -166,10 +166,10 @@ def find_tokenizer(
     if settings.tokenizer is not None:
         try:
             return _load(settings.tokenizer, report, only_local=False), settings.tokenizer
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"--tokenizer: cannot load a tokenizer from {settings.tokenizer!r}: {error}") from error
+        except BatonError as error:
+            raise ConfigError(f"--tokenizer: {error.message}") from error
     for reference in filter(None, (_model_of_local_cluster(endpoint), endpoint.model)):
-        with suppress(BatonError, OSError, ValueError):
+        with suppress(BatonError):
             return _load(reference, report, only_local=True), reference
     return None
 

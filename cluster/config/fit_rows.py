@@ -11,7 +11,8 @@ class FitRow:
 
     Attributes:
         num_ranks: processes among which a worker divides the model.
-        gpu: type of the GPU of each rank; empty if unknown or on a CPU.
+        gpus: GPUs of a worker; 0 on a CPU.
+        gpu: their type; "GPU" if it is not stated, empty on a CPU.
         memory: of that GPU; 0 if unknown.
         num_parameters: of the whole model.
         weights: those of a rank.
@@ -25,6 +26,7 @@ class FitRow:
     pool: str
     workers: int
     num_ranks: int
+    gpus: float
     gpu: str
     num_parameters: int
     weights: int
@@ -39,8 +41,8 @@ class FitRow:
     @property
     def hardware(self) -> str:
         """What a worker runs on: ``2 x H100``."""
-        if self.gpu:
-            return f"{self.num_ranks} x {self.gpu}"
+        if self.gpus:
+            return f"{self.gpus:g} x {self.gpu}"
         return "CPU" if self.num_ranks == 1 else f"CPU, {self.num_ranks} ranks"
 
     def explain(self) -> str:

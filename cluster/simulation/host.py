@@ -6,12 +6,11 @@ import asyncio
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import ray
 
-from baton.core.errors import ConfigError, NotFoundError, WorkerLostError
+from baton.core.errors import NotFoundError, WorkerLostError
 from baton.core.logs import configure_logging
 from baton.engine.models.model_source import resolve_model
 from baton.engine.models.tokenizer import Tokenizer
@@ -108,10 +107,7 @@ class ServedModel:
     def __init__(self, reference: str) -> None:
         source = resolve_model(reference)
         self.name = source.name
-        try:
-            tokenizer = Tokenizer.load(source.path)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"model: {Path(source.path)} has no usable tokenizer: {error}") from error
+        tokenizer = Tokenizer.load(source.path)
         self.vocab_size = tokenizer.vocab_size
         self.eos_token_ids = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
 

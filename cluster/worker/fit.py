@@ -14,10 +14,10 @@ from typing import Any
 from baton.core.accelerators import MEMORY_BYTES, WITH_FP8
 from baton.core.errors import BatonError, UnsupportedModelError
 from baton.core.kv_spec import KVEncoding
-from baton.core.ranks import MAX_RANKS
 from baton.core.roles import DECODE, PREFILL
 from baton.engine.models.footprint import Footprint, footprint_of
-from baton.engine.models.model_loader import check_architecture, load_config, stored_dtype
+from baton.engine.models.model_config import check_context_length
+from baton.engine.models.model_loader import check_architecture, context_length, load_config, stored_dtype
 from baton.engine.models.model_source import resolve_model
 from baton.engine.models.model_weights import stored_bytes
 from baton.engine.models.quantized.schemes import check_scheme, scheme_of
@@ -29,6 +29,8 @@ from cluster.config.fit_rows import FitRow
 from cluster.config.worker_config import PoolConfig
 
 _GRAPH_TOKENS = 512
+_DEGREES = (1, 2, 4, 8, 16, 32)
+_GPUS_OF_A_NODE = 8
 _GIB = 2**30
 
 
@@ -39,7 +41,8 @@ class FitChecker:
         config: the configuration of the cluster.
 
     Raises:
-        BatonError: the model does not exist, or its architecture or quantization is not supported.
+        BatonError: the model does not exist, its architecture or quantization is not supported, or its context is
+            shorter than ``max_model_len``.
     """
 
     def __init__(self, config: BatonConfig) -> None:
@@ -47,6 +50,7 @@ class FitChecker:
         self._source = resolve_model(config.model)
         self._model_config = load_config(self._source)
         check_architecture(self._model_config)
+        check_context_length(config.max_model_len, context_length(self._model_config))
         self._scheme = scheme_of(self._model_config)
         if self._scheme is not None:
             check_scheme(self._scheme, config.engine.weights)
@@ -55,14 +59,13 @@ class FitChecker:
 
     def row(self, name: str) -> FitRow:
         """The row of a pool."""
-        pool = self._config.pool(name)
-        gpu = pool.resources.accelerator_type
-        row = self._row(name, pool.num_ranks, self._config.engine.weights, self._config.engine.kv_cache)
-        if row.problem and (gpu is not None or not pool.resources.gpus):
-            row.remedies = self._remedies(name, pool, gpu)
+        pool, engine = self._config.pool(name), self._config.engine
+        row = self._row(name, pool.num_ranks, engine.weights, engine.kv_cache, pool.resources.gpus)
+        if row.problem and (pool.resources.accelerator_type in MEMORY_BYTES or not pool.resources.gpus):
+            row.remedies = self._remedies(name, pool, row)
         return row
 
-    def _row(self, name: str, num_ranks: int, weights: str, kv_cache: str) -> FitRow:
+    def _row(self, name: str, num_ranks: int, weights: str, kv_cache: str, gpus: float) -> FitRow:
         config, pool = self._config, self._config.pool(name)
         found = self._footprint(num_ranks, weights, kv_cache)
         rows = pool.max_num_seqs * (1 + self._draft_tokens(name))
@@ -74,7 +77,8 @@ class FitChecker:
             pool=name,
             workers=pool.workers,
             num_ranks=num_ranks,
-            gpu=gpu or "",
+            gpus=gpus,
+            gpu=(gpu or "GPU") if gpus else "",
             num_parameters=found.num_parameters,
             weights=found.weights,
             step=step + graphs,
@@ -83,7 +87,7 @@ class FitChecker:
         )
         if self._scheme is not None and weights == "native" and num_ranks > 1:
             row.problem = f"{self._scheme.name} cannot be divided among ranks as it is stored"
-        if row.problem or not pool.resources.gpus:
+        if row.problem or not gpus:
             return row
         if gpu not in MEMORY_BYTES:
             row.problem = (
@@ -92,7 +96,7 @@ class FitChecker:
             )
             return row
         row.memory = MEMORY_BYTES[gpu]
-        share = min(1.0, pool.resources.gpus)
+        share = min(1.0, gpus)
         kept = CONTEXT_BYTES + row.weights + row.step
         room = int(row.memory * config.engine.gpu_memory_utilization * share) - kept
         wanted = self._wanted_bytes(pool, found)
@@ -135,30 +139,35 @@ class FitChecker:
             self._known[key] = found
         return self._known[key]
 
-    def _remedies(self, name: str, pool: PoolConfig, gpu: str | None) -> list[str]:
-        """Single changes with which the pool fits."""
-        engine, found = self._config.engine, []
-        degree = pool.num_ranks * 2
-        while degree <= MAX_RANKS and pool.resources.gpus >= 1:
+    def _remedies(self, name: str, pool: PoolConfig, row: FitRow) -> list[str]:
+        """Single changes with which the pool fits; if there are none, pairs."""
+        engine, own = self._config.engine, pool.resources.gpus
+
+        def fits(num_ranks: int, weights: str, kv_cache: str, gpus: float) -> bool:
             try:
-                if not self._row(name, degree, engine.weights, engine.kv_cache).problem:
-                    found.append(f"{name}.resources.gpus: {degree}")
-                    break
+                return not self._row(name, num_ranks, weights, kv_cache, gpus).problem
             except UnsupportedModelError:  # it cannot be divided so often
-                pass
-            degree *= 2
+                return False
+
+        def more_gpus(weights: str) -> list[str]:
+            found = next(
+                (more for more in _DEGREES if own and more > own and fits(more, weights, engine.kv_cache, more)), 0
+            )
+            note = f" (on nodes with {found})" if found > _GPUS_OF_A_NODE else ""
+            return [f"{name}.resources.gpus: {found}{note}"] if found else []
+
+        found = more_gpus(engine.weights)
         is_readable = self._scheme is None or bool(self._scheme.formats)
         others = ["dequantized"] if self._scheme is not None and is_readable else []
-        others += ["fp8"] if is_readable and self._dtype == "bfloat16" and gpu in WITH_FP8 else []
-        for weights in others if engine.weights == "native" else ():
-            if not self._row(name, pool.num_ranks, weights, engine.kv_cache).problem:
-                found.append(f"engine.weights: {weights}")
-        if engine.kv_cache == "native" and not self._row(name, pool.num_ranks, engine.weights, "int8").problem:
+        has_fp8 = pool.resources.accelerator_type in WITH_FP8
+        others += ["fp8"] if is_readable and self._dtype == "bfloat16" and has_fp8 else []
+        others = others if engine.weights == "native" else []
+        found += [f"engine.weights: {other}" for other in others if fits(pool.num_ranks, other, engine.kv_cache, own)]
+        if engine.kv_cache == "native" and fits(pool.num_ranks, engine.weights, "int8", own):
             found.append("engine.kv_cache: int8")
-        row = self._row(name, pool.num_ranks, engine.weights, engine.kv_cache)
         if (self._config.max_model_len or 0) > row.kv_tokens >= 2:
             found.append(f"max_model_len: {row.kv_tokens}")
-        return found
+        return found or [f"engine.weights: {other} with {more}" for other in others for more in more_gpus(other)]
 
 
 def check(config: BatonConfig) -> list[FitRow]:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import AutoConfig, GenerationConfig, PreTrainedModel
+from huggingface_hub.errors import StrictDataclassError
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, GenerationConfig, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -35,8 +36,30 @@ from baton.engine.parallel.localise import localise
 from baton.engine.parallel.plan import ShardPlan, make_plan
 
 _ATTENTION_TYPES = {"full_attention", "sliding_attention", "attention"}
+_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+)
+_MAX_SIZE, _MAX_LAYERS = 10_000_000, 1_000
+"""Above those of any published model, so that sizes by mistake are refused before tensors are described for them."""
 _SAMPLES_PER_TENSOR = 16
 _NUM_COMPARED = 32
+_CONFIG_FAULTS = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    StrictDataclassError,
+)
+"""What transformers raises for a config that is missing or has settings of other types or values than expected."""
 # Settings about the origin of a config, which do not affect the computation.
 _VOLATILE_SETTINGS = frozenset(
     {"_name_or_path", "architectures", "distributed_config", "dtype", "transformers_version"}
@@ -192,7 +215,7 @@ def prepare_model(
         attention_layers=attention_layers,
         dtype_name=dtype_name,
         vocab_size=_vocab_size(model),
-        max_model_len=_context_length(model.config),
+        max_model_len=context_length(model.config),
         eos_token_ids=_eos_token_ids(model),
         fingerprint=fingerprint,
         group=group,
@@ -234,10 +257,19 @@ def relative_distance(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def check_architecture(config: Any) -> None:
-    """Raises :class:`UnsupportedModelError` for architectures that are known to fail before any weight is loaded."""
+    """Checks what is known to fail before any weight is loaded.
+
+    Raises:
+        UnsupportedModelError: the architecture cannot run on this engine.
+        ConfigError: it has impossible sizes.
+    """
     kind = type(config).__name__.removesuffix("Config")
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{kind} is an encoder-decoder model; baton serves decoder-only language models.")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UnsupportedModelError(
+            f"{kind} has no causal language model in transformers; baton serves decoder-only language models."
+        )
     text_config = config.get_text_config(decoder=True)
     if getattr(text_config, "is_causal", True) is False:
         raise UnsupportedModelError(f"{kind} attends in both directions; baton serves causal language models.")
@@ -249,6 +281,11 @@ def check_architecture(config: Any) -> None:
             f"{kind} has layers of the kinds {', '.join(others)}, whose state is not a paged KV cache. "
             f"Supported are: {', '.join(sorted(_ATTENTION_TYPES))}."
         )
+    for name in _SIZES:
+        value = getattr(text_config, name, None)
+        largest = _MAX_LAYERS if name == "num_hidden_layers" else _MAX_SIZE
+        if isinstance(value, int) and not 1 <= value <= largest:
+            raise ConfigError(f"model: {name} in the config.json is {value}; expected a number from 1 to {largest:,}.")
 
 
 def fingerprint_of(model: PreTrainedModel, group: RankGroup | None = None) -> str:
@@ -266,13 +303,24 @@ def fingerprint_of(model: PreTrainedModel, group: RankGroup | None = None) -> st
 
 
 def load_config(source: ModelSource) -> Any:
-    """Loads a model's config. Raises :class:`ConfigError` if it is missing or unreadable."""
+    """Loads a model's config.
+
+    Raises:
+        ConfigError: it is missing or unreadable.
+        UnsupportedModelError: it needs code that transformers does not contain.
+    """
     try:
-        return AutoConfig.from_pretrained(source.path)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return AutoConfig.from_pretrained(source.path, trust_remote_code=False)
+    except _CONFIG_FAULTS as error:
+        if "trust_remote_code" in str(error):
+            raise UnsupportedModelError(
+                f"{source.name} needs Python code of its own (auto_map in its config.json), which baton does not run. "
+                "Take a model of an architecture that transformers contains."
+            ) from error
+        text = str(error).rstrip(". \n")
         raise ConfigError(
-            f"model: {source.name} could not be read from {source.path}: {error}. "
-            "Expected a transformers model folder, a hub id that this machine can reach, or a GGUF file."
+            f"model: the config of {source.name} could not be read from {source.path}: {text}. Expected a transformers "
+            "model folder, a hub id that this machine can reach (with HF_TOKEN for gated models), or a GGUF file."
         ) from error
 
 
@@ -283,7 +331,8 @@ def _vocab_size(model: PreTrainedModel) -> int:
     return size
 
 
-def _context_length(config: Any) -> int:
+def context_length(config: Any) -> int:
+    """Tokens that a model of this config takes. Raises :class:`UnsupportedModelError` if the config does not say."""
     text = config.get_text_config(decoder=True)
     for name in CONTEXT_LENGTH_NAMES:
         value = getattr(text, name, None)

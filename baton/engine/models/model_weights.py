@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,14 +42,8 @@ def load_weights(
 
     Raises:
         ConfigError: the checkpoint cannot be read, is not complete, or needs a library that is missing.
-        UnsupportedModelError: transformers has no such language model, or the checkpoint is quantized in a way that
-            cannot be dequantized, or not be divided.
+        UnsupportedModelError: the checkpoint is quantized in a way that cannot be dequantized, or not be divided.
     """
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise UnsupportedModelError(
-            f"{type(config).__name__.removesuffix('Config')} has no causal language model in transformers; "
-            "baton serves decoder-only language models."
-        )
     disable_progress_bar()  # a progress bar does not belong in a log
     placement: dict[str, Any] = {} if device.type == "cpu" else {"device_map": {"": device}}
     if divided is not None:
@@ -108,6 +103,8 @@ def _check_native(scheme: Scheme, is_divided: bool) -> None:
             f"the checkpoint is {scheme.name}, which transformers computes with {' and '.join(missing)}, which is not "
             f"installed. Install it{', or s' + remedy[1:] if remedy else ''}."
         )
+    # bitsandbytes says in every product that int8 is computed in float16.
+    warnings.filterwarnings("once", message="MatMul8bitLt")
 
 
 def _complete(source: ModelSource, load: Callable[[], Any]) -> PreTrainedModel:

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from baton.core.errors import InvalidRequestError
+from baton.core.errors import ConfigError, InvalidRequestError
 
 _BYTE_FALLBACK_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SENTENCEPIECE_SPACE = "\u2581"
@@ -65,11 +65,18 @@ class Tokenizer:
             only_local: for a hub id, use only files of this machine and do not ask the hub.
 
         Raises:
-            OSError: there is no usable tokenizer.
+            ConfigError: there is no usable tokenizer.
         """
         from transformers import AutoTokenizer
 
-        return cls(AutoTokenizer.from_pretrained(str(path), local_files_only=only_local))
+        try:
+            found = AutoTokenizer.from_pretrained(str(path), local_files_only=only_local, trust_remote_code=False)
+        except Exception as error:  # the tokenizers library raises it as such
+            text = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
+            raise ConfigError(
+                f"model: {path} has no usable tokenizer ({text}). Expected tokenizer.json beside its config.json."
+            ) from error
+        return cls(found)
 
     def save(self, folder: Path) -> None:
         """Writes the files from which :meth:`load` builds the same tokenizer."""

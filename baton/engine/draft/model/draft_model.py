@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from baton.core.errors import ConfigError, UnsupportedModelError
+from baton.core.errors import UnsupportedModelError
 from baton.core.kv_spec import LayerSpec
 from baton.engine.attention.base import ATTENTION_NAME, AttentionSlot, bind_slot
 from baton.engine.batch.attention_groups import Span
@@ -128,10 +128,7 @@ def load_draft_model(
         UnsupportedModelError: it cannot run on this engine, or its vocabulary differs.
     """
     source = resolve_model(reference)
-    try:
-        tokenizer = Tokenizer.load(source.path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"draft model {source.name}: its tokenizer could not be read: {error}") from error
+    tokenizer = Tokenizer.load(source.path)
     # Before loading the weights: the comparison takes milliseconds.
     check_same_vocabulary(source.name, tokenizer, target_tokenizer)
     loaded = load_model(source, dtype, device, "dequantized")

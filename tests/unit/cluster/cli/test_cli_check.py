@@ -116,6 +116,71 @@ def test_what_loading_refuses_is_refused(
         prefill_row(on(str(tmp_path), engine={"weights": weights}))
 
 
+def test_what_no_single_change_mends_is_mended_by_a_pair(tmp_path: Path) -> None:
+    config = MODELS["DeepSeek-V3"].config()
+    config.dtype = "bfloat16"
+    config.quantization_config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    config.save_pretrained(tmp_path)
+    row = prefill_row(on(str(tmp_path), "H200", 8))
+    assert row.problem == "FP8 (blocks of 128 x 128) cannot be divided among ranks as it is stored"
+    assert row.remedies[0] == "engine.weights: dequantized with prefill.resources.gpus: 16 (on nodes with 16)"
+    assert prefill_row(on(str(tmp_path), "H200", 16, engine={"weights": "dequantized"})).problem == ""
+    assert prefill_row(on(str(tmp_path), "H200", 8, engine={"weights": "dequantized"})).problem != ""
+
+
+def test_a_part_of_a_gpu_that_is_too_small_becomes_a_whole_one(folder: str) -> None:
+    row = prefill_row(on(folder, gpus=0.01))
+    assert row.problem == "weights and the largest step leave no room for KV"
+    assert row.remedies == ["prefill.resources.gpus: 1"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "hardware", "problem"),
+    [
+        ("H100", 0, "CPU", ""),
+        (None, 0, "CPU", ""),
+        (
+            None,
+            2,
+            "2 x GPU",
+            "the memory of its GPUs is not known: set prefill.resources.accelerator_type to one of T4",
+        ),
+        ("TPU-V9", 1, "1 x TPU-V9", "the memory of its GPUs is not known"),
+        ("H100", 0.5, "0.5 x H100", ""),
+    ],
+)
+def test_rows_name_the_hardware(folder: str, gpu: str | None, gpus: float, hardware: str, problem: str) -> None:
+    row = prefill_row(on(folder, gpu, gpus))
+    assert row.hardware == hardware
+    assert row.problem.startswith(problem)
+    assert bool(row.problem) == bool(problem)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_attention_heads": 0}, "the config of .* could not be read"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers in the config.json is 0; expected a number from 1 to 1,000"),
+        ({"hidden_size": -64}, "hidden_size in the config.json is -64; expected a number from 1 to 10,000,000"),
+        ({"vocab_size": 10**12}, "vocab_size in the config.json is 1000000000000"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads in the config.json is 0"),
+        ({"head_dim": 3}, "the shapes of LlamaForCausalLM's cache cannot be found"),
+        ({"hidden_size": None}, "the config of .* could not be read.*'hidden_size' expected int"),
+        ({"hidden_act": "nonsense"}, "no model can be built from the config.json .*nonsense"),
+        ({"max_position_embeddings": -5}, "no context length"),
+        ({"max_position_embeddings": 100}, "max_model_len is 128, but the model's context length is 100"),
+        ({"model_type": "bert"}, "attends in both directions"),
+        ({"model_type": "clip"}, "no causal language model"),
+        ({"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}, "needs Python code of its own"),
+    ],
+)
+def test_configs_that_no_model_has_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    stated = {**CONFIGS["llama"]().to_dict(), **changes}
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    with pytest.raises((ConfigError, UnsupportedModelError), match=f"(?s){message}"):
+        fit.check(on(str(tmp_path), max_model_len=128))
+
+
 def test_no_remedy_dequantizes_what_cannot_be(tmp_path: Path) -> None:
     config = MODELS["Llama-3.1-8B"].config()
     config.dtype = "bfloat16"

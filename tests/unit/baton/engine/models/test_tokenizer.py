@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.core.errors import InvalidRequestError
+from baton.core.errors import ConfigError, InvalidRequestError
 from baton.engine.models.tokenizer import Tokenizer
 from tests.tiny_tokenizers import byte_level_tokenizer, sentencepiece_tokenizer
 
@@ -157,3 +157,11 @@ def test_token_bytes_are_cached_except_for_unknown_ids():
     assert tokenizer.token_bytes(unknown) == b""
     assert known in tokenizer._bytes
     assert unknown not in tokenizer._bytes
+
+
+@pytest.mark.parametrize("files", [{}, {"tokenizer.json": "{}"}, {"tokenizer.json": "["}])
+def test_a_folder_without_a_usable_tokenizer_is_named(tmp_path, files):
+    for name, content in {"config.json": '{"model_type": "llama"}', **files}.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError, match=rf"{tmp_path} has no usable tokenizer \(.+\)\. Expected tokenizer"):
+        Tokenizer.load(tmp_path)

@@ -83,5 +83,5 @@ def test_a_missing_model_or_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a local folder"):
         load_draft_model(str(tmp_path / "none"), target(), Tokenizer(tokenizer()), CPU)
     tiny_target(num_layers=1, vocab=8).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="tokenizer could not be read"):
+    with pytest.raises(ConfigError, match="no usable tokenizer"):
         load_draft_model(str(tmp_path), target(), Tokenizer(tokenizer()), CPU)
