@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
-import warnings
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,8 +103,8 @@ def _check_native(scheme: Scheme, is_divided: bool) -> None:
             f"the checkpoint is {scheme.name}, which transformers computes with {' and '.join(missing)}, which is not "
             f"installed. Install it{', or s' + remedy[1:] if remedy else ''}."
         )
-    # bitsandbytes says in every product that int8 is computed in float16.
-    warnings.filterwarnings("once", message="MatMul8bitLt")
+    # bitsandbytes would say in every product that it computes int8 in float16.
+    logging.getLogger("bitsandbytes.autograd").setLevel(logging.ERROR)
 
 
 def _complete(source: ModelSource, load: Callable[[], Any]) -> PreTrainedModel:
