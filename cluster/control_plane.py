@@ -25,6 +25,7 @@ from cluster.config.slo_config import SloConfig
 from cluster.dispatch.router import Router
 from cluster.latency.feed import StepCostFeed
 from cluster.latency.latency_model import LatencyModel
+from cluster.latency.other_bookings import OtherBookings, booking_streams
 from cluster.latency.store import FitStore
 from cluster.prefix_index.prefix_feed import PrefixFeed
 from cluster.prefix_index.prefix_index import PrefixIndex
@@ -49,9 +50,11 @@ class ControlPlane:
         store: keeps latency fits across restarts; ``None`` disables that.
         clock: monotonic seconds; a simulation passes virtual time.
         offload: as in :class:`AutoscalerLoop`.
+        router_id: unique among several routers; empty for a single one.
 
     Attributes:
         step_costs, prefixes: follow workers. Their ``add`` and ``remove`` must be called when workers come and go.
+        others: the same for the bookings of other routers; ``None`` for a single router.
         watch: the same for workers that are real or have a process of their own, since others cannot hang.
     """
 
@@ -65,6 +68,7 @@ class ControlPlane:
         store: FitStore | None = None,
         clock: Callable[[], float] = time.monotonic,
         offload: Offload = asyncio.to_thread,
+        router_id: str = "",
     ) -> None:
         self._config = config
         self._clock = clock
@@ -72,7 +76,7 @@ class ControlPlane:
         self.slo_classes = config.slo.to_classes()
         self.metrics = RouterMetrics(self.slo_classes.all, clock)
         model = LatencyModel(clock)
-        self.predictions = RequestPredictions(model, self.metrics.prediction_errors, clock)
+        self.predictions = RequestPredictions(model, self.metrics.prediction_errors, clock, router_id)
         self.step_costs = StepCostFeed(registry, model, store)
         index = PrefixIndex(config.engine.block_size, clock, hash_key)
         self.watch = ProgressWatch(config.liveness, registry.judged, clock)
@@ -83,6 +87,8 @@ class ControlPlane:
             registry, self.predictions, chooser, known, clock, self.metrics.routing, config.prefill.ordering
         )
         self.admission = create_admission(config, dispatcher, registry, model, self.metrics.admission, clock)
+        bookings = OtherBookings(self.predictions.ledger, self.admission.poke, clock)
+        self.others = booking_streams(router_id, bookings) if router_id else None
         self._traffic = TrafficMeter(clock)
         self.autoscaler = AutoscalerLoop(
             pools,

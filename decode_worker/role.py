@@ -29,6 +29,7 @@ class DecodeRole:
     def __init__(self, context: WorkerContext) -> None:
         config, pool = context.config, context.pool
         self._max_model_len = context.max_model_len
+        self._bookings = context.bookings
         speculation = assemble_speculation(config.speculation, context.runner, context.draft)
         self._speculation = speculation.controller
         self._engine = AsyncEngine(
@@ -53,7 +54,9 @@ class DecodeRole:
         )
 
     async def start(self, server: grpc.aio.Server, host: str) -> None:
-        worker_pb2_grpc.add_DecodeServicer_to_server(DecodeService(self._engine, self._importer), server)
+        worker_pb2_grpc.add_DecodeServicer_to_server(
+            DecodeService(self._engine, self._importer, self._bookings), server
+        )
         self._kv_service.add_to(server)
         await asyncio.to_thread(self._capture)
         self._engine.start()

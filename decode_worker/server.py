@@ -17,6 +17,7 @@ from baton.core.request import Request
 from baton.core.request_ids import request_id_of_call
 from baton.core.timeline import Event
 from baton.engine.async_engine import AsyncEngine
+from baton.rpc.bookings import BookingBoard
 from baton.rpc.channel import reporting_errors
 from baton.rpc.conversions import pack_events, pack_output, unpack_sequence
 from baton.rpc.wire import worker_pb2, worker_pb2_grpc
@@ -28,9 +29,10 @@ logger = logging.getLogger(__name__)
 class DecodeService(worker_pb2_grpc.DecodeServicer):
     """Continues sequences from imported KV, or from their tokens alone."""
 
-    def __init__(self, engine: AsyncEngine, importer: KVImporter) -> None:
+    def __init__(self, engine: AsyncEngine, importer: KVImporter, bookings: BookingBoard) -> None:
         self._engine = engine
         self._importer = importer
+        self._bookings = bookings
         # A second attempt may arrive before this worker learns that the first one has ended.
         self._num_calls = itertools.count(1)
 
@@ -43,9 +45,11 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
         log = RequestLog(logger, request_id_of_call(call_id))
         log.debug("a decode request arrived", extra={"claims_kv": bool(message.transfer_id)})
         async with reporting_errors(context, logger, call_id), aclosing(self._generate(message)) as batches:
-            async for batch in batches:
-                num_tokens += len(batch.token_ids)
-                await context.write(batch)
+            with self._bookings.booking_of(context) as booking:
+                async for batch in batches:
+                    num_tokens += len(batch.token_ids)
+                    booking.advance(len(batch.token_ids))
+                    await context.write(batch)
         log.info("a sequence was decoded", extra={"tokens": num_tokens})
 
     async def Abandon(  # noqa: N802 - named by the schema

@@ -31,6 +31,7 @@ class PrefillRole:
         config, pool, runner = context.config, context.pool, context.runner
         self._max_model_len = context.max_model_len
         self._secret = context.credentials.secret
+        self._bookings = context.bookings
         self._draft = _create_draft(context)
         self._engine = AsyncEngine(
             runner,
@@ -58,7 +59,7 @@ class PrefillRole:
         )
 
     async def start(self, server: grpc.aio.Server, host: str) -> None:
-        service = PrefillService(self._engine, self._exporter, self._secret)
+        service = PrefillService(self._engine, self._exporter, self._secret, self._bookings)
         worker_pb2_grpc.add_PrefillServicer_to_server(service, server)
         self._engine.start()
 

@@ -18,6 +18,7 @@ from baton.core.request import FinishReason, TokenOutput
 from baton.core.request_ids import request_id_of_call
 from baton.core.timeline import Event
 from baton.engine.async_engine import AsyncEngine
+from baton.rpc.bookings import BookingBoard
 from baton.rpc.channel import as_baton_error, reporting_errors
 from baton.rpc.conversions import pack_events, pack_output, pack_parts, unpack_sequence
 from baton.rpc.credentials import ClusterSecret
@@ -30,10 +31,13 @@ logger = logging.getLogger(__name__)
 class PrefillService(worker_pb2_grpc.PrefillServicer):
     """Computes prompts: streams the first token at once, then the result of the hand-off."""
 
-    def __init__(self, engine: AsyncEngine, exporter: KVExporter, secret: ClusterSecret) -> None:
+    def __init__(
+        self, engine: AsyncEngine, exporter: KVExporter, secret: ClusterSecret, bookings: BookingBoard
+    ) -> None:
         self._engine = engine
         self._exporter = exporter
         self._secret = secret
+        self._bookings = bookings
         # A second attempt may arrive before this worker learns that the first one has ended.
         self._num_calls = itertools.count(1)
 
@@ -45,9 +49,11 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
         log = RequestLog(logger, request_id_of_call(call_id))
         log.debug("a prompt arrived", extra={"prompt_tokens": len(message.sequence.prompt_token_ids)})
         async with reporting_errors(context, logger, call_id), aclosing(self._prefill(message)) as events:
-            async for event in events:
-                await context.write(event)
-                _log_event(log, event)
+            with self._bookings.booking_of(context) as booking:
+                async for event in events:
+                    booking.advance(len(event.first_token.token_ids))
+                    await context.write(event)
+                    _log_event(log, event)
 
     async def _prefill(self, message: worker_pb2.PrefillRequest) -> AsyncGenerator[worker_pb2.PrefillEvent]:
         events = {Event.PREFILL_QUEUED: time.monotonic()}

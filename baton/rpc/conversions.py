@@ -69,13 +69,13 @@ def pack_sequence(
         output_token_ids=output_token_ids,
         params=pack_params(params),
         speculation_method=speculation_method or "",
-        queue_priority=None if queue_priority == NO_PRIORITY else _pack_queue_priority(queue_priority, now_s),
+        queue_priority=None if queue_priority == NO_PRIORITY else pack_queue_priority(queue_priority, now_s),
         tpot_target_s=tpot_target_s,
         cache_salt=cache_salt,
     )
 
 
-def _pack_queue_priority(queue_priority: QueuePriority, now_s: float) -> worker_pb2.QueuePriority:
+def pack_queue_priority(queue_priority: QueuePriority, now_s: float) -> worker_pb2.QueuePriority:
     return worker_pb2.QueuePriority(
         priority=queue_priority.priority,
         due_in_s=queue_priority.deadline_s - now_s,
@@ -83,7 +83,7 @@ def _pack_queue_priority(queue_priority: QueuePriority, now_s: float) -> worker_
     )
 
 
-def _unpack_queue_priority(message: worker_pb2.QueuePriority, now_s: float) -> QueuePriority:
+def unpack_queue_priority(message: worker_pb2.QueuePriority, now_s: float) -> QueuePriority:
     if isnan(message.due_in_s) or isnan(message.patience_s):
         raise InvalidRequestError(
             "A queue_priority must have numbers for due_in_s and patience_s.", param="queue_priority"
@@ -104,7 +104,7 @@ def unpack_sequence(message: worker_pb2.Sequence, eos_token_ids: frozenset[int],
         eos_token_ids=eos_token_ids,
         output_token_ids=list(message.output_token_ids),
         speculation_method=message.speculation_method or None,
-        queue_priority=_unpack_queue_priority(message.queue_priority, arrival_s)
+        queue_priority=unpack_queue_priority(message.queue_priority, arrival_s)
         if message.HasField("queue_priority")
         else NO_PRIORITY,
         tpot_target_s=tpot_target_s if isfinite(tpot_target_s) and tpot_target_s > 0 else 0.0,

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from math import isfinite
 
 from baton.core.errors import (
     BatonError,
@@ -23,7 +24,7 @@ from baton.core.errors import (
 )
 from baton.core.timeline import Event, Timeline
 from baton.process.background import BackgroundTasks
-from baton.rpc.conversions import pack_sequence, unpack_events
+from baton.rpc.conversions import pack_queue_priority, pack_sequence, unpack_events
 from baton.rpc.wire import worker_pb2
 from cluster.dispatch.handoff_watch import HandoffWatch
 from cluster.registry.workers import Worker
@@ -98,7 +99,8 @@ class Attempts:
         watch = HandoffWatch(record, placement, self._observers, self._background)
         is_claimed = False
         try:
-            first = await watch.start(prefill.client.prefill(message, record.time_left_s))
+            booking = self._booking(record, prefill)
+            first = await watch.start(prefill.client.prefill(message, record.time_left_s, booking))
             record.num_cached_tokens = first.num_cached_tokens
             yield self._take_first(record, first)
             if not record.is_finished:
@@ -140,7 +142,8 @@ class Attempts:
         timeline, worker, has_second = record.timeline, placement.decode, False
         sequence = self._sequence(record, call_id, record.request.speculation_method)
         message = worker_pb2.GenerateRequest(sequence=sequence, transfer_id=transfer_id)
-        async with aclosing(worker.client.generate(message, record.time_left_s)) as batches:
+        booking = self._booking(record, worker)
+        async with aclosing(worker.client.generate(message, record.time_left_s, booking)) as batches:
             async for batch in batches:
                 if not record.token_ids:
                     _record_local_prefill(timeline, worker, batch)
@@ -171,6 +174,24 @@ class Attempts:
         timeline.record(Event.FIRST_TOKEN)
         timeline.decode_steps.follow(timeline.events[Event.FIRST_TOKEN])
         return record.take(batch)
+
+    def _booking(self, record: RequestRecord, worker: Worker) -> worker_pb2.Booking | None:
+        """What a worker of the request's route tells other routers; ``None`` if there are none."""
+        booking = record.booking
+        if booking is None or not booking.router_id:
+            return None
+        computes = booking.computing_id == worker.info.worker_id
+        return worker_pb2.Booking(
+            router=booking.router_id,
+            name=booking.name,
+            uncached_tokens=booking.uncached_tokens if computes else 0,
+            cached_tokens=booking.cached_tokens,
+            queue_priority=pack_queue_priority(record.queue_priority, self._clock()),
+            decode_worker=booking.decode_id if booking.decodes else "",
+            num_tokens=len(record.request.prompt_token_ids) + len(record.token_ids),
+            expected_tokens=booking.expected_tokens,
+            tpot_target_s=record.request.slo.tpot_s if isfinite(record.request.slo.tpot_s) else 0.0,
+        )
 
     def _sequence(
         self, record: RequestRecord, call_id: str, speculation_method: str | None = None

@@ -15,6 +15,7 @@ from baton.core.step_log import StepLog
 from baton.core.steps import StepProgress
 from baton.core.timeline import Event, Timeline, TransferPart
 from baton.process.background import BackgroundTasks
+from baton.rpc.bookings import BOOKING_KEY
 from baton.rpc.channel import create_channel, error_from_rpc
 from baton.rpc.conversions import unpack_progress
 from baton.rpc.credentials import PeerCredentials
@@ -101,16 +102,32 @@ class WorkerClient:
     def is_suspended(self) -> bool:
         return bool(self._suspension)
 
-    def prefill(self, request: worker_pb2.PrefillRequest, timeout_s: float) -> AsyncGenerator[worker_pb2.PrefillEvent]:
-        """Computes a prompt on the worker. Closing the iterator cancels the call."""
+    def prefill(
+        self, request: worker_pb2.PrefillRequest, timeout_s: float, booking: worker_pb2.Booking | None = None
+    ) -> AsyncGenerator[worker_pb2.PrefillEvent]:
+        """Computes a prompt on the worker. Closing the iterator cancels the call.
+
+        Args:
+            booking: what the worker tells other routers; ``None`` if there are none.
+        """
         return self._stream(
-            lambda connection: connection.prefill.Prefill(request, timeout=timeout_s, metadata=connection.metadata)
+            lambda connection: connection.prefill.Prefill(
+                request, timeout=timeout_s, metadata=(*connection.metadata, *_carried(booking))
+            )
         )
 
-    def generate(self, request: worker_pb2.GenerateRequest, timeout_s: float) -> AsyncGenerator[worker_pb2.TokenBatch]:
-        """Generates tokens on the worker. Closing the iterator cancels the call."""
+    def generate(
+        self, request: worker_pb2.GenerateRequest, timeout_s: float, booking: worker_pb2.Booking | None = None
+    ) -> AsyncGenerator[worker_pb2.TokenBatch]:
+        """Generates tokens on the worker. Closing the iterator cancels the call.
+
+        Args:
+            booking: as for :meth:`prefill`.
+        """
         return self._stream(
-            lambda connection: connection.decode.Generate(request, timeout=timeout_s, metadata=connection.metadata)
+            lambda connection: connection.decode.Generate(
+                request, timeout=timeout_s, metadata=(*connection.metadata, *_carried(booking))
+            )
         )
 
     async def abandon(self, transfer_id: str) -> None:
@@ -127,6 +144,11 @@ class WorkerClient:
         """The content of the worker's prefix cache, and then its changes. Closing the iterator cancels the call."""
         request = worker_pb2.WatchCacheRequest()
         return self._stream(lambda connection: connection.worker.WatchCache(request, metadata=connection.metadata))
+
+    def watch_bookings(self, router_id: str) -> AsyncGenerator[worker_pb2.BookingEvents]:
+        """What routers other than ``router_id`` have booked on the worker, and then its changes."""
+        request = worker_pb2.WatchBookingsRequest(router=router_id)
+        return self._stream(lambda connection: connection.worker.WatchBookings(request, metadata=connection.metadata))
 
     async def _stream(self, begin: Callable[[_Connection], Any]) -> AsyncGenerator[Any]:
         connection = self._trusted()
@@ -270,3 +292,8 @@ class WorkerClient:
         """Ends every open call, and refuses later ones. Their readers get a :class:`WorkerLostError`."""
         self._suspension = self._connection.end = f"the worker at {self.address} has left the cluster"
         await self._connection.close()
+
+
+def _carried(booking: worker_pb2.Booking | None) -> tuple[tuple[str, bytes], ...]:
+    """The metadata of a call with this booking."""
+    return () if booking is None else ((BOOKING_KEY, booking.SerializeToString()),)

@@ -51,6 +51,10 @@ class Booking:
     Attributes:
         name: the name of its entries in the :class:`~cluster.latency.ledger.WorkLedger`.
         prefill_id: empty if the decode worker computes the prompt.
+        uncached_tokens: tokens of the prompt that are computed.
+        cached_tokens: those before them.
+        expected_tokens: number of tokens that the sequence is expected to get.
+        router_id: the router, if there are several.
         decodes: False if the prefill worker of a pair generates the only token.
         is_computed: the prompt is computed; the first token has arrived.
     """
@@ -59,6 +63,10 @@ class Booking:
     prefill_id: str
     decode_id: str
     forecast: RouteForecast
+    uncached_tokens: int = 0
+    cached_tokens: int = 0
+    expected_tokens: int = 0
+    router_id: str = ""
     decodes: bool = True
     is_computed: bool = False
 

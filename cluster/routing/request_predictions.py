@@ -32,15 +32,21 @@ class RequestPredictions(RequestObserver):
     Args:
         errors: collects the prediction errors of finished requests.
         clock: monotonic seconds, as in the timelines.
+        router_id: unique among several routers; empty for a single one.
 
     Attributes:
         forecaster: predicts routes with the present model.
     """
 
     def __init__(
-        self, model: LatencyModel, errors: PredictionErrors, clock: Callable[[], float] = time.monotonic
+        self,
+        model: LatencyModel,
+        errors: PredictionErrors,
+        clock: Callable[[], float] = time.monotonic,
+        router_id: str = "",
     ) -> None:
         self.model = model
+        self._router_id = router_id
         self.ledger = WorkLedger()
         self.errors = errors
         self.habits = RequestHabits()
@@ -50,18 +56,27 @@ class RequestPredictions(RequestObserver):
 
     def begin(self, record: RequestRecord, decision: RouteDecision) -> Booking:
         """Counts the work of an attempt until :meth:`end`."""
-        name = f"{record.request.request_id}#{next(self._names)}"
-        decodes = decision.prefill_id is None or record.request.params.max_tokens > 1
-        booking = Booking(name, decision.prefill_id or "", decision.decode_id, decision.forecast, decodes)
+        name = f"{self._router_id}/{record.request.request_id}#{next(self._names)}"
         num_known = len(record.request.prompt_token_ids) + len(record.token_ids)
+        usual, most = self.habits.output_tokens.value, record.request.params.max_tokens - len(record.token_ids)
         cached = decision.cached_tokens
-        self.ledger.begin_prompt(
-            booking.computing_id, name, num_known - cached, cached, self._clock(), record.queue_priority
+        booking = Booking(
+            name,
+            decision.prefill_id or "",
+            decision.decode_id,
+            decision.forecast,
+            uncached_tokens=num_known - cached,
+            cached_tokens=cached,
+            expected_tokens=max(0, int(min(usual, most))),
+            router_id=self._router_id,
+            decodes=decision.prefill_id is None or record.request.params.max_tokens > 1,
         )
-        if decodes:
-            usual, most = self.habits.output_tokens.value, record.request.params.max_tokens - len(record.token_ids)
+        self.ledger.begin_prompt(
+            booking.computing_id, name, booking.uncached_tokens, cached, self._clock(), record.queue_priority
+        )
+        if booking.decodes:
             self.ledger.begin_decoding(
-                booking.decode_id, name, num_known, record.request.slo.tpot_s, max(0, int(min(usual, most)))
+                booking.decode_id, name, num_known, record.request.slo.tpot_s, booking.expected_tokens
             )
         record.booking = booking
         if decision.forecast is not UNKNOWN_FORECAST and not record.token_ids:

@@ -23,10 +23,14 @@ class InProcessClient(WorkerClient):
         self.address = address  # the base class would open a channel
         self._simulated = worker
 
-    def prefill(self, request: worker_pb2.PrefillRequest, timeout_s: float) -> AsyncGenerator[worker_pb2.PrefillEvent]:
+    def prefill(
+        self, request: worker_pb2.PrefillRequest, timeout_s: float, booking: worker_pb2.Booking | None = None
+    ) -> AsyncGenerator[worker_pb2.PrefillEvent]:
         return self._present().prefill(request, timeout_s)
 
-    def generate(self, request: worker_pb2.GenerateRequest, timeout_s: float) -> AsyncGenerator[worker_pb2.TokenBatch]:
+    def generate(
+        self, request: worker_pb2.GenerateRequest, timeout_s: float, booking: worker_pb2.Booking | None = None
+    ) -> AsyncGenerator[worker_pb2.TokenBatch]:
         return self._present().generate(request, timeout_s)
 
     async def abandon(self, transfer_id: str) -> None:

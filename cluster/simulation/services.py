@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import grpc.aio
 
+from baton.rpc.bookings import BookingBoard
 from baton.rpc.channel import reporting_errors
 from baton.rpc.conversions import pack_progress
 from baton.rpc.credentials import ClusterSecret
@@ -29,6 +30,7 @@ class SimulatedServices(
     def __init__(self, worker: SimulatedWorker, secret: ClusterSecret) -> None:
         self._worker = worker
         self._secret = secret
+        self._bookings = BookingBoard()
         self._loop = asyncio.get_running_loop()
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -42,12 +44,22 @@ class SimulatedServices(
         async with reporting_errors(context, logger, request.sequence.request_id):
             if request.HasField("handoff"):
                 self._secret.check_peer(request.handoff.peer, request.handoff.peer_proof)
-        await _stream(context, request.sequence.request_id, self._worker.prefill(request))
+        events = self._worker.prefill(request)
+        async with reporting_errors(context, logger, request.sequence.request_id), aclosing(events):
+            with self._bookings.booking_of(context) as booking:
+                async for event in events:
+                    booking.advance(len(event.first_token.token_ids))
+                    await context.write(event)
 
     async def Generate(  # noqa: N802 - named by the schema
         self, request: worker_pb2.GenerateRequest, context: _Context
     ) -> None:
-        await _stream(context, request.sequence.request_id, self._worker.generate(request))
+        batches = self._worker.generate(request)
+        async with reporting_errors(context, logger, request.sequence.request_id), aclosing(batches):
+            with self._bookings.booking_of(context) as booking:
+                async for batch in batches:
+                    booking.advance(len(batch.token_ids))
+                    await context.write(batch)
 
     async def Abandon(  # noqa: N802 - named by the schema
         self, request: worker_pb2.AbandonRequest, context: _Context
@@ -79,8 +91,9 @@ class SimulatedServices(
             async for message in messages:
                 yield message
 
-
-async def _stream(context: _Context, call_id: str, messages: AsyncGenerator[object]) -> None:
-    async with reporting_errors(context, logger, call_id), aclosing(messages):
-        async for message in messages:
-            await context.write(message)
+    async def WatchBookings(  # noqa: N802 - named by the schema
+        self, request: worker_pb2.WatchBookingsRequest, context: _Context
+    ) -> AsyncGenerator[worker_pb2.BookingEvents]:
+        async with aclosing(self._bookings.watch(request.router)) as messages:
+            async for message in messages:
+                yield message

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import grpc.aio
@@ -12,6 +12,7 @@ from baton.core.steps import StepProgress
 from baton.engine.async_engine import EngineStats
 from baton.engine.draft.loading import LoadedDraft
 from baton.engine.runner.model_runner import ModelRunner
+from baton.rpc.bookings import BookingBoard
 from baton.rpc.credentials import PeerCredentials
 from baton.rpc.step_cost_messages import pack_step_costs
 from baton.rpc.wire import worker_pb2
@@ -32,6 +33,7 @@ class WorkerContext:
         num_threads: CPU threads of the engine.
         credentials: of calls to other workers.
         draft: the draft, if the role runs one; the runner has it too.
+        bookings: those of the calls in progress, which the role's services keep.
     """
 
     worker_id: str
@@ -42,6 +44,7 @@ class WorkerContext:
     num_threads: int
     credentials: PeerCredentials
     draft: LoadedDraft | None = None
+    bookings: BookingBoard = field(default_factory=BookingBoard)
 
     @property
     def overlaps_scheduling(self) -> bool:

@@ -136,7 +136,9 @@ class WorkerHost:
         )
         role = _import_role(self._role_path)(context)
         server = PeerServer(credentials, message_limit(context.max_model_len, self._config.kv_transfer.part_bytes))
-        worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(self._worker_id, self._pool, role), server.grpc)
+        worker_pb2_grpc.add_WorkerServicer_to_server(
+            WorkerService(self._worker_id, self._pool, role, context.bookings), server.grpc
+        )
         address = server.bind(self._bind_host, self._config.network.port_range)
         await role.start(server.grpc, self._bind_host)
         await role.profile()

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc.aio
 
+from baton.rpc.bookings import BookingBoard
 from baton.rpc.channel import reporting_errors
 from baton.rpc.conversions import pack_progress
 from baton.rpc.wire import worker_pb2, worker_pb2_grpc
@@ -19,12 +20,13 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
-    """Serves the worker's clock, its figures and the content of its prefix cache."""
+    """Serves the worker's clock, its figures, the content of its prefix cache and its bookings."""
 
-    def __init__(self, worker_id: str, pool: str, role: WorkerRole) -> None:
+    def __init__(self, worker_id: str, pool: str, role: WorkerRole, bookings: BookingBoard) -> None:
         self._worker_id = worker_id
         self._pool = pool
         self._role = role
+        self._bookings = bookings
         self._started_s = time.monotonic()
 
     async def Ping(  # noqa: N802 - named by the schema
@@ -52,5 +54,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.WatchCacheRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncGenerator[worker_pb2.CacheEvents]:
         async with aclosing(self._role.watch_cache()) as messages:
+            async for message in messages:
+                yield message
+
+    async def WatchBookings(  # noqa: N802 - named by the schema
+        self, request: worker_pb2.WatchBookingsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[worker_pb2.BookingEvents]:
+        async with aclosing(self._bookings.watch(request.router)) as messages:
             async for message in messages:
                 yield message

@@ -243,7 +243,7 @@ async def _host(
     )
     role = role_class(context)
     server = PeerServer(CREDENTIALS)
-    worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(f"{pool}-1", pool, role), server.grpc)
+    worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(f"{pool}-1", pool, role, context.bookings), server.grpc)
     address = server.bind("127.0.0.1")
     await role.start(server.grpc, "127.0.0.1")
     await server.start()

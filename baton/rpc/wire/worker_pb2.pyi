@@ -267,6 +267,56 @@ class CacheEvents(_message.Message):
     evicted: bytes
     def __init__(self, is_snapshot: _Optional[bool] = ..., stored: _Optional[bytes] = ..., evicted: _Optional[bytes] = ...) -> None: ...
 
+class Booking(_message.Message):
+    __slots__ = ("router", "name", "uncached_tokens", "cached_tokens", "queue_priority", "decode_worker", "num_tokens", "expected_tokens", "tpot_target_s")
+    ROUTER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    UNCACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TPOT_TARGET_S_FIELD_NUMBER: _ClassVar[int]
+    router: str
+    name: str
+    uncached_tokens: int
+    cached_tokens: int
+    queue_priority: QueuePriority
+    decode_worker: str
+    num_tokens: int
+    expected_tokens: int
+    tpot_target_s: float
+    def __init__(self, router: _Optional[str] = ..., name: _Optional[str] = ..., uncached_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queue_priority: _Optional[_Union[QueuePriority, _Mapping]] = ..., decode_worker: _Optional[str] = ..., num_tokens: _Optional[int] = ..., expected_tokens: _Optional[int] = ..., tpot_target_s: _Optional[float] = ...) -> None: ...
+
+class OpenBooking(_message.Message):
+    __slots__ = ("booking", "age_s", "is_computed", "num_new_tokens")
+    BOOKING_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    IS_COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    booking: Booking
+    age_s: float
+    is_computed: bool
+    num_new_tokens: int
+    def __init__(self, booking: _Optional[_Union[Booking, _Mapping]] = ..., age_s: _Optional[float] = ..., is_computed: _Optional[bool] = ..., num_new_tokens: _Optional[int] = ...) -> None: ...
+
+class WatchBookingsRequest(_message.Message):
+    __slots__ = ("router",)
+    ROUTER_FIELD_NUMBER: _ClassVar[int]
+    router: str
+    def __init__(self, router: _Optional[str] = ...) -> None: ...
+
+class BookingEvents(_message.Message):
+    __slots__ = ("is_snapshot", "open", "ended")
+    IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    is_snapshot: bool
+    open: _containers.RepeatedCompositeFieldContainer[OpenBooking]
+    ended: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, is_snapshot: _Optional[bool] = ..., open: _Optional[_Iterable[_Union[OpenBooking, _Mapping]]] = ..., ended: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class StatsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

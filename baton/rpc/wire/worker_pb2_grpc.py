@@ -245,6 +245,11 @@ class WorkerStub:
                 request_serializer=baton_dot_rpc_dot_wire_dot_worker__pb2.WatchCacheRequest.SerializeToString,
                 response_deserializer=baton_dot_rpc_dot_wire_dot_worker__pb2.CacheEvents.FromString,
                 _registered_method=True)
+        self.WatchBookings = channel.unary_stream(
+                '/baton.v1.Worker/WatchBookings',
+                request_serializer=baton_dot_rpc_dot_wire_dot_worker__pb2.WatchBookingsRequest.SerializeToString,
+                response_deserializer=baton_dot_rpc_dot_wire_dot_worker__pb2.BookingEvents.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -277,6 +282,13 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchBookings(self, request, context):
+        """Streams what other routers have booked on the worker, then every change of it, until the caller cancels.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -299,6 +311,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.WatchCache,
                     request_deserializer=baton_dot_rpc_dot_wire_dot_worker__pb2.WatchCacheRequest.FromString,
                     response_serializer=baton_dot_rpc_dot_wire_dot_worker__pb2.CacheEvents.SerializeToString,
+            ),
+            'WatchBookings': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchBookings,
+                    request_deserializer=baton_dot_rpc_dot_wire_dot_worker__pb2.WatchBookingsRequest.FromString,
+                    response_serializer=baton_dot_rpc_dot_wire_dot_worker__pb2.BookingEvents.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -409,6 +426,33 @@ class Worker:
             '/baton.v1.Worker/WatchCache',
             baton_dot_rpc_dot_wire_dot_worker__pb2.WatchCacheRequest.SerializeToString,
             baton_dot_rpc_dot_wire_dot_worker__pb2.CacheEvents.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchBookings(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.Worker/WatchBookings',
+            baton_dot_rpc_dot_wire_dot_worker__pb2.WatchBookingsRequest.SerializeToString,
+            baton_dot_rpc_dot_wire_dot_worker__pb2.BookingEvents.FromString,
             options,
             channel_credentials,
             insecure,

@@ -12,9 +12,9 @@ from baton.core.errors import BatonError, InternalError, WorkerLostError
 from baton.core.prefix_events import CacheChanges
 from baton.rpc.cache_messages import pack_cache_changes
 from baton.rpc.wire import worker_pb2
-from cluster.prefix_index import prefix_feed
 from cluster.prefix_index.prefix_feed import PrefixFeed
 from cluster.prefix_index.prefix_index import PrefixIndex, prompt_hashes
+from cluster.registry import worker_streams
 from cluster.registry.workers import Worker
 from cluster.telemetry.metrics import RouterMetrics
 from tests.waiting import until
@@ -60,8 +60,8 @@ def worker_with(client: TalkingClient, worker_id: str = "p1", **changes: object)
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_feed, "_FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(prefix_feed, "_MAX_PAUSE_S", 0.002)
+    monkeypatch.setattr(worker_streams, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(worker_streams, "_MAX_PAUSE_S", 0.002)
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ async def test_a_worker_that_fails_for_hours_is_still_polled(
     feed: PrefixFeed, index: PrefixIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More failures in a row than a float has powers of two."""
-    monkeypatch.setattr(prefix_feed, "_MAX_PAUSE_S", 0.0)
+    monkeypatch.setattr(worker_streams, "_MAX_PAUSE_S", 0.0)
     client = TalkingClient()
     feed.add(worker_with(client))
     for _ in range(1100):

@@ -1,0 +1,145 @@
+"""What several routers have booked on a worker. Each router hears of the bookings of the others from the worker itself.
+
+With one router, calls carry no bookings, and nothing here does any work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from baton.core.errors import InvalidRequestError
+from baton.rpc.wire import worker_pb2
+
+BOOKING_KEY = "baton-booking-bin"
+DELIVERY_PAUSE_S = 0.02
+"""Shortest time between two messages to a router."""
+_TOLD_TOKENS = 32
+"""A sequence that has grown is only mentioned again after this many tokens, since estimates need no more."""
+_TOLD_PER_MESSAGE = 2000
+_MAX_OPEN = 100_000
+
+
+class OpenBooking:
+    """The booking of a call that is in progress on this worker."""
+
+    def __init__(self, booking: worker_pb2.Booking, now_s: float, changed: Callable[[], None]) -> None:
+        self._booking = booking
+        self._since_s = now_s
+        self._changed = changed
+        self._is_computed = False
+        self._num_new_tokens = 0
+
+    @property
+    def router(self) -> str:
+        return str(self._booking.router)
+
+    @property
+    def version(self) -> tuple[bool, int]:
+        """Changes whenever other routers should hear of the booking again."""
+        return self._is_computed, self._num_new_tokens // _TOLD_TOKENS
+
+    def advance(self, num_tokens: int) -> None:
+        """Counts tokens that go to the router. The first ones mean that the prompt is computed."""
+        before = self.version
+        self._is_computed = True
+        self._num_new_tokens += num_tokens
+        if self.version != before:
+            self._changed()
+
+    def to_message(self, now_s: float) -> worker_pb2.OpenBooking:
+        return worker_pb2.OpenBooking(
+            booking=self._booking,
+            age_s=max(0.0, now_s - self._since_s),
+            is_computed=self._is_computed,
+            num_new_tokens=self._num_new_tokens,
+        )
+
+
+class _NoBooking:
+    """Stands for the booking of a call without one."""
+
+    def advance(self, num_tokens: int) -> None:
+        pass
+
+
+_NO_BOOKING = _NoBooking()
+
+
+class BookingBoard:
+    """The bookings of all calls in progress on this worker.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._open: dict[str, OpenBooking] = {}
+        self._changed = asyncio.Event()
+
+    @contextmanager
+    def booking_of(self, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[OpenBooking | _NoBooking]:
+        """Keeps the booking that a call carries, if it carries one, while the call is handled.
+
+        Raises:
+            InvalidRequestError: the metadata contains no booking, or one of a name that is open already.
+        """
+        packed = next((value for key, value in context.invocation_metadata() or () if key == BOOKING_KEY), None)
+        if packed is None:
+            yield _NO_BOOKING
+            return
+        booking = _unpack(packed)
+        if booking.name in self._open or len(self._open) >= _MAX_OPEN:
+            raise InvalidRequestError(f"The booking {booking.name[:80]!r} is open already, or too many are.")
+        opened = self._open[booking.name] = OpenBooking(booking, self._clock(), self._notify)
+        self._notify()
+        try:
+            yield opened
+        finally:
+            del self._open[booking.name]
+            self._notify()
+
+    async def watch(self, router: str, pause_s: float = DELIVERY_PAUSE_S) -> AsyncGenerator[worker_pb2.BookingEvents]:
+        """The bookings of other routers than ``router``: a snapshot, then changes, at most every ``pause_s``."""
+        told: dict[str, tuple[bool, int]] = {}
+        is_first = True
+        while True:
+            changed = self._changed
+            ended = [name for name in told if name not in self._open]
+            events = worker_pb2.BookingEvents(is_snapshot=is_first, ended=ended)
+            for name in ended:
+                del told[name]
+            now_s = self._clock()
+            for name, opened in self._open.items():
+                if opened.router != router and told.get(name) != opened.version:
+                    told[name] = opened.version
+                    events.open.append(opened.to_message(now_s))
+                    if len(events.open) >= _TOLD_PER_MESSAGE:
+                        break  # the rest follows after the pause
+            if is_first or events.open or ended:
+                yield events
+            if len(events.open) < _TOLD_PER_MESSAGE:
+                await changed.wait()
+            is_first = False
+            await asyncio.sleep(pause_s)
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+def _unpack(packed: object) -> worker_pb2.Booking:
+    try:
+        booking = worker_pb2.Booking.FromString(packed if isinstance(packed, bytes) else b"")
+    except DecodeError as error:
+        raise InvalidRequestError(f"The metadata {BOOKING_KEY} of a call is not a Booking.") from error
+    if not booking.router or not booking.name:
+        raise InvalidRequestError(f"The metadata {BOOKING_KEY} of a call names no router or no booking.")
+    return booking
