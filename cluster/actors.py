@@ -35,6 +35,12 @@ class RouterActor:
     async def start(self) -> tuple[str, int]:
         return await self._host.start()
 
+    async def describe(self) -> dict[str, Any]:
+        return await self._host.describe()
+
+    async def follow(self, controller: Any, workers: list[dict[str, Any]]) -> None:
+        await self._host.follow(controller, workers)
+
     async def add_worker(self, info: dict[str, Any]) -> None:
         await self._host.add_worker(info)
 
@@ -79,6 +85,9 @@ class WorkerActor:
 
     async def start(self) -> dict[str, Any]:
         return await self._host.start()
+
+    async def describe(self) -> dict[str, Any]:
+        return await self._host.describe()
 
     async def next_progress(self) -> str:
         return await self._host.next_progress()

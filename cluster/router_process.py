@@ -10,6 +10,7 @@ import time
 from functools import partial
 from typing import Any
 
+import ray
 from ray.exceptions import RayError
 
 from baton.core.errors import BatonError, InternalError
@@ -23,7 +24,6 @@ from baton.process.descriptors import raise_descriptor_limit
 from baton.process.garbage import spare_pauses
 from baton.process.listening import listen
 from baton.rpc.wire import worker_pb2
-from cluster.autoscaling.pool_control import RayPoolControl
 from cluster.config.config import BatonConfig
 from cluster.control_plane import ControlPlane
 from cluster.dispatch.router import Router
@@ -36,6 +36,9 @@ from cluster.gateway.openai.plan import GatewayLimits
 from cluster.gateway.origins import OriginPolicy
 from cluster.gateway.tls import create_tls_context, load_certificate
 from cluster.latency.store import FitStore
+from cluster.losses.controller_link import ControllerLink
+from cluster.losses.gcs_watch import GcsWatch
+from cluster.losses.orphan_watch import end_without_controller
 from cluster.registry.worker_client import WorkerClient
 from cluster.registry.workers import WorkerInfo, WorkerRegistry, WorkerState
 from cluster.requests.generation import ModelCard
@@ -65,13 +68,15 @@ class RouterHost:
         self._config = BatonConfig.from_dict(config)
         configure_logging(self._config.log, "router")
         self._port = port
-        self._controller = controller
+        self._endpoint = ""
+        self._secret = secret
+        self._controller = ControllerLink(controller)
         credentials = self._config.security.credentials(secret)
         self._registry = WorkerRegistry(partial(WorkerClient, credentials=credentials))
         self._plane = ControlPlane(
             self._config,
             self._registry,
-            RayPoolControl(controller),
+            self._controller,
             hash_key=credentials.secret.block_hash_key,
             store=FitStore(),
         )
@@ -82,6 +87,7 @@ class RouterHost:
         self._scaling: asyncio.Task[None] | None = None
         self._feeding: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._watching_gcs: asyncio.Task[None] | None = None
         self._background = BackgroundTasks()
         self._metrics_page = MetricsPage(self._metrics, self._poll_cluster)
         self._timelines = TimelineStore(self._config.router.timelines_kept)
@@ -94,6 +100,7 @@ class RouterHost:
         self._started_s = time.monotonic()
         self._stopped = asyncio.Event()
         self._is_stopping = False
+        end_without_controller(self._config.ray)
 
     async def start(self) -> tuple[str, int]:
         """Binds the port and loads the tokenizer; HTTP begins with the first worker. Returns (endpoint, port).
@@ -110,12 +117,35 @@ class RouterHost:
         self._socket = listen(self._config.router.host, self._port)
         source = await asyncio.to_thread(resolve_model, self._config.model)
         self._tokenizer = await asyncio.to_thread(_load_tokenizer, source.path)
-        port = int(self._socket.getsockname()[1])
+        self._port = int(self._socket.getsockname()[1])
         scheme = "http" if self._tls is None else "https"
-        return f"{scheme}://{_url_host(self._config.router.host)}:{port}", port
+        self._endpoint = f"{scheme}://{_url_host(self._config.router.host)}:{self._port}"
+        return self._endpoint, self._port
+
+    async def describe(self) -> dict[str, Any]:
+        """What the next controller must know. The endpoint is empty before :meth:`start`."""
+        return {
+            "config": self._config.to_dict(),
+            "secret": self._secret,
+            "endpoint": self._endpoint,
+            "port": self._port,
+        }
+
+    async def follow(self, controller: Any, workers: list[dict[str, Any]]) -> None:
+        """Belongs to another controller from now on, and has exactly these workers."""
+        self._controller.follow(controller)
+        infos = {info.worker_id: info for info in map(WorkerInfo.from_dict, workers)}
+        for worker in self._registry.workers:
+            # A drain that the last controller began is undone: the worker is removed and added again.
+            if worker.info != infos.get(worker.info.worker_id) or worker.draining:
+                await self.remove_worker(worker.info.worker_id)
+        for info in workers:
+            await self.add_worker(info)
 
     async def add_worker(self, info: dict[str, Any]) -> None:
-        """Adds a ready worker. The first one describes the model and opens the endpoint."""
+        """Adds a ready worker, if it is new. The first one describes the model and opens the endpoint."""
+        if self._registry.get(str(info["worker_id"])) is not None:
+            return
         worker = self._registry.add(WorkerInfo.from_dict(info))
         self._plane.prefixes.add(worker)
         self._plane.watch.add(worker.info.worker_id, worker.client)
@@ -165,10 +195,9 @@ class RouterHost:
 
     async def stop(self) -> None:
         self._is_stopping = True
-        if self._scaling is not None:
-            self._scaling.cancel()
-        if self._watching is not None:
-            self._watching.cancel()
+        for task in (self._scaling, self._watching, self._watching_gcs):
+            if task is not None:
+                task.cancel()
         if self._feeding is not None:
             self._feeding.cancel()
             await self._plane.step_costs.save()
@@ -222,11 +251,14 @@ class RouterHost:
         self._serving.add_done_callback(lambda _: self._stopped.set())
         self._feeding = self._background.spawn(self._plane.step_costs.run())
         self._watching = self._background.spawn(self._plane.watch.run())
+        if ray.is_initialized():
+            watch = GcsWatch(ray.get_runtime_context().gcs_address, logger.error)
+            self._watching_gcs = self._background.spawn(watch.run())
         spare_pauses()
         self._scaling = self._background.spawn(self._plane.autoscaler.run())
 
     async def status(self) -> dict[str, Any]:
-        pools: dict[str, Any] = await self._controller.pool_status.remote()
+        pools: dict[str, Any] = await self._controller.call("pool_status")
         stats = await self._poll_workers()
         for pool in POOLS:
             for entry in pools[pool]["workers"]:
@@ -250,10 +282,10 @@ class RouterHost:
         }
 
     async def scale(self, targets: dict[str, int | None]) -> dict[str, Any]:
-        return {"pools": await self._controller.scale.remote(targets)}
+        return {"pools": await self._controller.call("scale", targets)}
 
     async def change_role(self, source: str, destination: str) -> dict[str, Any]:
-        return {"pools": await self._controller.change_role.remote(source, destination)}
+        return {"pools": await self._controller.call("change_role", source, destination)}
 
     async def plan(self) -> dict[str, Any]:
         return await self._plane.autoscaler.look()
@@ -296,9 +328,9 @@ class RouterHost:
         """The controller's figures; ``None`` if it does not answer, since requests do not depend on it."""
         try:
             async with asyncio.timeout(_STATS_TIMEOUT_S):
-                figures: tuple[dict[str, PoolFigures], int] = await self._controller.figures.remote()
+                figures: tuple[dict[str, PoolFigures], int] = await self._controller.call("figures")
                 return figures
-        except (RayError, TimeoutError) as error:
+        except (BatonError, RayError, TimeoutError) as error:
             logger.warning("the controller did not answer a scrape: %s", error)
             return None
 

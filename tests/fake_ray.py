@@ -21,7 +21,7 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from tests.fake_hosts import PROCESS, ProcessExit, StartsForever
 
-_MODULES = ("controller", "pool_member", "shared_processes", "worker_pool")
+_MODULES = ("controller", "pool_member", "router_keeper", "shared_processes", "worker_pool")
 _NODE_ID = "0" * 56
 _CURRENT: ContextVar[FakeActor] = ContextVar("current actor")
 
@@ -67,6 +67,9 @@ class FakeRay:
 
     def kill(self, actor: FakeActor, *, no_restart: bool = True) -> None:
         actor.die(ActorDiedError())
+
+    def is_initialized(self) -> bool:
+        return False  # has no GCS to watch
 
     def nodes(self) -> list[dict[str, Any]]:
         return [{"NodeManagerAddress": "127.0.0.1", "Resources": {"CPU": float(self._num_cpus)}, "Alive": True}]

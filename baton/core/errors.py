@@ -235,6 +235,14 @@ class WorkerLostError(BatonError):
     http_status = 503
 
 
+class ControllerLostError(BatonError):
+    """The process that owns the cluster's workers is gone; requests for tokens do not need it."""
+
+    code = "controller_lost"
+    grpc_status = "UNAVAILABLE"
+    http_status = 503
+
+
 class OutOfBlocksError(BatonError):
     """The KV cache has too few free blocks for the request."""
 

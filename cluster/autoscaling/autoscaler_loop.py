@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
+from baton.core.errors import ControllerLostError
 from baton.core.roles import DECODE, POOLS, PREFILL
 from cluster.autoscaling import tuning
 from cluster.autoscaling.advice import advise
@@ -97,6 +98,8 @@ class AutoscalerLoop:
                 due_s = self._clock() + self._limits.interval_s
             try:
                 await self.step()
+            except ControllerLostError as error:
+                logger.warning("no plan: %s", error.message)
             except Exception:  # pools keep their sizes, and requests go on
                 logger.exception("a plan failed; the next one starts from scratch")
 

@@ -45,6 +45,8 @@ class RayConfig(Section):
     start_timeout_s: PositiveSeconds = 600.0
     """Time limit for all workers to be ready. The first start on a machine compiles the decoder, which takes minutes on
     slow CPUs."""
+    orphan_timeout_s: PositiveSeconds = 300.0
+    """How long router and workers of a cluster that is not local serve without a controller before they end."""
 
     @property
     def is_local(self) -> bool:

@@ -9,22 +9,23 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.exceptions import RayError
 
 from baton.core.errors import BatonError, InvalidRequestError, LayoutMismatchError, NotFoundError
 from baton.core.logs import configure_logging
 from baton.core.roles import DECODE, POOLS
 from baton.engine.models.model_source import resolve_model
-from baton.process.worker_environment import carried_variables
 from baton.rpc.credentials import create_secret
-from cluster.actors import RouterActor, WorkerActor
+from cluster.actors import WorkerActor
 from cluster.autoscaling.observation import PoolCounts
 from cluster.config.config import BatonConfig
 from cluster.controller.node_watch import NodeWatch
 from cluster.controller.pool_member import ChangeOrigin
+from cluster.controller.router_keeper import RouterKeeper
 from cluster.controller.shared_processes import simulated_processes
+from cluster.controller.survivors import Survivors
 from cluster.controller.worker_pool import WorkerPool
+from cluster.losses.gcs_watch import GcsWatch
 from cluster.nodes.node_labels import POOL_LABEL
 from cluster.registry.progress_judge import Standing
 from cluster.registry.progress_watch import ProgressWatch
@@ -34,11 +35,6 @@ from cluster.telemetry.cluster_metrics import PoolFigures
 
 logger = logging.getLogger(__name__)
 
-ACTOR_NAME = "baton-controller"
-_STOP_TIMEOUT_S = 10.0
-_ROUTER_RESTARTS = 5
-"""Attempts to replace a router that died; its port may take a moment to become free."""
-_ROUTER_RESTART_PAUSE_S = 1.0
 _LOOPBACK = "127.0.0.1"
 
 
@@ -49,6 +45,7 @@ class Controller:
         config: the cluster's configuration, as a dictionary.
         worker_class: the actor class that the pools start.
         variables: those of the user's process, for all processes of the cluster.
+        survivors: what an earlier controller has left, to be taken over.
     """
 
     def __init__(
@@ -56,22 +53,23 @@ class Controller:
         config: dict[str, Any],
         worker_class: type = WorkerActor,
         variables: Mapping[str, str] | None = None,
+        survivors: Survivors | None = None,
     ) -> None:
         os.environ.update(variables or {})  # Ray started this process with the head's environment
         self._config = BatonConfig.from_dict(config)
         configure_logging(self._config.log, "controller")
         # Workers of a local cluster stay private to the machine; on several machines they must reach each other.
         bind_host = _LOOPBACK if self._config.ray.is_local else None
-        self._secret = create_secret()
+        self._survivors = survivors or Survivors(create_secret(), (), ())
+        self._secret = self._survivors.secret
         processes = simulated_processes(self._config, self._secret)
         self._pools = {
             name: WorkerPool(name, self._config, self, worker_class, bind_host, self._secret, processes)
             for name in POOLS
         }
-        self._router: Any = None
-        self._port = self._config.router.port
         self._kv_fingerprint: str | None = None
-        self._infos: dict[str, WorkerInfo] = {}
+        self._infos = {worker.info.worker_id: worker.info for worker in self._survivors.workers}
+        self._router = RouterKeeper(self._config, self._secret, self._infos, self.report)
         self._watch = ProgressWatch(self._config.liveness, self._judged)
         self._clients: dict[str, WorkerClient] = {}  # of the watch
         self._watching: asyncio.Task[None] | None = None
@@ -79,12 +77,11 @@ class Controller:
         self._router_task: asyncio.Task[None] | None = None
         self._nodes = NodeWatch(self._leave_node)
         self._nodes_task: asyncio.Task[None] | None = None
-        self._num_router_restarts = 0
-        self._stopping = False
+        self._gcs_task: asyncio.Task[None] | None = None
         self._failed: asyncio.Future[None] = asyncio.get_event_loop().create_future()
 
     async def start(self) -> str:
-        """Starts the router and the pools; returns the endpoint's URL.
+        """Starts router and workers, or takes over those that are left; returns the endpoint's URL.
 
         Raises:
             BatonError: a part cannot start; the message says which and why.
@@ -94,10 +91,14 @@ class Controller:
         await asyncio.to_thread(resolve_model, self._config.model, self.report)
         if not self._config.ray.is_local:
             self._nodes_task = asyncio.create_task(self._nodes.run())
+        if ray.is_initialized():
+            watch = GcsWatch(ray.get_runtime_context().gcs_address, self._gcs_changed, self._fail)
+            self._gcs_task = asyncio.create_task(watch.run())
         for name, pool in self._pools.items():
-            pool.scale(self._config.pool(name).workers)
-        self.report("starting the router and the workers; each worker loads the model")
-        endpoint = await self._start_router()
+            found = self._survivors.of_pool(name)
+            pool.take_over(found)
+            pool.scale(max(self._config.pool(name).workers, len(found)))  # the pool may have been scaled
+        endpoint = await self._bring_up_router()
         timeout_s = self._config.ray.start_timeout_s
         waits = [asyncio.create_task(pool.wait_until_ready(timeout_s)) for pool in self._pools.values()]
         try:
@@ -109,18 +110,40 @@ class Controller:
         self._router_task = asyncio.create_task(self._watch_router())
         return endpoint
 
+    async def _bring_up_router(self) -> str:
+        survivors = self._survivors
+        if survivors.routers:
+            [router, *others] = survivors.routers
+            self.report(f"taking over the router at {router.endpoint} and {len(survivors.workers)} workers")
+            for other in others:
+                ray.kill(other.actor, no_restart=True)
+            return await self._router.take_over(router)
+        if survivors.workers:
+            self.report(f"taking over {len(survivors.workers)} workers, and starting a router")
+        else:
+            self.report("starting the router and the workers; each worker loads the model")
+        return await self._router.start()
+
+    async def _watch_router(self) -> None:
+        try:
+            await self._router.watch()
+        except (BatonError, RayError) as error:
+            self._fail(error)
+
+    def _fail(self, error: BatonError | RayError) -> None:
+        if not self._failed.done():
+            self._failed.set_exception(error)
+            self._failed.exception()  # marks it as retrieved: there may be no caller of wait
+
     async def reload(self, config: dict[str, Any]) -> None:
         """Gives the router the API keys and SLO classes of ``config``, and to those that replace it.
 
         Raises:
             BatonError: they cannot be used, and nothing has changed.
         """
-        if self._router is not None:
-            try:
-                await self._router.reload.remote(config)
-            except RayTaskError as error:
-                raise error.cause if isinstance(error.cause, BatonError) else error from None
-        self._config = BatonConfig.from_dict(config)
+        new = BatonConfig.from_dict(config)
+        await self._router.reload(new)
+        self._config = new
 
     async def next_report(self) -> str:
         """Waits for the next line of progress."""
@@ -231,21 +254,14 @@ class Controller:
 
     async def figures(self) -> tuple[dict[str, PoolFigures], int]:
         """Figures for metrics: those of the pools by name, and how often the router was replaced."""
-        return {name: pool.figures() for name, pool in self._pools.items()}, self._num_router_restarts
+        return {name: pool.figures() for name, pool in self._pools.items()}, self._router.num_restarts
 
     async def stop(self) -> None:
         """Stops everything, the router first, so that no request loses its workers."""
-        self._stopping = True
-        for task in (self._router_task, self._watching, self._nodes_task):
+        for task in (self._router_task, self._watching, self._nodes_task, self._gcs_task):
             if task is not None:
                 task.cancel()
-        router, self._router = self._router, None
-        if router is not None:
-            try:
-                await asyncio.wait_for(asyncio.ensure_future(router.stop.remote()), _STOP_TIMEOUT_S)
-            except (RayError, TimeoutError):
-                logger.info("the router did not stop by itself")
-            ray.kill(router, no_restart=True)
+        await self._router.stop()
         await asyncio.gather(*(pool.stop() for pool in self._pools.values()))
         await asyncio.gather(*(client.close() for client in self._clients.values()))
 
@@ -267,7 +283,7 @@ class Controller:
         client = WorkerClient(info.address, self._config.security.credentials(self._secret))
         self._clients[info.worker_id] = client
         self._watch.add(info.worker_id, client)
-        await self._notify_router("add_worker", info.to_dict())
+        await self._router.tell("add_worker", info.to_dict())
 
     def _judged(self, worker_id: str, standing: Standing, reason: str) -> None:
         for pool in self._pools.values():
@@ -278,67 +294,16 @@ class Controller:
         self._watch.remove(worker_id)
         if (client := self._clients.pop(worker_id, None)) is not None:
             await client.close()
-        await self._notify_router("remove_worker", worker_id)
+        await self._router.tell("remove_worker", worker_id)
 
     async def drain(self, worker_id: str, timeout_s: float) -> None:
         self._infos.pop(worker_id, None)  # a router that restarts now must not use the worker
-        await self._notify_router("drain_worker", worker_id, timeout_s)
+        await self._router.tell("drain_worker", worker_id, timeout_s)
+
+    def _gcs_changed(self, text: str) -> None:
+        logger.error("%s", text)
+        self._reports.put_nowait(text)
 
     def report(self, text: str) -> None:
         logger.info("%s", text)
         self._reports.put_nowait(text)
-
-    async def _notify_router(self, method: str, *arguments: Any) -> None:
-        if self._router is None:
-            return
-        try:
-            await getattr(self._router, method).remote(*arguments)
-        except RayError as error:
-            logger.warning("the router did not accept %s: %s", method, error)
-
-    async def _start_router(self) -> str:
-        # On this node, because the endpoint must be where the user started the cluster, and keep its port.
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        actor_class: Any = ray.remote(RouterActor).options(num_cpus=0, max_concurrency=1000, scheduling_strategy=here)
-        handle = ray.get_runtime_context().current_actor
-        router = actor_class.remote(self._config.to_dict(), self._port, handle, self._secret, carried_variables())
-        try:
-            endpoint, self._port = await router.start.remote()
-        except RayTaskError as error:
-            ray.kill(router, no_restart=True)
-            raise error.cause if isinstance(error.cause, BatonError) else error from None
-        # Without awaiting between, so that later changes of workers cannot overtake these calls.
-        self._router = router
-        known = [router.add_worker.remote(info.to_dict()) for info in self._infos.values()]
-        await asyncio.gather(*known, return_exceptions=True)
-        return str(endpoint)
-
-    async def _watch_router(self) -> None:
-        """Replaces a router that died, on the same port and with the existing workers."""
-        while not self._stopping:
-            router = self._router
-            try:
-                await router.wait.remote()
-                return
-            except RayError as error:
-                logger.error("the router died and is being replaced: %s", error)
-                self._num_router_restarts += 1
-            self._router = None
-            ray.kill(router, no_restart=True)  # it may have failed without dying
-            try:
-                await self._replace_router()
-            except (BatonError, RayError) as error:
-                self._failed.set_exception(error)
-                self._failed.exception()  # marks it as retrieved: there may be no caller of wait
-                return
-
-    async def _replace_router(self) -> None:
-        for tries_left in reversed(range(_ROUTER_RESTARTS)):
-            try:
-                await self._start_router()
-                return
-            except (BatonError, RayError) as error:
-                if not tries_left:
-                    raise
-                logger.warning("the router could not be started again: %s", error)
-                await asyncio.sleep(_ROUTER_RESTART_PAUSE_S)

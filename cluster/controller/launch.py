@@ -3,41 +3,53 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from baton.core.errors import BatonError, ConfigError, DeadlineError, WorkerLostError
 from baton.process.stop_signals import StopEvent
 from baton.process.worker_environment import carried_variables
 from cluster.config.config import BatonConfig
-from cluster.controller.controller import ACTOR_NAME, Controller
+from cluster.controller.controller import Controller
 from cluster.controller.node_checks import refuse_unfit_nodes
+from cluster.controller.survivors import Survivors, end_survivors, find_survivors
+from cluster.losses.orphan_watch import CONTROLLER_NAME
 from cluster.nodes.ray_connection import RayConnection, connect
 
+logger = logging.getLogger(__name__)
+
 _POLL_S = 0.2
+_NAME_FREE_S = 15.0
+_SHORTEST_LIFE_S = 30.0
+"""A controller that dies sooner after its start is not replaced, since the next one would fare no better."""
 _STOP_TIMEOUT_S = 45.0
 _RELOAD_TIMEOUT_S = 20.0
 
 
 class Cluster:
-    """A running cluster. It ends with :meth:`stop`, or with this process.
+    """A running cluster. It ends with :meth:`stop`; if Ray was started for it, also with this process.
 
     Args:
+        report: called with lines of progress.
         connection: closed at the end; ``None`` when this process was connected to Ray before.
     """
 
-    def __init__(self, controller: Any, endpoint: str, connection: RayConnection | None) -> None:
-        self.endpoint = endpoint
-        self._controller = controller
+    def __init__(self, config: BatonConfig, report: Callable[[str], None], connection: RayConnection | None) -> None:
+        self.endpoint = ""
+        self._config = config
+        self._report = report
         self._connection = connection
+        self._controller: Any = None
+        self._controller_since_s = 0.0
 
     @classmethod
     def start(cls, config: BatonConfig, report: Callable[[str], None]) -> Cluster:
-        """Connects to Ray or starts it, then starts router and workers.
+        """Connects to Ray or starts it, then starts router and workers, or takes over those that have no controller.
 
         Args:
             report: called with lines of progress.
@@ -45,21 +57,19 @@ class Cluster:
         Raises:
             BatonError: a part cannot start; everything that has started is stopped again.
         """
-        connection = connect(config, report)
-        controller: Any = None
+        cluster = cls(config, report, connect(config, report))
         try:
             refuse_unfit_nodes(config, report)
-            controller = _create_controller(config)
             if folder := _log_folder():
                 report(f"router and workers log to {folder}")
-            endpoint = _wait_for_start(controller, report)
+            cluster._start_controller()
         except BaseException:
-            cls(controller, "", connection).stop()
+            cluster.stop()
             raise
-        return cls(controller, endpoint, connection)
+        return cluster
 
     def wait(self, stop: StopEvent, on_pass: Callable[[], None] = lambda: None) -> None:
-        """Returns when ``stop`` is set.
+        """Returns when ``stop`` is set. Replaces a controller that dies if router and workers outlive it.
 
         Args:
             on_pass: called several times per second.
@@ -67,16 +77,11 @@ class Cluster:
         Raises:
             BatonError: the cluster cannot continue.
         """
-        alive = self._controller.wait.remote()
-        while not stop.wait(_POLL_S):
-            on_pass()
-            done, _ = ray.wait([alive], timeout=0)
-            if done:
-                try:
-                    ray.get(alive)
-                except RayError as error:
-                    raise _as_baton_error(error) from error
-                return
+        while not self._wait_for_controller(stop, on_pass):
+            self._report("the controller is lost; starting another one, which takes over router and workers")
+            lost_s = time.monotonic()
+            self._start_controller()
+            self._report(f"the cluster has a controller again, after {time.monotonic() - lost_s:.1f} s")
 
     def reload(self, config: BatonConfig) -> None:
         """Takes over the API keys and SLO classes of ``config``, and the present content of certificate files.
@@ -90,39 +95,98 @@ class Cluster:
             raise DeadlineError("The controller did not answer in time.") from error
         except RayError as error:
             raise _as_baton_error(error) from error
+        self._config = config
 
     def stop(self) -> None:
         """Stops router and workers, and disconnects from Ray if this process connected to it or started it."""
+        controller, self._controller = self._controller, None
         try:
-            if self._controller is not None:
-                ray.get(self._controller.stop.remote(), timeout=_STOP_TIMEOUT_S)
+            if controller is not None:
+                ray.get(controller.stop.remote(), timeout=_STOP_TIMEOUT_S)
         except (RayError, GetTimeoutError) as error:
-            logging.getLogger(__name__).warning("the controller did not stop by itself: %s", error)
+            logger.warning("the controller did not stop by itself: %s", error)
         finally:
-            if self._controller is not None:
-                ray.kill(self._controller, no_restart=True)
-            self._controller = None
+            if controller is not None:
+                ray.kill(controller, no_restart=True)
+                if not self._config.ray.is_local:
+                    end_survivors(self._config.ray.namespace)
             if self._connection is not None:
                 self._connection.close()
 
+    def _start_controller(self) -> None:
+        survivors = None
+        if not self._config.ray.is_local:
+            _await_no_controller(self._config.ray.namespace)
+            survivors = find_survivors(self._config)
+        self._controller = _create_controller(self._config, survivors)
+        self.endpoint = _wait_for_start(self._controller, self._report)
+        self._controller_since_s = time.monotonic()
 
-def _create_controller(config: BatonConfig) -> Any:
+    def _wait_for_controller(self, stop: StopEvent, on_pass: Callable[[], None]) -> bool:
+        """Passes on its reports. Returns True when ``stop`` is set, and False when it should be replaced."""
+        alive, line = self._controller.wait.remote(), self._controller.next_report.remote()
+        while not stop.wait(_POLL_S):
+            on_pass()
+            done, _ = ray.wait([alive, line], num_returns=2, timeout=0)
+            try:
+                if line in done:
+                    self._report(ray.get(line))
+                    line = self._controller.next_report.remote()
+                if alive in done:
+                    ray.get(alive)
+                    return True
+            except RayActorError as error:
+                has_lived_s = time.monotonic() - self._controller_since_s
+                if self._config.ray.is_local or has_lived_s < _SHORTEST_LIFE_S:
+                    raise _as_baton_error(error) from error
+                return False
+            except RayError as error:
+                raise _as_baton_error(error) from error
+        return True
+
+
+def _await_no_controller(namespace: str) -> None:
+    """Waits until Ray has forgotten a controller that has just died.
+
+    Raises:
+        ConfigError: a controller lives.
+    """
+    for _ in range(int(_NAME_FREE_S / _POLL_S)):
+        try:
+            controller = ray.get_actor(CONTROLLER_NAME, namespace=namespace)
+            ray.get(controller.pool_status.remote(), timeout=_NAME_FREE_S)
+        except ValueError:
+            return
+        except RayActorError:
+            time.sleep(_POLL_S)
+        except GetTimeoutError:
+            break
+        else:
+            break
+    raise _already_runs(namespace)
+
+
+def _create_controller(config: BatonConfig, survivors: Survivors | None) -> Any:
     # On this node, where the user expects the endpoint; Ray may place an actor that needs no CPU on any node.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor_class: Any = ray.remote(Controller).options(
-        name=ACTOR_NAME,
+        name=CONTROLLER_NAME,
         namespace=config.ray.namespace,
         num_cpus=0,
         max_concurrency=1000,
         scheduling_strategy=here,
     )
     try:
-        return actor_class.remote(config.to_dict(), variables=carried_variables())
+        return actor_class.remote(config.to_dict(), variables=carried_variables(), survivors=survivors)
     except ValueError as error:
-        raise ConfigError(
-            f"A baton cluster already runs in the Ray namespace {config.ray.namespace!r}. "
-            "Stop it with `baton down`, or choose another ray.namespace."
-        ) from error
+        raise _already_runs(config.ray.namespace) from error
+
+
+def _already_runs(namespace: str) -> ConfigError:
+    return ConfigError(
+        f"A baton cluster already runs in the Ray namespace {namespace!r}. "
+        "Stop it with `baton down`, or choose another ray.namespace."
+    )
 
 
 def _wait_for_start(controller: Any, report: Callable[[str], None]) -> str:

@@ -11,13 +11,14 @@ from enum import StrEnum
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError, RayTaskError
 
 from baton.core.errors import BatonError, ConfigError, WorkerLostError
 from baton.process.worker_environment import carried_variables
 from cluster.config.config import BatonConfig
 from cluster.controller.placement import actor_options, pool_resources
 from cluster.controller.shared_processes import SharedActor, SharedProcesses
+from cluster.controller.survivors import FoundWorker, Kind, survival_options
 from cluster.registry.progress_judge import Standing
 from cluster.registry.workers import WorkerInfo, WorkerState
 
@@ -25,8 +26,8 @@ logger = logging.getLogger(__name__)
 
 ROLES = {"prefill": "prefill_worker.role:PrefillRole", "decode": "decode_worker.role:DecodeRole"}
 
-_MAX_CONCURRENT_CALLS = 16
-"""``start``, ``wait`` and ``stop`` overlap, and a ``wait`` stays open after its caller has given up."""
+_MAX_CONCURRENT_CALLS = 1000
+"""``start``, ``wait`` and ``stop`` overlap, and a ``wait`` stays open after its caller has given up or died."""
 _STOP_TIMEOUT_S = 15.0
 
 
@@ -63,6 +64,14 @@ class PoolMember:
         self._is_decided = False  # whether the actor was placed, or has failed to be
         self._role_change_decided = asyncio.Event()
 
+    @classmethod
+    def taken_over(cls, found: FoundWorker) -> PoolMember:
+        """A member whose process serves already."""
+        member = cls(found.info.worker_id)
+        member.state, member.info = WorkerState.READY, found.info
+        member._actor, member._is_decided = found.actor, True
+        return member
+
     @property
     def is_pending(self) -> bool:
         """Whether Ray was asked for the actor, and its process has neither started nor failed to start."""
@@ -90,6 +99,7 @@ class PoolMember:
             return
         options = actor_options(pool_resources(config, pool), is_local=config.ray.is_local)
         try:
+            options |= survival_options(config.ray, Kind.WORKER)
             remote_class: Any = ray.remote(actor_class).options(max_concurrency=_MAX_CONCURRENT_CALLS, **options)
             arguments = (self.worker_id, pool, ROLES[pool], config.to_dict(), bind_host, secret, carried_variables())
             self._actor = remote_class.remote(*arguments)
@@ -200,3 +210,12 @@ async def _result(reference: Any) -> Any:
         if isinstance(error.cause, BatonError):
             raise error.cause from None
         raise
+
+
+def short_reason(error: Exception) -> str:
+    """One line of the error. Ray puts the remote traceback before the error, and advice around a process's death."""
+    if isinstance(error, OutOfMemoryError) or "running low on memory" in str(error):
+        return "Ray ended it because its node ran out of memory; scale the pools down, or give the node more memory"
+    if isinstance(error, ActorDiedError) and "creation task" not in str(error):
+        return "its process died"
+    return (str(error).strip() or type(error).__name__).splitlines()[-1]

@@ -9,11 +9,12 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
+from collections.abc import Sequence
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, RayError
+from ray.exceptions import RayError
 
 from baton.core.errors import (
     BatonError,
@@ -27,10 +28,12 @@ from baton.process.background import race
 from cluster.autoscaling.observation import PoolCounts
 from cluster.config.config import BatonConfig
 from cluster.controller.placement import Node, explain_pending, fits_somewhere, live_nodes, pool_resources
-from cluster.controller.pool_member import ChangeOrigin, PoolMember
+from cluster.controller.pool_listener import PoolListener
+from cluster.controller.pool_member import ChangeOrigin, PoolMember, short_reason
 from cluster.controller.shared_processes import SharedProcesses
+from cluster.controller.survivors import FoundWorker, worker_number
 from cluster.registry.progress_judge import Standing
-from cluster.registry.workers import WorkerInfo, WorkerState
+from cluster.registry.workers import WorkerState
 from cluster.telemetry.cluster_metrics import PoolFigures
 
 logger = logging.getLogger(__name__)
@@ -50,24 +53,6 @@ _STILL_LOADING = (
 )
 _DEAD_KEPT = 5
 _STARTS_KEPT = 5
-
-
-class PoolListener(Protocol):
-    """Receives a pool's changes. The controller implements it and informs the router."""
-
-    async def worker_ready(self, info: WorkerInfo) -> None:
-        """Adds a worker. Raises ``BatonError`` to refuse it."""
-        ...
-
-    async def worker_gone(self, worker_id: str) -> None: ...
-
-    async def drain(self, worker_id: str, timeout_s: float) -> None:
-        """Returns when no request uses the worker any more, or after ``timeout_s``."""
-        ...
-
-    def report(self, text: str) -> None:
-        """Passes a line of progress to the user who starts the cluster."""
-        ...
 
 
 class WorkerPool:
@@ -138,6 +123,14 @@ class WorkerPool:
         self.target = target
         self._fatal = None
         self._reconcile()
+
+    def take_over(self, found: Sequence[FoundWorker]) -> None:
+        """Uses workers that serve already. Must be called before :meth:`scale`."""
+        for worker in found:
+            member = PoolMember.taken_over(worker)
+            self._next_number = max(self._next_number, worker_number(member.worker_id) + 1)
+            self._was_complete = True
+            self._run(member)
 
     def leave_node(self, node_id: str) -> None:
         """Drains the workers on a node and replaces them elsewhere."""
@@ -270,15 +263,21 @@ class WorkerPool:
     def _add_member(self, changes_from: str = "") -> PoolMember:
         member = PoolMember(f"{self.name}-{self._next_number}")
         self._next_number += 1
-        self._members[member.worker_id] = member
         member.reason = f"replaces {changes_from} once it is drained" if changes_from else ""
-        member.task = asyncio.create_task(self._live(member, changes_role=bool(changes_from)))
+        self._run(member, changes_role=bool(changes_from))
         return member
+
+    def _run(self, member: PoolMember, *, changes_role: bool = False) -> None:
+        self._members[member.worker_id] = member
+        member.task = asyncio.create_task(self._live(member, changes_role=changes_role))
 
     async def _live(self, member: PoolMember, *, changes_role: bool) -> None:
         """Runs a member from its start to its end."""
         try:
-            await race(self._bring_up(member, changes_role=changes_role), member.leaving.wait())
+            if member.info is not None:  # it was taken over
+                await self._listener.worker_ready(member.info)
+            else:
+                await race(self._bring_up(member, changes_role=changes_role), member.leaving.wait())
             if member.info is not None:
                 await race(member.ended(), member.lost(), member.leaving.wait())
                 member.state = WorkerState.DRAINING
@@ -287,7 +286,7 @@ class WorkerPool:
                 await race(member.ended(), member.lost(), draining)
                 member.is_drained = True
         except (BatonError, RayError) as error:
-            member.reason = _short_reason(error)
+            member.reason = short_reason(error)
             # If all workers have started before, others may start again: one bad node must not end the pool.
             if isinstance(error, ConfigError | UnsupportedModelError) and not self._was_complete:
                 self._fatal, member.reason = error, error.message
@@ -391,12 +390,3 @@ class WorkerPool:
     def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
-
-
-def _short_reason(error: Exception) -> str:
-    """One line of the error. Ray puts the remote traceback before the error, and advice around a process's death."""
-    if isinstance(error, ray.exceptions.OutOfMemoryError) or "running low on memory" in str(error):
-        return "Ray ended it because its node ran out of memory; scale the pools down, or give the node more memory"
-    if isinstance(error, ActorDiedError) and "creation task" not in str(error):
-        return "its process died"
-    return (str(error).strip() or type(error).__name__).splitlines()[-1]

@@ -26,6 +26,7 @@ from baton.rpc.credentials import PeerCredentials
 from baton.rpc.wire import worker_pb2_grpc
 from cluster.config.config import BatonConfig
 from cluster.config.worker_config import PoolConfig
+from cluster.losses.orphan_watch import end_without_controller
 from cluster.registry.workers import WorkerInfo
 from cluster.worker.granted_gpus import hide_ungranted_gpus
 from cluster.worker.role import WorkerContext, WorkerRole
@@ -61,6 +62,7 @@ class WorkerHost:
         self._pool = pool
         self._role_path = role_path
         self._config = BatonConfig.from_dict(config)
+        self._given_config = self._config
         self._secret = secret
         self._credentials: PeerCredentials | None = None
         self._bind_host = bind_host or ray.util.get_node_ip_address()
@@ -68,6 +70,7 @@ class WorkerHost:
         self._followers: Followers | None = None
         self._server: PeerServer | None = None
         self._role: WorkerRole | None = None
+        self._served_info: WorkerInfo | None = None
         self._stopping = False
         self._stopped = asyncio.Event()
         self._progress: asyncio.Queue[str] = asyncio.Queue()
@@ -75,6 +78,7 @@ class WorkerHost:
         logger.info("the process is up")  # these lines are the phases of benchmarks/startup.py
         raise_descriptor_limit()
         hide_ungranted_gpus()
+        end_without_controller(self._config.ray)
 
     async def start(self) -> dict[str, Any]:
         """Loads the model and begins to serve. Returns a :class:`WorkerInfo` as a dictionary.
@@ -99,6 +103,15 @@ class WorkerHost:
         # The engine's thread sets its own number; other threads must not compete with it for cores.
         torch.set_num_threads(1)
         return await self._serve()
+
+    async def describe(self) -> dict[str, Any]:
+        """What the next controller must know. ``info`` is ``None`` unless the worker is ready."""
+        info = self._served_info if self._role is not None else None
+        return {
+            "config": self._given_config.to_dict(),
+            "secret": self._secret,
+            "info": None if info is None else info.to_dict(),
+        }
 
     async def next_progress(self) -> str:
         """Waits for the next line of progress of :meth:`start`."""
@@ -145,7 +158,8 @@ class WorkerHost:
         logger.info("the steps are profiled")
         await server.start()
         self._role, self._server = role, server
-        return self._info(loaded, address, context).to_dict()
+        self._served_info = self._info(loaded, address, context)
+        return self._served_info.to_dict()
 
     async def wait(self) -> None:
         """Waits for :meth:`stop` or a change of role; a caller's reference fails as soon as the process dies.

@@ -11,7 +11,8 @@ import ray
 from baton.core.errors import ConfigError, DeadlineError, InternalError, LayoutMismatchError, WorkerLostError
 from cluster.config.config import BatonConfig
 from cluster.controller import worker_pool
-from cluster.controller.worker_pool import WorkerPool, _short_reason
+from cluster.controller.pool_member import short_reason
+from cluster.controller.worker_pool import WorkerPool
 from cluster.registry.progress_judge import Standing
 from tests.credentials import SECRET
 from tests.fake_hosts import (
@@ -422,9 +423,9 @@ async def test_stopping_while_starting_is_quick_and_leaves_nothing(make_pool, re
 def test_a_reason_is_one_line_and_names_exhausted_memory() -> None:
     advice = "3 worker(s) were killed due to the node running low on memory. \nRefer to the documentation on that."
     ended = "Ray ended it because its node ran out of memory; scale the pools down, or give the node more memory"
-    assert _short_reason(RuntimeError(advice)) == ended
-    assert _short_reason(ray.exceptions.OutOfMemoryError("Task was killed")) == ended
+    assert short_reason(RuntimeError(advice)) == ended
+    assert short_reason(ray.exceptions.OutOfMemoryError("Task was killed")) == ended
     on_gpu = "CUDA out of memory. Tried to allocate 2.00 GiB."
-    assert _short_reason(RuntimeError(f"Traceback\ntorch.OutOfMemoryError: {on_gpu}")).endswith(on_gpu)
-    assert _short_reason(RuntimeError("Traceback\n  line\nValueError: seven")) == "ValueError: seven"
-    assert _short_reason(RuntimeError()) == "RuntimeError"
+    assert short_reason(RuntimeError(f"Traceback\ntorch.OutOfMemoryError: {on_gpu}")).endswith(on_gpu)
+    assert short_reason(RuntimeError("Traceback\n  line\nValueError: seven")) == "ValueError: seven"
+    assert short_reason(RuntimeError()) == "RuntimeError"

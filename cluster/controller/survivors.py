@@ -1,0 +1,142 @@
+"""Routers and workers that outlive their controller: how they are named, found, taken over and ended.
+
+They do where Ray outlives `baton up`, too. Their actors are detached; Ray's list of named actors is what finds them.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from baton.core.errors import ConfigError
+from cluster.config.config import BatonConfig, RayConfig
+from cluster.config.reloading import restart_keys
+from cluster.registry.workers import WorkerInfo
+
+logger = logging.getLogger(__name__)
+
+_ANSWER_S = 10.0
+_STOP_S = 15.0
+_FREE_KEYS = frozenset({"prefill.workers", "decode.workers"})
+"""Keys with which a cluster may be taken over although they differ; those that reload are free as well."""
+
+
+class Kind(StrEnum):
+    """The kinds of actors; the values begin their names."""
+
+    ROUTER = "baton-router-"
+    WORKER = "baton-worker-"
+
+
+def survival_options(config: RayConfig, kind: Kind) -> dict[str, Any]:
+    """The options of an actor that shall outlive its controller if Ray outlives `baton up`; otherwise none."""
+    if config.is_local:
+        return {}
+    return {"name": kind + secrets.token_hex(4), "namespace": config.namespace, "lifetime": "detached"}
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRouter:
+    """A router without a controller."""
+
+    actor: Any
+    endpoint: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class FoundWorker:
+    """A worker without a controller that is ready."""
+
+    actor: Any
+    info: WorkerInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Survivors:
+    """What an earlier controller has left.
+
+    Attributes:
+        secret: the secret of that cluster.
+    """
+
+    secret: bytes
+    routers: tuple[FoundRouter, ...]
+    workers: tuple[FoundWorker, ...]
+
+    def of_pool(self, pool: str) -> list[FoundWorker]:
+        """The workers of a pool, in the order in which they were started."""
+        found = [worker for worker in self.workers if worker.info.pool == pool]
+        return sorted(found, key=lambda worker: worker_number(worker.info.worker_id))
+
+
+def worker_number(worker_id: str) -> int:
+    """The number in a worker's id: 3 of ``decode-3``."""
+    return int(worker_id.rpartition("-")[2])
+
+
+def find_survivors(config: BatonConfig) -> Survivors | None:
+    """What can be taken over; ends processes that are not ready. Returns ``None`` if nothing is left.
+
+    Raises:
+        ConfigError: what is there has another configuration.
+    """
+    routers, workers, secret = [], [], b""
+    for kind, actor in _actors(config.ray.namespace):
+        try:
+            described = ray.get(actor.describe.remote(), timeout=_ANSWER_S)
+        except RayError as error:
+            logger.warning("a process of an earlier controller does not answer and is ended: %s", error)
+            ray.kill(actor, no_restart=True)
+            continue
+        if not described.get("endpoint") and not described.get("info"):  # it was starting
+            ray.kill(actor, no_restart=True)
+            continue
+        _check_configuration(BatonConfig.from_dict(described["config"]), config)
+        secret = described["secret"]
+        if kind is Kind.ROUTER:
+            routers.append(FoundRouter(actor, described["endpoint"], described["port"]))
+        else:
+            workers.append(FoundWorker(actor, WorkerInfo.from_dict(described["info"])))
+    return Survivors(secret, tuple(routers), tuple(workers)) if secret else None
+
+
+def end_survivors(namespace: str) -> int:
+    """Ends all routers, then all workers of a namespace; returns how many there were."""
+    found = list(_actors(namespace))
+    for kind in Kind:
+        actors = [actor for other, actor in found if other is kind]
+        stops = [actor.stop.remote() for actor in actors]
+        if stops:
+            ray.wait(stops, num_returns=len(stops), timeout=_STOP_S)
+        for actor in actors:
+            ray.kill(actor, no_restart=True)
+    return len(found)
+
+
+def _actors(namespace: str) -> Iterator[tuple[Kind, Any]]:
+    for named in ray.util.list_named_actors(all_namespaces=True):
+        kind = next((kind for kind in Kind if named["name"].startswith(kind)), None)
+        if kind is None or named["namespace"] != namespace:
+            continue
+        try:
+            yield kind, ray.get_actor(named["name"], namespace=namespace)
+        except ValueError:  # it has ended since
+            continue
+
+
+def _check_configuration(running: BatonConfig, wanted: BatonConfig) -> None:
+    keys = [key for key in restart_keys(running, wanted) if key not in _FREE_KEYS]
+    if keys:
+        raise ConfigError(
+            f"Router and workers of an earlier `baton up` still serve in the Ray namespace {wanted.ray.namespace!r}, "
+            f"with another configuration: {', '.join(keys)}. Start with that one to take them over, or end them "
+            "with `baton down` first."
+        )

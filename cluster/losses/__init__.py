@@ -1,0 +1,1 @@
+"""What the processes of a cluster do without their controller, or without Ray's control store."""

@@ -1,0 +1,47 @@
+"""The way from a router to its controller, which may be lost and replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ray.exceptions import RayActorError
+
+from baton.core.errors import ControllerLostError
+from cluster.autoscaling.observation import PoolCounts
+
+
+class ControllerLink:
+    """Implements :class:`cluster.autoscaling.autoscaler_loop.PoolControl`.
+
+    Args:
+        controller: handle of the controller actor.
+    """
+
+    def __init__(self, controller: Any) -> None:
+        self._controller = controller
+
+    def follow(self, controller: Any) -> None:
+        """Calls another controller from now on."""
+        self._controller = controller
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Calls a method of the controller.
+
+        Raises:
+            ControllerLostError: there is no controller.
+        """
+        try:
+            return await getattr(self._controller, method).remote(*arguments)
+        except RayActorError as error:
+            raise ControllerLostError(
+                "The cluster has lost its controller. It serves requests, but neither replaces workers nor changes "
+                "their number. Run `baton up` with the same configuration to take the cluster over."
+            ) from error
+
+    async def pool_counts(self) -> tuple[Mapping[str, PoolCounts], str]:
+        counts: tuple[Mapping[str, PoolCounts], str] = await self.call("pool_counts")
+        return counts
+
+    async def autoscale(self, targets: dict[str, int], role_change: tuple[str, str] | None) -> None:
+        await self.call("autoscale", targets, role_change)
