@@ -11,7 +11,7 @@ from baton.process.worker_environment import adopt_variables
 
 
 class RouterActor:
-    """Delegates to a :class:`cluster.router_process.RouterHost`, in a process that never loads torch.
+    """Delegates to a :class:`cluster.router_process.router_host.RouterHost`, in a process that never loads torch.
 
     Args:
         variables: see :func:`baton.process.worker_environment.carried_variables`.
@@ -24,19 +24,26 @@ class RouterActor:
         controller: Any,
         secret: bytes,
         variables: Mapping[str, str] | None = None,
+        index: int = 0,
     ) -> None:
         adopt_variables(variables or {})
         do_without_torch()
         with imports_that_stay():
-            from cluster.router_process import RouterHost
+            from cluster.router_process.router_host import RouterHost
 
-        self._host = RouterHost(config, port, controller, secret)
+        self._host = RouterHost(config, port, controller, secret, index)
 
     async def start(self) -> tuple[str, int]:
         return await self._host.start()
 
     async def describe(self) -> dict[str, Any]:
         return await self._host.describe()
+
+    async def meet(self, routers: dict[int, Any]) -> None:
+        await self._host.meet(routers)
+
+    async def answer(self, question: str, *arguments: Any) -> Any:
+        return await self._host.answer(question, *arguments)  # type: ignore[arg-type] # its values are such strings
 
     async def follow(self, controller: Any, workers: list[dict[str, Any]]) -> None:
         await self._host.follow(controller, workers)

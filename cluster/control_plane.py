@@ -18,7 +18,7 @@ from baton.explain.timelines import TimelineStore
 from cluster.admission.admission import Admission
 from cluster.admission.admission_metrics import AdmissionMetrics
 from cluster.admission.batching_delay import BatchingDelay
-from cluster.autoscaling.autoscaler_loop import AutoscalerLoop, Offload, PoolControl
+from cluster.autoscaling.autoscaler_loop import AutoscalerLoop, Offload, OtherTraffic, PoolControl, no_other_traffic
 from cluster.autoscaling.traffic import TrafficMeter
 from cluster.config.config import BatonConfig
 from cluster.config.slo_config import SloConfig
@@ -51,6 +51,7 @@ class ControlPlane:
         clock: monotonic seconds; a simulation passes virtual time.
         offload: as in :class:`AutoscalerLoop`.
         router_id: unique among several routers; empty for a single one.
+        other_traffic: as in :class:`AutoscalerLoop`.
 
     Attributes:
         step_costs, prefixes: follow workers. Their ``add`` and ``remove`` must be called when workers come and go.
@@ -69,6 +70,7 @@ class ControlPlane:
         clock: Callable[[], float] = time.monotonic,
         offload: Offload = asyncio.to_thread,
         router_id: str = "",
+        other_traffic: OtherTraffic = no_other_traffic,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -102,6 +104,7 @@ class ControlPlane:
             is_enabled=config.autoscaler.enabled,
             clock=clock,
             offload=offload,
+            other_traffic=other_traffic,
         )
 
     def change_slo_classes(self, config: SloConfig) -> None:

@@ -82,14 +82,27 @@ class TimelineStore:
 
     def listing(self, order: Order, limit: int) -> list[dict[str, Any]]:
         """The newest or the slowest sequences, with figures in milliseconds."""
+        return [summary for _, summary in self.ranked(order, limit)]
+
+    def ranked(self, order: Order, limit: int) -> list[tuple[float, dict[str, Any]]]:
+        """Like :meth:`listing`, each with the number by which they are sorted, largest first."""
+        rank = _total_s if order == "slowest" else _received_s
         timelines = list(reversed(self._timelines.values()))
-        if order == "slowest":
-            timelines.sort(key=lambda timeline: _total_ms(timeline) or 0.0, reverse=True)
-        return [_summary(timeline) for timeline in timelines[:limit]]
+        timelines.sort(key=rank, reverse=True)  # stable, so the newest first among equals
+        return [(rank(timeline), _summary(timeline)) for timeline in timelines[:limit]]
 
 
 def _total_ms(timeline: Timeline) -> float | None:
     return timeline.between_ms(Event.RECEIVED, Event.SENT) or timeline.total_ms
+
+
+def _total_s(timeline: Timeline) -> float:
+    return (_total_ms(timeline) or 0.0) / 1e3
+
+
+def _received_s(timeline: Timeline) -> float:
+    """When the request came, on the clock of the machine."""
+    return timeline.events.get(Event.RECEIVED, 0.0)
 
 
 def _summary(timeline: Timeline) -> dict[str, Any]:

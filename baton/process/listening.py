@@ -7,11 +7,21 @@ import socket
 from baton.core.errors import ConfigError
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Opens a listening socket. Raises :class:`ConfigError` if the address is not available."""
+def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+    """Binds the socket of an endpoint.
+
+    Args:
+        is_shared: other sockets of this user may be bound to the same address in the same way, and the kernel divides
+            connections among those that listen.
+
+    Raises:
+        ConfigError: the address is not available.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if is_shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind((host, port))
     except OSError as error:

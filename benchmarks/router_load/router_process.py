@@ -25,7 +25,7 @@ from baton.process.without_torch import do_without_torch
 from benchmarks.router_load.figures import Timeline, stage_summaries
 from cluster.autoscaling.observation import PoolCounts
 from cluster.config.config import BatonConfig, load_config
-from cluster.router_process import RouterHost
+from cluster.router_process.router_host import RouterHost
 from cluster.simulation.standalone import SECRET
 
 _MAX_TIMELINES = 300
@@ -57,16 +57,17 @@ async def serve(config_file: Path) -> None:
     _send({"endpoint": endpoint})
     try:
         while await _line():
-            _send(_figures(host))
+            _send(await _figures(host))
     finally:
         await host.stop()
 
 
-def _figures(host: RouterHost) -> dict[str, Any]:
+async def _figures(host: RouterHost) -> dict[str, Any]:
     """The memory in bytes and in blocks of Python's allocator, and the durations of the last requests' stages."""
     gc.collect()
     num_blocks, rss_bytes = sys.getallocatedblocks(), psutil.Process().memory_info().rss
-    timelines = [host.timeline(entry["request_id"]) for entry in host.requests("newest", _MAX_TIMELINES)]
+    newest = await host.admin.requests("newest", _MAX_TIMELINES)
+    timelines = [await host.admin.timeline(entry["request_id"]) for entry in newest]
     finished = [_events(timeline) for timeline in timelines]
     return {"rss_bytes": rss_bytes, "num_blocks": num_blocks, "stages": stage_summaries(finished)}
 

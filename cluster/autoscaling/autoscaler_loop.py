@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -19,7 +19,7 @@ from cluster.autoscaling.autoscaling_metrics import AutoscalerMetrics
 from cluster.autoscaling.costs import ModelCosts, costs_of
 from cluster.autoscaling.observation import Observation, PoolCounts, PoolObservation
 from cluster.autoscaling.scaling_limits import ScalingLimits
-from cluster.autoscaling.traffic import TrafficMeter
+from cluster.autoscaling.traffic import KnownTraffic, TrafficMeter
 from cluster.latency.latency_model import LatencyModel
 from cluster.latency.ledger import WorkLedger
 from cluster.registry.workers import WorkerInfo, WorkerRegistry
@@ -47,6 +47,14 @@ class Offload(Protocol):
     async def __call__(self, work: Callable[[], T], /) -> T: ...
 
 
+OtherTraffic = Callable[[], Awaitable[Sequence[KnownTraffic]]]
+
+
+async def no_other_traffic() -> Sequence[KnownTraffic]:
+    """The traffic of the other routers where there is one router."""
+    return ()
+
+
 class AutoscalerLoop:
     """Observes, plans and applies plans periodically.
 
@@ -55,6 +63,7 @@ class AutoscalerLoop:
         is_enabled: False makes plans without applying them.
         clock: monotonic seconds; sleeps follow the event loop.
         offload: runs plans and advice. A simulation runs them in place, where no time passes.
+        other_traffic: the traffic of the other routers.
     """
 
     def __init__(
@@ -71,6 +80,7 @@ class AutoscalerLoop:
         is_enabled: bool = True,
         clock: Callable[[], float] = time.monotonic,
         offload: Offload = asyncio.to_thread,
+        other_traffic: OtherTraffic = no_other_traffic,
     ) -> None:
         self._control = control
         self._registry = registry
@@ -83,6 +93,7 @@ class AutoscalerLoop:
         self._is_enabled = is_enabled
         self._clock = clock
         self._offload = offload
+        self._other_traffic = other_traffic
         self._state = AutoscalerState()
 
     async def run(self) -> None:
@@ -129,7 +140,7 @@ class AutoscalerLoop:
             "enabled": self._is_enabled,
             **decided.to_dict(),
             "move_obstacle": observation.role_change_obstacle,
-            "traffic": await self._offload(self._traffic.seen().summary),
+            "traffic": await self._offload((await self._all_traffic()).seen.summary),
             "limits": {name: {"min": bounds.min, "max": bounds.max} for name, bounds in self._limits.pools.items()},
         }
 
@@ -139,16 +150,26 @@ class AutoscalerLoop:
         costs = {name: seen.costs for name, seen in observation.pools.items() if seen.costs is not None}
         sizes = {name: max(1, seen.counts.target) for name, seen in observation.pools.items()}
         advice = await self._offload(lambda: advise(observation.demand, costs, sizes))
-        traffic = await self._offload(self._traffic.seen().summary)
+        traffic = await self._offload((await self._all_traffic()).seen.summary)
         return {**advice.to_dict(), "texts": advice_texts(advice), "traffic": traffic}
 
     async def observe(self) -> Observation:
         """An immutable snapshot of all inputs of a plan."""
         counts, obstacle = await self._control.pool_counts()
-        costs, seen = self._costs(), self._traffic.seen()
+        costs, known = self._costs(), await self._all_traffic()
         pools = {name: PoolObservation(counts[name], costs.get(name), *self._traffic.load(name)) for name in POOLS}
-        now_s, waiting = self._clock(), self._num_waiting()
-        return Observation(now_s, await self._offload(seen.demand), pools, waiting, obstacle)
+        demand = await self._offload(known.seen.demand)
+        return Observation(self._clock(), demand, pools, known.num_waiting, obstacle)
+
+    def own_traffic(self) -> KnownTraffic:
+        """The traffic of this router alone."""
+        return KnownTraffic(self._traffic.seen(), self._num_waiting())
+
+    async def _all_traffic(self) -> KnownTraffic:
+        known = self.own_traffic()
+        for other in await self._other_traffic():
+            known = known.joined(other)
+        return known
 
     def sample(self) -> None:
         """Samples the load of both pools. Sequences whose prompts are not computed yet do not count as decoding."""

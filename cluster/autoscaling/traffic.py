@@ -138,6 +138,14 @@ class SeenTraffic:
     seconds: tuple[_Second, ...]
     age_s: float
 
+    def joined(self, other: SeenTraffic) -> SeenTraffic:
+        """The traffic of two meters that were read at the same time, as if one had seen it all."""
+        shift = round(self.age_s - other.age_s)
+        theirs = (_Second(second.number + shift, second.arrived, second.ended) for second in other.seconds)
+        classes = {slo.name: slo for slo in (*other.classes, *self.classes)}
+        seconds = sorted((*self.seconds, *theirs), key=lambda second: second.number)
+        return SeenTraffic(tuple(classes.values()), tuple(seconds), max(self.age_s, other.age_s))
+
     def demand(self) -> Demand:
         """The present demand on the pools."""
         window_s = self._window_s()
@@ -198,6 +206,22 @@ class SeenTraffic:
     def _last(self, window_s: float) -> list[_Second]:
         first = _first(self.age_s, window_s)
         return [second for second in self.seconds if second.number >= first]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTraffic:
+    """What a router knows of its traffic.
+
+    Attributes:
+        num_waiting: requests that wait in the router for room on workers.
+    """
+
+    seen: SeenTraffic
+    num_waiting: int
+
+    def joined(self, other: KnownTraffic) -> KnownTraffic:
+        """The traffic of both routers."""
+        return KnownTraffic(self.seen.joined(other.seen), self.num_waiting + other.num_waiting)
 
 
 def _first(age_s: float, window_s: float) -> int:

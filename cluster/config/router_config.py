@@ -18,6 +18,8 @@ class RouterConfig(Section):
     host: NonEmptyString = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8000
     """0 takes any free port."""
+    replicas: Annotated[int, Field(ge=1, le=16)] = 1
+    """Processes that serve the endpoint, on the same port of the same machine; each may use a core."""
     max_inflight: PositiveInt = 1024
     """Further requests get 429."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 1024 * 1024

@@ -21,7 +21,7 @@ from cluster.autoscaling.observation import PoolCounts
 from cluster.config.config import BatonConfig
 from cluster.controller.node_watch import NodeWatch
 from cluster.controller.pool_member import ChangeOrigin
-from cluster.controller.router_keeper import RouterKeeper
+from cluster.controller.router_group import RouterGroup
 from cluster.controller.shared_processes import simulated_processes
 from cluster.controller.survivors import Survivors
 from cluster.controller.worker_pool import WorkerPool
@@ -69,7 +69,7 @@ class Controller:
         }
         self._kv_fingerprint: str | None = None
         self._infos = {worker.info.worker_id: worker.info for worker in self._survivors.workers}
-        self._router = RouterKeeper(self._config, self._secret, self._infos, self.report)
+        self._routers = RouterGroup(self._config, self._secret, self._infos, self.report)
         self._watch = ProgressWatch(self._config.liveness, self._judged)
         self._clients: dict[str, WorkerClient] = {}  # of the watch
         self._watching: asyncio.Task[None] | None = None
@@ -113,20 +113,18 @@ class Controller:
     async def _bring_up_router(self) -> str:
         survivors = self._survivors
         if survivors.routers:
-            [router, *others] = survivors.routers
-            self.report(f"taking over the router at {router.endpoint} and {len(survivors.workers)} workers")
-            for other in others:
-                ray.kill(other.actor, no_restart=True)
-            return await self._router.take_over(router)
+            endpoint = survivors.routers[0].endpoint
+            self.report(f"taking over the router at {endpoint} and {len(survivors.workers)} workers")
+            return await self._routers.take_over(survivors.routers)
         if survivors.workers:
             self.report(f"taking over {len(survivors.workers)} workers, and starting a router")
         else:
             self.report("starting the router and the workers; each worker loads the model")
-        return await self._router.start()
+        return await self._routers.start()
 
     async def _watch_router(self) -> None:
         try:
-            await self._router.watch()
+            await self._routers.watch()
         except (BatonError, RayError) as error:
             self._fail(error)
 
@@ -142,7 +140,7 @@ class Controller:
             BatonError: they cannot be used, and nothing has changed.
         """
         new = BatonConfig.from_dict(config)
-        await self._router.reload(new)
+        await self._routers.reload(new)
         self._config = new
 
     async def next_report(self) -> str:
@@ -254,14 +252,14 @@ class Controller:
 
     async def figures(self) -> tuple[dict[str, PoolFigures], int]:
         """Figures for metrics: those of the pools by name, and how often the router was replaced."""
-        return {name: pool.figures() for name, pool in self._pools.items()}, self._router.num_restarts
+        return {name: pool.figures() for name, pool in self._pools.items()}, self._routers.num_restarts
 
     async def stop(self) -> None:
         """Stops everything, the router first, so that no request loses its workers."""
         for task in (self._router_task, self._watching, self._nodes_task, self._gcs_task):
             if task is not None:
                 task.cancel()
-        await self._router.stop()
+        await self._routers.stop()
         await asyncio.gather(*(pool.stop() for pool in self._pools.values()))
         await asyncio.gather(*(client.close() for client in self._clients.values()))
 
@@ -283,7 +281,7 @@ class Controller:
         client = WorkerClient(info.address, self._config.security.credentials(self._secret))
         self._clients[info.worker_id] = client
         self._watch.add(info.worker_id, client)
-        await self._router.tell("add_worker", info.to_dict())
+        await self._routers.tell("add_worker", info.to_dict())
 
     def _judged(self, worker_id: str, standing: Standing, reason: str) -> None:
         for pool in self._pools.values():
@@ -294,11 +292,11 @@ class Controller:
         self._watch.remove(worker_id)
         if (client := self._clients.pop(worker_id, None)) is not None:
             await client.close()
-        await self._router.tell("remove_worker", worker_id)
+        await self._routers.tell("remove_worker", worker_id)
 
     async def drain(self, worker_id: str, timeout_s: float) -> None:
         self._infos.pop(worker_id, None)  # a router that restarts now must not use the worker
-        await self._router.tell("drain_worker", worker_id, timeout_s)
+        await self._routers.tell("drain_worker", worker_id, timeout_s)
 
     def _gcs_changed(self, text: str) -> None:
         logger.error("%s", text)

@@ -33,21 +33,33 @@ class RouterKeeper:
     Args:
         workers: the present workers by id, for a router that starts.
         report: passes a line of progress to the user.
+        index: number of the router, if there are several.
+        started: called when a router has come.
 
     Attributes:
         num_restarts: how often the router was replaced.
+        router: handle of its actor; ``None`` while there is none.
+        port: of the endpoint; 0 means any free one until the router has started.
     """
 
     def __init__(
-        self, config: BatonConfig, secret: bytes, workers: Mapping[str, WorkerInfo], report: Callable[[str], None]
+        self,
+        config: BatonConfig,
+        secret: bytes,
+        workers: Mapping[str, WorkerInfo],
+        report: Callable[[str], None],
+        index: int,
+        started: Callable[[], None],
     ) -> None:
         self.num_restarts = 0
+        self.index = index
+        self.router: Any = None
+        self.port = config.router.port
+        self._started = started
         self._config = config
         self._secret = secret
         self._workers = workers
         self._report = report
-        self._router: Any = None
-        self._port = config.router.port
 
     async def start(self) -> str:
         """Starts the router; returns the endpoint's URL.
@@ -64,22 +76,26 @@ class RouterKeeper:
             **survival_options(self._config.ray, Kind.ROUTER),
         )
         handle = ray.get_runtime_context().current_actor
-        router = actor_class.remote(self._config.to_dict(), self._port, handle, self._secret, carried_variables())
+        router = actor_class.remote(
+            self._config.to_dict(), self.port, handle, self._secret, carried_variables(), self.index
+        )
         try:
-            endpoint, self._port = await router.start.remote()
+            endpoint, self.port = await router.start.remote()
         except RayTaskError as error:
             ray.kill(router, no_restart=True)
             raise error.cause if isinstance(error.cause, BatonError) else error from None
         # Without awaiting between, so that later changes of workers cannot overtake these calls.
-        self._router = router
+        self.router = router
+        self._started()
         known = [router.add_worker.remote(info.to_dict()) for info in self._workers.values()]
         await asyncio.gather(*known, return_exceptions=True)
         return str(endpoint)
 
     async def take_over(self, found: FoundRouter) -> str:
         """Makes a router that has lost its controller obey this one; returns the endpoint's URL."""
-        self._port = found.port
-        self._router = found.actor
+        self.port = found.port
+        self.router = found.actor
+        self._started()
         handle = ray.get_runtime_context().current_actor
         await found.actor.follow.remote(handle, [info.to_dict() for info in self._workers.values()])
         await self.reload(self._config)
@@ -91,19 +107,19 @@ class RouterKeeper:
         Raises:
             BatonError: they cannot be used, and nothing has changed.
         """
-        if self._router is not None:
+        if self.router is not None:
             try:
-                await self._router.reload.remote(config.to_dict())
+                await self.router.reload.remote(config.to_dict())
             except RayTaskError as error:
                 raise error.cause if isinstance(error.cause, BatonError) else error from None
         self._config = config
 
     async def tell(self, method: str, *arguments: Any) -> None:
         """Calls ``add_worker``, ``drain_worker`` or ``remove_worker`` of the router, if there is one."""
-        if self._router is None:
+        if self.router is None:
             return
         try:
-            await getattr(self._router, method).remote(*arguments)
+            await getattr(self.router, method).remote(*arguments)
         except RayError as error:
             logger.warning("the router did not accept %s: %s", method, error)
 
@@ -114,7 +130,7 @@ class RouterKeeper:
             BatonError, RayError: it cannot be replaced.
         """
         while True:
-            router = self._router
+            router = self.router
             try:
                 await router.wait.remote()
                 return
@@ -123,14 +139,14 @@ class RouterKeeper:
                 self._report("the router is lost, and its open streams have broken off; starting another one")
                 self.num_restarts += 1
             died_s = time.monotonic()
-            self._router = None
+            self.router = None
             ray.kill(router, no_restart=True)  # it may have failed without dying
             endpoint = await self._replace()
             self._report(f"the router serves again at {endpoint}, after {time.monotonic() - died_s:.1f} s")
 
     async def stop(self) -> None:
         """Stops the router; running requests end with an error."""
-        router, self._router = self._router, None
+        router, self.router = self.router, None
         if router is None:
             return
         try:

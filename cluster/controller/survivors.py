@@ -49,6 +49,7 @@ class FoundRouter:
     actor: Any
     endpoint: str
     port: int
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ def find_survivors(config: BatonConfig) -> Survivors | None:
         _check_configuration(BatonConfig.from_dict(described["config"]), config)
         secret = described["secret"]
         if kind is Kind.ROUTER:
-            routers.append(FoundRouter(actor, described["endpoint"], described["port"]))
+            routers.append(FoundRouter(actor, described["endpoint"], described["port"], described["index"]))
         else:
             workers.append(FoundWorker(actor, WorkerInfo.from_dict(described["info"])))
     return Survivors(secret, tuple(routers), tuple(workers)) if secret else None

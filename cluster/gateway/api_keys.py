@@ -163,14 +163,34 @@ def cache_salt_of(api_key: ApiKey | None, salt: str) -> str:
     return hashlib.blake2b(f"{scope}\0{salt}".encode(), digest_size=_SALT_BYTES).hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One of several routers that share a limit evenly.
+
+    Attributes:
+        index: of the router, from 0.
+        count: number of routers.
+    """
+
+    index: int = 0
+    count: int = 1
+
+    def of(self, limit: int | None) -> int | None:
+        """This router's share, at least 1; ``None`` disables a limit."""
+        return None if limit is None else max(1, limit // self.count + (self.index < limit % self.count))
+
+
 class ApiKeys:
     """All keys of the endpoint. An empty set opens the endpoint to all requests.
+
+    Args:
+        share: the share of the limits that this router enforces.
 
     Raises:
         ConfigError: a key cannot be read, or two of them are equal.
     """
 
-    def __init__(self, configs: Iterable[ApiKeyConfig] = ()) -> None:
+    def __init__(self, configs: Iterable[ApiKeyConfig] = (), share: Share = Share()) -> None:
         self._by_digest: dict[str, ApiKey] = {}
         for config in configs:
             sealed = config.sealed()
@@ -180,7 +200,11 @@ class ApiKeys:
                 raise ConfigError(
                     f"router.api_keys: {other!r} and {config.name!r} have the same key; give each one its own."
                 )
-            limits = KeyLimits(config.requests_per_minute, config.tokens_per_minute, config.max_concurrent)
+            limits = KeyLimits(
+                share.of(config.requests_per_minute),
+                share.of(config.tokens_per_minute),
+                share.of(config.max_concurrent),
+            )
             self._by_digest[digest] = ApiKey(config.name, config.slo_class, config.admin, limits, config.cache_group)
 
     def __len__(self) -> int:

@@ -71,7 +71,7 @@ class AdminBackend(Protocol):
         """A better use of the same workers for the observed traffic."""
         ...
 
-    def timeline(self, request_id: str, owner: str | None = None) -> dict[str, Any]:
+    async def timeline(self, request_id: str, owner: str | None = None) -> dict[str, Any]:
         """The waterfall of a request.
 
         Args:
@@ -82,7 +82,7 @@ class AdminBackend(Protocol):
         """
         ...
 
-    def requests(self, order: Order, limit: int) -> list[dict[str, Any]]:
+    async def requests(self, order: Order, limit: int) -> list[dict[str, Any]]:
         """The newest or the slowest of the requests whose timelines are kept."""
         ...
 
@@ -205,12 +205,12 @@ def _add_admin_routes(app: FastAPI, admin: AdminBackend, bodies: BodyReader) -> 
     async def timeline(request: Request, request_id: str) -> Response:
         api_key = api_key_of(request)
         owner = None if api_key is None or api_key.is_admin else api_key.owner
-        return JsonResponse(admin.timeline(request_id, owner))
+        return JsonResponse(await admin.timeline(request_id, owner))
 
     @app.get("/v1/requests", response_model=None)
     async def requests(request: Request) -> Response:
         order, limit = _parse_listing(request.query_params)
-        return JsonResponse({"object": "list", "data": admin.requests(order, limit)})
+        return JsonResponse({"object": "list", "data": await admin.requests(order, limit)})
 
     @app.get("/admin/status", response_model=None)
     async def status() -> Response:

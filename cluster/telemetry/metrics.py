@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import platform
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import Metric
@@ -87,7 +87,7 @@ class RouterMetrics(RequestObserver):
 
     Attributes:
         http: metrics of the gateway.
-        cluster: the last polled figures of workers and pools.
+        cluster: the last polled figures of workers and pools, which are in no registry.
         slo: metrics by SLO class.
         prediction_errors: errors of the latency model.
         prefixes: metrics of the prefix index.
@@ -103,7 +103,6 @@ class RouterMetrics(RequestObserver):
         self.registry = CollectorRegistry()
         self.http = HttpMetrics(self.registry)
         self.cluster = ClusterCollector()
-        self.registry.register(self.cluster)
         ProcessCollector("baton_router", registry=self.registry)
         self._add_build_info()
         codes = tuple(error_classes())
@@ -244,9 +243,21 @@ class RouterMetrics(RequestObserver):
             self.transfer_saved_tokens.inc(result.num_cached_tokens)
             self.transfer_seconds.observe(result.seconds)
 
-    def render(self) -> bytes:
-        """Renders Prometheus' text format, which takes milliseconds with many workers. Thread-safe."""
-        return generate_latest(_WithoutCreated(self.registry))
+    def own_families(self) -> list[Metric]:
+        """The metrics of this router, without those of workers and pools."""
+        return list(_WithoutCreated(self.registry).collect())
+
+    def render(self, index: int = 0, others: Mapping[int, Iterable[Metric]] | None = None) -> bytes:
+        """Renders Prometheus' text format, which takes milliseconds with many workers. Thread-safe.
+
+        Args:
+            index: of this router.
+            others: :meth:`own_families` of the other routers by index. If there are any, the metrics of routers have
+                the label ``router``.
+        """
+        own = self.own_families()
+        families = _of_several_routers({index: own, **others}) if others else own
+        return generate_latest(_Families([*families, *self.cluster.collect()]))
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, registry=self.registry)
@@ -273,16 +284,47 @@ class _WithoutCreated(Collector):
             yield family
 
 
+class _Families(Collector):
+    """Metrics that have been collected already."""
+
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._families
+
+
+def _of_several_routers(routers: Mapping[int, Iterable[Metric]]) -> Iterable[Metric]:
+    """The metrics of all routers, by index, with the label ``router``."""
+    merged: dict[str, Metric] = {}
+    for index, families in sorted(routers.items()):
+        label = {"router": str(index)}
+        for family in families:
+            into = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            into.samples += [sample._replace(labels={**sample.labels, **label}) for sample in family.samples]
+    return merged.values()
+
+
 class MetricsPage:
     """Renders the metrics page. Concurrent scrapes share one page, which bounds the load on workers and router.
 
     Args:
         poll_cluster: polls workers and controller for their figures.
+        poll_routers: polls the other routers for their metrics.
+        index: of this router.
     """
 
-    def __init__(self, metrics: RouterMetrics, poll_cluster: Callable[[], Awaitable[ClusterFigures]]) -> None:
+    def __init__(
+        self,
+        metrics: RouterMetrics,
+        poll_cluster: Callable[[], Awaitable[ClusterFigures]],
+        poll_routers: Callable[[], Awaitable[Mapping[int, Iterable[Metric]]]],
+        index: int,
+    ) -> None:
         self._metrics = metrics
         self._poll_cluster = poll_cluster
+        self._poll_routers = poll_routers
+        self._index = index
         self._task: asyncio.Task[bytes] | None = None
 
     async def get(self) -> bytes:
@@ -292,6 +334,6 @@ class MetricsPage:
         return await asyncio.shield(self._task)  # other scrapes may wait for it if this one is cancelled
 
     async def _make(self) -> bytes:
-        self._metrics.cluster.figures = await self._poll_cluster()
+        self._metrics.cluster.figures, others = await asyncio.gather(self._poll_cluster(), self._poll_routers())
         # In a thread, because it takes milliseconds with many workers and would delay tokens.
-        return await asyncio.to_thread(self._metrics.render)
+        return await asyncio.to_thread(self._metrics.render, self._index, others)

@@ -137,12 +137,12 @@ class FakeAdmin:
         self.scaled.append(targets)
         return {"targets": targets}
 
-    def timeline(self, request_id: str, owner: str | None = None) -> dict[str, Any]:
+    async def timeline(self, request_id: str, owner: str | None = None) -> dict[str, Any]:
         if request_id != "known":
             raise NotFoundError(f"No request {request_id!r} is known.", param="request_id")
         return {"request_id": request_id, "events": []}
 
-    def requests(self, order: str, limit: int) -> list[dict[str, Any]]:
+    async def requests(self, order: str, limit: int) -> list[dict[str, Any]]:
         return [{"request_id": "known", "order": order}][:limit]
 
     async def metrics(self) -> bytes:

@@ -17,7 +17,7 @@ from baton.process.without_torch import do_without_torch
 from cluster import actors
 from cluster.actors import RouterActor, WorkerActor
 from cluster.gateway.gateway import AdminBackend
-from cluster.router_process import RouterHost
+from cluster.router_process.router_host import RouterHost
 from cluster.worker.worker_host import WorkerHost
 from tests.tiny_tokenizers import byte_level_tokenizer
 

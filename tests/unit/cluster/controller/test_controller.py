@@ -39,7 +39,7 @@ def _a_router_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets a simulated Ray run the router here, without changing this process's imports and garbage collection."""
     monkeypatch.setattr("cluster.actors.do_without_torch", lambda: None)
     monkeypatch.setattr("cluster.actors.imports_that_stay", contextlib.nullcontext)
-    monkeypatch.setattr("cluster.router_process.spare_pauses", lambda: None)
+    monkeypatch.setattr("cluster.router_process.router_host.spare_pauses", lambda: None)
 
 
 @pytest.fixture(scope="module")

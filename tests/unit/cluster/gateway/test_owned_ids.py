@@ -24,10 +24,10 @@ class Admin(FakeAdmin):
         super().__init__()
         self._store = store
 
-    def timeline(self, request_id: str, owner: str | None = None) -> dict[str, Any]:
+    async def timeline(self, request_id: str, owner: str | None = None) -> dict[str, Any]:
         return self._store.find(request_id, owner)
 
-    def requests(self, order: Order, limit: int) -> list[dict[str, Any]]:
+    async def requests(self, order: Order, limit: int) -> list[dict[str, Any]]:
         return self._store.listing(order, limit)
 
 

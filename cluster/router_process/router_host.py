@@ -1,9 +1,10 @@
-"""The router's process: HTTP in front, gRPC to the workers behind."""
+"""Hosts a router: HTTP in front, gRPC to the workers behind."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import socket
 import ssl
 import time
@@ -11,23 +12,19 @@ from functools import partial
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
 
-from baton.core.errors import BatonError, InternalError
+from baton.core.errors import InternalError
 from baton.core.logs import configure_logging
-from baton.core.roles import POOLS
 from baton.engine.models.model_source import resolve_model
 from baton.engine.models.tokenizer import Tokenizer
-from baton.explain.timelines import Order, TimelineStore
+from baton.explain.timelines import TimelineStore
 from baton.process.background import BackgroundTasks
 from baton.process.descriptors import raise_descriptor_limit
 from baton.process.garbage import spare_pauses
 from baton.process.listening import listen
-from baton.rpc.wire import worker_pb2
 from cluster.config.config import BatonConfig
 from cluster.control_plane import ControlPlane
-from cluster.dispatch.router import Router
-from cluster.gateway.api_keys import ApiKeys
+from cluster.gateway.api_keys import ApiKeys, Share
 from cluster.gateway.connections import choose_max_connections
 from cluster.gateway.gateway import create_app
 from cluster.gateway.http_protocol import Edge
@@ -40,10 +37,10 @@ from cluster.losses.controller_link import ControllerLink
 from cluster.losses.gcs_watch import GcsWatch
 from cluster.losses.orphan_watch import end_without_controller
 from cluster.registry.worker_client import WorkerClient
-from cluster.registry.workers import WorkerInfo, WorkerRegistry, WorkerState
+from cluster.registry.workers import WorkerInfo, WorkerRegistry
 from cluster.requests.generation import ModelCard
-from cluster.telemetry.cluster_metrics import ClusterFigures, PoolFigures
-from cluster.telemetry.metrics import MetricsPage
+from cluster.router_process.router_admin import RouterAdmin
+from cluster.router_process.router_peers import LEADER, Question, RouterPeers
 from cluster.telemetry.tracing import NoTracer, RequestTracer, create_tracer
 
 logger = logging.getLogger(__name__)
@@ -56,17 +53,24 @@ _GOODBYE_S = 2
 
 
 class RouterHost:
-    """Hosts gateway and router; implements :class:`cluster.gateway.gateway.AdminBackend` for them.
+    """Hosts gateway and router.
 
     Args:
         port: port to listen on; 0 means any free one.
         controller: handle of the controller actor, which owns the pools.
         secret: the cluster's secret.
+        index: number of this router, from 0, if there are several (``router.replicas``). They share the port.
+
+    Attributes:
+        admin: what the router tells operators.
     """
 
-    def __init__(self, config: dict[str, Any], port: int, controller: Any, secret: bytes) -> None:
+    def __init__(self, config: dict[str, Any], port: int, controller: Any, secret: bytes, index: int = 0) -> None:
         self._config = BatonConfig.from_dict(config)
-        configure_logging(self._config.log, "router")
+        has_others = self._config.router.replicas > 1
+        name = f"router-{index}" if has_others else "router"
+        configure_logging(self._config.log, name)
+        self._index = index
         self._port = port
         self._endpoint = ""
         self._secret = secret
@@ -78,7 +82,9 @@ class RouterHost:
             self._registry,
             self._controller,
             hash_key=credentials.secret.block_hash_key,
-            store=FitStore(),
+            store=FitStore() if index == LEADER else None,
+            router_id=f"{name}-{secrets.token_hex(4)}" if has_others else "",
+            other_traffic=lambda: self.admin.other_traffic(),
         )
         self._metrics = self._plane.metrics
         self._api_keys = ApiKeys()
@@ -89,15 +95,14 @@ class RouterHost:
         self._watching: asyncio.Task[None] | None = None
         self._watching_gcs: asyncio.Task[None] | None = None
         self._background = BackgroundTasks()
-        self._metrics_page = MetricsPage(self._metrics, self._poll_cluster)
         self._timelines = TimelineStore(self._config.router.timelines_kept)
+        self._peers = RouterPeers(index)
+        self.admin = RouterAdmin(index, self._controller, self._plane, self._timelines, self._peers)
         self._tracer: RequestTracer = NoTracer()
-        self._router: Router | None = None
         self._tokenizer: Tokenizer | None = None
         self._server: EdgeServer | None = None
         self._serving: asyncio.Task[None] | None = None
         self._socket: socket.socket | None = None
-        self._started_s = time.monotonic()
         self._stopped = asyncio.Event()
         self._is_stopping = False
         end_without_controller(self._config.ray)
@@ -110,11 +115,11 @@ class RouterHost:
                 OpenTelemetry is wanted but not installed, or too few files may be opened for router.max_connections.
         """
         self._tracer = create_tracer(self._config.telemetry)
-        self._api_keys = ApiKeys(self._config.router.api_keys)
+        self._api_keys = self._own_share(self._config)
         if self._config.router.tls is not None:
             self._tls = create_tls_context(self._config.router.tls)
         self._max_connections = choose_max_connections(self._config.router.max_connections, raise_descriptor_limit())
-        self._socket = listen(self._config.router.host, self._port)
+        self._socket = listen(self._config.router.host, self._port, is_shared=self._config.router.replicas > 1)
         source = await asyncio.to_thread(resolve_model, self._config.model)
         self._tokenizer = await asyncio.to_thread(_load_tokenizer, source.path)
         self._port = int(self._socket.getsockname()[1])
@@ -129,7 +134,16 @@ class RouterHost:
             "secret": self._secret,
             "endpoint": self._endpoint,
             "port": self._port,
+            "index": self._index,
         }
+
+    async def meet(self, routers: dict[int, Any]) -> None:
+        """Knows exactly these routers from now on, by index."""
+        self._peers.meet(routers)
+
+    async def answer(self, question: Question, *arguments: Any) -> Any:
+        """Answers another router."""
+        return await self.admin.answer(question, *arguments)
 
     async def follow(self, controller: Any, workers: list[dict[str, Any]]) -> None:
         """Belongs to another controller from now on, and has exactly these workers."""
@@ -148,6 +162,8 @@ class RouterHost:
             return
         worker = self._registry.add(WorkerInfo.from_dict(info))
         self._plane.prefixes.add(worker)
+        if self._plane.others is not None:
+            self._plane.others.add(worker)
         self._plane.watch.add(worker.info.worker_id, worker.client)
         await worker.sync_clock()
         await self._plane.step_costs.add(worker)
@@ -164,13 +180,18 @@ class RouterHost:
         except TimeoutError:
             return
         finally:
-            self._plane.prefixes.remove(worker_id)  # the worker's server waits for open streams when it stops
+            self._end_streams(worker_id)  # the worker's server waits for them when it stops
 
     async def remove_worker(self, worker_id: str) -> None:
-        self._plane.prefixes.remove(worker_id)
+        self._end_streams(worker_id)
         self._plane.watch.remove(worker_id)
         await self._registry.remove(worker_id)
         self._plane.step_costs.remove(worker_id)
+
+    def _end_streams(self, worker_id: str) -> None:
+        self._plane.prefixes.remove(worker_id)
+        if self._plane.others is not None:
+            self._plane.others.remove(worker_id)
 
     def reload(self, config: dict[str, Any]) -> None:
         """Takes over API keys and SLO classes, and the present content of the certificate's files.
@@ -179,7 +200,7 @@ class RouterHost:
             ConfigError: they cannot be used, and nothing has changed.
         """
         new = BatonConfig.from_dict(config)
-        api_keys, tls = ApiKeys(new.router.api_keys), self._config.router.tls
+        api_keys, tls = self._own_share(new), self._config.router.tls
         if tls is not None and self._tls is not None:
             create_tls_context(tls)  # a failure must leave the context in use as it is
             load_certificate(self._tls, tls)
@@ -202,6 +223,8 @@ class RouterHost:
             self._feeding.cancel()
             await self._plane.step_costs.save()
         await self._plane.prefixes.close()
+        if self._plane.others is not None:
+            await self._plane.others.close()
         self._plane.admission.close()
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
@@ -223,13 +246,13 @@ class RouterHost:
             created_unix_s=int(time.time()),
             eos_token_ids=frozenset(info.eos_token_ids),
         )
-        self._router = self._plane.create_router(model, self._timelines)
+        generator = self.admin.router = self._plane.create_router(model, self._timelines)
         router = self._config.router
         limits = GatewayLimits(max_body_bytes=router.max_body_bytes, request_timeout_s=router.request_timeout_s)
         app = create_app(
-            self._router,
+            generator,
             self._tokenizer,
-            self,
+            self.admin,
             limits,
             self._metrics.http,
             self._tracer.submit,
@@ -255,97 +278,12 @@ class RouterHost:
             watch = GcsWatch(ray.get_runtime_context().gcs_address, logger.error)
             self._watching_gcs = self._background.spawn(watch.run())
         spare_pauses()
-        self._scaling = self._background.spawn(self._plane.autoscaler.run())
+        if self._index == LEADER:
+            self._scaling = self._background.spawn(self._plane.autoscaler.run())
 
-    async def status(self) -> dict[str, Any]:
-        pools: dict[str, Any] = await self._controller.call("pool_status")
-        stats = await self._poll_workers()
-        for pool in POOLS:
-            for entry in pools[pool]["workers"]:
-                self._add_live_figures(entry, stats.get((pool, entry["id"])))
-        router = self._router
-        return {
-            "model": router.model.name if router else None,
-            "max_model_len": router.model.max_model_len if router else None,
-            "uptime_s": round(time.monotonic() - self._started_s, 1),
-            "requests": {
-                "in_flight": router.num_in_flight if router else 0,
-                "finished": router.num_finished if router else 0,
-                "cancelled": router.num_cancelled if router else 0,
-                "rejected": router.num_rejected if router else 0,
-                "failed": router.num_failed if router else 0,
-            },
-            "slo": self._metrics.slo.status(),
-            "admission": self._plane.admission.status(),
-            "predictions": self._metrics.prediction_errors.summary(),
-            "pools": pools,
-        }
-
-    async def scale(self, targets: dict[str, int | None]) -> dict[str, Any]:
-        return {"pools": await self._controller.call("scale", targets)}
-
-    async def change_role(self, source: str, destination: str) -> dict[str, Any]:
-        return {"pools": await self._controller.call("change_role", source, destination)}
-
-    async def plan(self) -> dict[str, Any]:
-        return await self._plane.autoscaler.look()
-
-    async def advise(self) -> dict[str, Any]:
-        return await self._plane.autoscaler.advise()
-
-    def timeline(self, request_id: str, owner: str | None = None) -> dict[str, Any]:
-        return self._timelines.find(request_id, owner)
-
-    def requests(self, order: Order, limit: int) -> list[dict[str, Any]]:
-        return self._timelines.listing(order, limit)
-
-    async def metrics(self) -> bytes:
-        return await self._metrics_page.get()
-
-    def _add_live_figures(self, entry: dict[str, Any], stats: worker_pb2.WorkerStats | None) -> None:
-        worker = self._registry.get(entry["id"])
-        entry["in_flight"] = worker.in_flight if worker else 0
-        if worker is not None and worker.suspicion and entry["state"] == WorkerState.READY:
-            entry.update(state=str(WorkerState.SUSPECTED), reason=worker.suspicion)
-        if stats is not None:
-            entry.update(
-                running=stats.num_running,
-                waiting=stats.num_waiting,
-                transfers=stats.num_transfers,
-                kv_blocks_total=stats.kv_blocks_total,
-                kv_blocks_used=stats.kv_blocks_used,
-                kv_blocks_cached=stats.kv_blocks_cached,
-                kv_blocks_leaked=stats.num_leaked_blocks,
-                preemptions=stats.num_preemptions,
-            )
-
-    async def _poll_cluster(self) -> ClusterFigures:
-        workers, answer = await asyncio.gather(self._poll_workers(), self._poll_controller())
-        pools, num_router_restarts = answer or ({}, None)
-        return ClusterFigures(workers, pools, num_router_restarts, dict(self._registry.num_suspicions))
-
-    async def _poll_controller(self) -> tuple[dict[str, PoolFigures], int] | None:
-        """The controller's figures; ``None`` if it does not answer, since requests do not depend on it."""
-        try:
-            async with asyncio.timeout(_STATS_TIMEOUT_S):
-                figures: tuple[dict[str, PoolFigures], int] = await self._controller.call("figures")
-                return figures
-        except (BatonError, RayError, TimeoutError) as error:
-            logger.warning("the controller did not answer a scrape: %s", error)
-            return None
-
-    async def _poll_workers(self) -> dict[tuple[str, str], worker_pb2.WorkerStats | None]:
-        """The statistics of every worker; ``None`` for a worker that does not answer."""
-        workers = self._registry.workers
-        results = await asyncio.gather(
-            *(worker.client.stats(_STATS_TIMEOUT_S) for worker in workers), return_exceptions=True
-        )
-        found: dict[tuple[str, str], worker_pb2.WorkerStats | None] = {}
-        for worker, result in zip(workers, results, strict=True):
-            if isinstance(result, BaseException) and not isinstance(result, BatonError):
-                raise result
-            found[worker.info.pool, worker.info.worker_id] = None if isinstance(result, BatonError) else result
-        return found
+    def _own_share(self, config: BatonConfig) -> ApiKeys:
+        """The API keys, with this router's share of their limits."""
+        return ApiKeys(config.router.api_keys, Share(self._index, config.router.replicas))
 
 
 def _load_tokenizer(path: str) -> Tokenizer:

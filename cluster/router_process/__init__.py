@@ -1,0 +1,1 @@
+"""The router's process: its endpoint, what it tells operators, and the other routers."""
