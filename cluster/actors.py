@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from baton.process.garbage import imports_that_stay
 from baton.process.without_torch import do_without_torch
 from baton.process.worker_environment import adopt_variables
+
+if TYPE_CHECKING:
+    from cluster.router_process.router_peers import Question
 
 
 class RouterActor:
@@ -42,8 +45,8 @@ class RouterActor:
     async def meet(self, routers: dict[int, Any]) -> None:
         await self._host.meet(routers)
 
-    async def answer(self, question: str, *arguments: Any) -> Any:
-        return await self._host.answer(question, *arguments)  # type: ignore[arg-type] # its values are such strings
+    async def answer(self, question: Question, *arguments: Any) -> Any:
+        return await self._host.answer(question, *arguments)
 
     async def follow(self, controller: Any, workers: list[dict[str, Any]]) -> None:
         await self._host.follow(controller, workers)

@@ -24,6 +24,7 @@ _GENERATION = httpx.Timeout(None, connect=10.0)
 
 _JSON_HEADERS = {"Content-Type": "application/json"}
 API_KEY_VARIABLE = "BATON_API_KEY"
+_IN_FLIGHT = "baton_requests_in_flight"
 
 
 class RouterUnreachableError(BatonError):
@@ -114,11 +115,11 @@ class RouterClient:
             response = await self._http.get("/metrics")
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
-        for line in response.text.splitlines():
-            name, _, value = line.partition(" ")
-            if name == "baton_requests_in_flight":
-                return int(float(value))
-        raise RouterUnreachableError(f"{self.endpoint}/metrics has no baton_requests_in_flight.")
+        lines = (line.rpartition(" ") for line in response.text.splitlines())
+        numbers = [int(float(value)) for series, _, value in lines if series.partition("{")[0] == _IN_FLIGHT]
+        if numbers:  # one for each router
+            return sum(numbers)
+        raise RouterUnreachableError(f"{self.endpoint}/metrics has no {_IN_FLIGHT}.")
 
     async def model(self) -> str:
         """Name of the served model."""

@@ -16,7 +16,6 @@ import torch
 from baton.process.without_torch import do_without_torch
 from cluster import actors
 from cluster.actors import RouterActor, WorkerActor
-from cluster.gateway.gateway import AdminBackend
 from cluster.router_process.router_host import RouterHost
 from cluster.worker.worker_host import WorkerHost
 from tests.tiny_tokenizers import byte_level_tokenizer
@@ -52,8 +51,7 @@ def methods(cls: type[Any]) -> dict[str, inspect.Signature]:
 
 def test_actors_accept_the_arguments_of_their_hosts() -> None:
     assert methods(WorkerActor) == methods(WorkerHost)
-    by_http = {*methods(AdminBackend)} - {"__init__"}  # the gateway asks the host itself
-    assert methods(RouterActor) == {name: taken for name, taken in methods(RouterHost).items() if name not in by_http}
+    assert methods(RouterActor) == methods(RouterHost)
 
 
 def record_calls_of(host: type, calls: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +83,7 @@ async def test_the_actor_of_a_router_forwards_every_call(monkeypatch: pytest.Mon
     await actor.wait()
     await actor.stop()
     assert calls == [
-        ("__init__", {"model": "m"}, 8000, "controller", b"secret"),
+        ("__init__", {"model": "m"}, 8000, "controller", b"secret", 0),
         ("start",),
         ("add_worker", {"worker_id": "decode-1"}),
         ("drain_worker", "decode-1", 3.0),

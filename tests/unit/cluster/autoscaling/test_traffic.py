@@ -7,7 +7,7 @@ import random
 import pytest
 
 from baton.core.slo import BATCH, INTERACTIVE
-from cluster.autoscaling.traffic import TrafficMeter
+from cluster.autoscaling.traffic import KnownTraffic, TrafficMeter
 from tests.request_records import make_record
 
 
@@ -197,3 +197,29 @@ def test_a_snapshot_does_not_change_and_is_not_forgotten():
     assert now.classes[0].output_tokens == pytest.approx(255)
     traffic.arrive(400, 1)
     assert (seen.demand(), seen.summary()) == before
+
+
+def test_the_traffic_of_two_routers_is_that_of_one_that_saw_it_all():
+    whole, first, second = Traffic(), Traffic(), Traffic()
+    second.meter = TrafficMeter(lambda: second.now_s + 17.0)  # whose router has started earlier or later
+    generator = random.Random(4)
+    for traffic in (whole, first, second):
+        traffic.now_s += 40.0
+    for _ in range(900):
+        half = generator.choice((first, second))
+        prompt, slo = generator.randrange(50, 3000), generator.choice((INTERACTIVE, BATCH))
+        for traffic in (whole, first, second):
+            traffic.now_s += 0.1
+        for traffic in (whole, half):
+            traffic.meter.arrived(make_record(prompt, slo))
+            traffic.end(prompt, cached=prompt // 3, output=20, slo=slo)
+    joined, alone = first.meter.seen().joined(second.meter.seen()).demand(), whole.meter.seen().demand()
+    assert joined.num_requests == alone.num_requests
+    assert joined.rate == pytest.approx(alone.rate, rel=0.02)
+    shares = {each.slo.name: each.rate for each in joined.classes}
+    assert shares == pytest.approx({each.slo.name: each.rate for each in alone.classes}, rel=0.05)
+
+
+def test_routers_that_wait_are_counted_together():
+    traffic = Traffic().meter.seen()
+    assert KnownTraffic(traffic, 3).joined(KnownTraffic(traffic, 4)).num_waiting == 7

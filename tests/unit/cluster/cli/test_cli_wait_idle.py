@@ -55,3 +55,11 @@ async def test_another_server_is_named():
     async with RouterClient("http://other", transport=transport) as client:
         with pytest.raises(RouterUnreachableError, match="http://other/metrics has no baton_requests_in_flight"):
             await client.num_in_flight()
+
+
+async def test_the_requests_of_several_routers_are_added():
+    name = "baton_requests_in_flight"
+    text = f'# TYPE {name} gauge\n{name}{{router="0"}} 3.0\n{name}{{router="1"}} 4.0\n{name}_other 9.0\n'
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, text=text))
+    async with RouterClient("http://router", transport=transport) as client:
+        assert await client.num_in_flight() == 7

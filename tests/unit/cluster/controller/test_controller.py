@@ -101,13 +101,17 @@ def controller(a_ray: FakeRay | RealRay, model: Path) -> Start:
     return run
 
 
+def listeners(port: int) -> set[int]:
+    """The ids of the processes that listen on a port."""
+    connections = psutil.net_connections("tcp")
+    return {
+        each.pid for each in connections if each.status == psutil.CONN_LISTEN and each.laddr.port == port and each.pid
+    }
+
+
 def listener_pid(endpoint: str) -> int | None:
     """The id of the process that listens on the endpoint's port."""
-    port = int(endpoint.rsplit(":", 1)[1])
-    for connection in psutil.net_connections("tcp"):
-        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
-            return connection.pid
-    return None
+    return next(iter(listeners(int(endpoint.rsplit(":", 1)[1]))), None)
 
 
 @ON_REAL_RAY
@@ -166,6 +170,51 @@ async def test_the_controller_serves_scales_and_replaces_a_dead_router(controlle
 
         await until(has_two)
         assert await running.complete() == expected_tokens(5)
+
+
+@ON_REAL_RAY
+async def test_several_routers_share_an_endpoint_and_survive_each_other(controller):
+    async with controller(router={"port": 0, "replicas": 2}) as running:
+        await running.start()
+        port = int(running.endpoint.rsplit(":", 1)[1])
+
+        async def get(path: str) -> httpx.Response:
+            async with httpx.AsyncClient() as client:  # a new connection, which any of the routers accepts
+                return await client.get(f"{running.endpoint}{path}")
+
+        async def both_listen() -> bool:
+            return len(listeners(port)) == 2
+
+        await until(both_listen)
+        ids = []
+        for _ in range(20):
+            assert await running.complete() == expected_tokens(5)
+            ids.append((await get("/v1/requests?limit=1")).json()["data"][0]["request_id"])
+        assert len(set(ids)) == 20  # any router names the newest request, whichever served it
+        for request_id in ids:
+            assert (await get(f"/v1/requests/{request_id}/timeline")).json()["request_id"] == request_id
+        status = (await get("/admin/status")).json()
+        assert status["requests"]["finished"] == 20
+        finished = [each["requests"]["finished"] for each in status["routers"]]
+        assert (len(finished), sum(finished)) == (2, 20)
+        page = (await get("/metrics")).text
+        for index, count in enumerate(finished):
+            assert f'baton_requests_total{{outcome="length",router="{index}"}} {float(count)}' in page
+        assert page.count('baton_worker_up{pool="prefill",worker="prefill-1"}') == 1
+
+        killed = min(listeners(port))
+        os.kill(killed, signal.SIGKILL)
+        await until(lambda: killed not in listeners(port))
+        for _ in range(10):
+            assert await running.complete() == expected_tokens(5)  # by the other one, or by the next
+        await until(both_listen)
+        assert killed not in listeners(port)
+
+        async def each_knows_the_other() -> bool:
+            return len((await get("/admin/status")).json().get("routers", ())) == 2
+
+        await until(each_knows_the_other)
+        assert "baton_router_restarts_total 1.0" in (await get("/metrics")).text
 
 
 KEYS = {"old": "0123456789abcdef", "new": "fedcba9876543210"}
@@ -275,6 +324,16 @@ async def test_a_model_without_a_tokenizer_is_an_error(controller, tmp_path):
         with pytest.raises(BatonError, match="no usable tokenizer") as raised:
             await running.start()
         assert raised.value.code == "invalid_config"
+
+
+async def test_several_routers_do_not_share_a_port_with_another_program(controller):
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as routers of another cluster do
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        async with controller(router={"port": taken.getsockname()[1], "replicas": 2}, **NO_WORKERS) as running:
+            with pytest.raises(BatonError, match=r"Cannot listen on router\.host"):
+                await running.start()
 
 
 async def test_a_cluster_can_be_stopped_while_it_starts(controller):

@@ -9,7 +9,7 @@ import pytest
 
 from baton.core.errors import ConfigError, InvalidApiKeyError
 from cluster.config.config import BatonConfig, load_config
-from cluster.gateway.api_keys import ApiKey, ApiKeyConfig, ApiKeys, cache_salt_of, digest_of
+from cluster.gateway.api_keys import ApiKey, ApiKeyConfig, ApiKeys, Share, cache_salt_of, digest_of
 
 KEY = "sk-0123456789abcdef"
 OTHER = "sk-another-key-of-somebody"
@@ -129,3 +129,12 @@ def test_only_keys_of_one_group_share_a_cache() -> None:
 
 def test_without_keys_no_authorization_is_needed() -> None:
     assert not ApiKeys()
+
+
+@pytest.mark.parametrize(("limit", "shares"), [(10, [4, 3, 3]), (3, [1, 1, 1]), (1, [1, 1, 1]), (None, [None] * 3)])
+def test_several_routers_share_a_limit(limit: int | None, shares: list[int | None]) -> None:
+    key = ApiKeyConfig(name="a", key_sha256=digest_of("k" * 16), max_concurrent=limit, tokens_per_minute=limit)
+    for index, expected in enumerate(shares):
+        limits = ApiKeys([key], Share(index, 3)).find(f"Bearer {'k' * 16}").limits
+        assert (limits.max_concurrent, limits.tokens_per_minute) == (expected, expected)
+        assert limits.requests_per_minute is None
