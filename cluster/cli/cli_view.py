@@ -33,6 +33,7 @@ def render_status(status: Mapping[str, Any], endpoint: str, width: int) -> Rende
         f" at {endpoint}, up for {in_words(float(status['uptime_s']))}\n",
         f"requests: {requests['in_flight']} in flight, {requests['finished']} finished, "
         f"{requests['cancelled']} cancelled, {requests['rejected']} rejected, {requests['failed']} failed\n",
+        _routers(status),
     )
     columns = _COLUMNS + (_WIDE_COLUMNS if width >= _WIDE else ())
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0) if width >= _WIDE else 0, pad_edge=False)
@@ -62,6 +63,12 @@ def render_status(status: Mapping[str, Any], endpoint: str, width: int) -> Rende
     if waiting := queue_sentence(status.get("admission") or {}):
         parts.append(Text(waiting))
     return Group(*parts, *([Text("")] if notes else []), *notes)
+
+
+def _routers(status: Mapping[str, Any]) -> str:
+    """The requests in flight of each router in one line; empty for a single router."""
+    texts = [f"router {each['index']}: {each['requests']['in_flight']} in flight" for each in status.get("routers", ())]
+    return f"{', '.join(texts)}; attainment is that of router {status['router']}\n" if texts else ""
 
 
 def _predictions(summary: Mapping[str, Mapping[str, Any]]) -> str:

@@ -96,3 +96,12 @@ def test_memory_of_cpu_workers_is_not_shown(router: FakeRouter):
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(render_status(status, "http://here:1", 80))
     assert "memory" not in console.export_text()
+
+
+def test_several_routers_are_named(router: FakeRouter):
+    counts = {"in_flight": 1, "finished": 2, "cancelled": 0, "rejected": 0, "failed": 0}
+    routers = [{"index": index, "requests": {**counts, "in_flight": index}} for index in (0, 1)]
+    status = {**router.status(), "router": 1, "routers": routers}
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(render_status(status, "http://here:1", 100))
+    assert "router 0: 0 in flight, router 1: 1 in flight; attainment is that of router 1" in console.export_text()
