@@ -46,7 +46,7 @@ class GcsWatch:
         self._address = address
         self._report = report
         self._on_end = on_end
-        self._answers = answers or _answers
+        self._answers = answers or gcs_answers
         self._clock = clock
         self._lost_since_s: float | None = None
 
@@ -83,8 +83,8 @@ class GcsWatch:
             )
 
 
-async def _answers(address: str) -> bool:
-    """Whether a gRPC server answers; a connection alone would not show that it is frozen."""
+async def gcs_answers(address: str) -> bool:
+    """Whether the GCS answers; a connection alone would not show that it is frozen."""
     options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(address, options=options) as channel:
         try:
