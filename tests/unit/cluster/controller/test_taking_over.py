@@ -19,7 +19,7 @@ from cluster.controller.survivors import (
     FoundWorker,
     Kind,
     Survivors,
-    _check_configuration,
+    check_configuration,
     survival_options,
 )
 from cluster.registry.workers import WorkerInfo
@@ -150,9 +150,9 @@ async def test_a_router_that_died_meanwhile_is_started_beside_the_same_workers(c
 def test_another_configuration_is_refused_unless_it_can_be_changed() -> None:
     running = BatonConfig.from_dict({"decode": {"kv_blocks": 64}})
     same = {"decode": {"kv_blocks": 64, "workers": 3}, "slo": {"classes": {"batch": {"ttft": "9s"}}}}
-    _check_configuration(running, BatonConfig.from_dict(same))
+    check_configuration(running, BatonConfig.from_dict(same))
     with pytest.raises(ConfigError, match=r"another configuration: decode\.kv_blocks, dtype\..*`baton down` first"):
-        _check_configuration(running, BatonConfig.from_dict({"decode": {"kv_blocks": 32}, "dtype": "float32"}))
+        check_configuration(running, BatonConfig.from_dict({"decode": {"kv_blocks": 32}, "dtype": "float32"}))
 
 
 def test_only_actors_on_a_lasting_ray_are_detached() -> None:
