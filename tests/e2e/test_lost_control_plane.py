@@ -64,16 +64,18 @@ class OneHost:
 
     def up(self, *arguments: str, **variables: str) -> subprocess.Popen[bytes]:
         """Runs `baton up` until it is ready."""
-        log = self.folder / f"up-{len(self.ups)}.log"
         command = [*BATON, "up", "-c", str(self.folder / "config.yaml"), *arguments]
-        self.ups.append(self.host.start(command, log, self.variables | variables))
+        self.ups.append(self.host.start(command, self._log(len(self.ups)), self.variables | variables))
         self.wait_for(lambda: "ready: baton submit" in self.log, "baton up")
         return self.ups[-1]
 
     @property
     def log(self) -> str:
         """What the last `baton up` has printed."""
-        return (self.folder / f"up-{len(self.ups) - 1}.log").read_text()
+        return self._log(len(self.ups) - 1).read_text() if self.ups else ""
+
+    def _log(self, number: int) -> Path:
+        return self.folder / f"up-{number}.log"
 
     def wait_for(self, condition: Callable[[], Any], what: str) -> None:
         deadline = time.monotonic() + WAIT_S
@@ -86,7 +88,7 @@ class OneHost:
 
     def ask(self, for_s: float = 0.0) -> tuple[int, list[str]]:
         """Sends requests one after another; returns how many were answered, and the errors of the others."""
-        body = {"model": "tiny", "prompt": "On and on", "max_tokens": 20}
+        body = {"model": "tiny", "prompt": [5, 6, 7, 8], "max_tokens": 20, "ignore_eos": True}
         command = [sys.executable, "-c", ASK, f"{self.endpoint}/v1/completions", str(for_s), json.dumps(body)]
         ok, failed = json.loads(self.host.run(command, for_s + 60))
         return ok, failed
@@ -130,14 +132,13 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneHost]:
             variables["RAY_REDIS_ADDRESS"] = f"127.0.0.1:{REDIS_PORT}"
         command = [*BATON, "node", "start", "--pool", "any", "--cpus", "8", "--address", host.address]
         host.start(command, folder / "node.log", variables)
-        one.ups.append(subprocess.Popen(["true"]))
-        (folder / "up-0.log").touch()
         one.wait_for(lambda: "the head is ready" in (folder / "node.log").read_text(), "baton node start")
         config = {
             "model": str(save_servable(folder / "tiny")),
             "served_model_name": "tiny",
             "ray": {"address": f"{host.address}:{RAY_PORT}", "start_timeout_s": WAIT_S},
             "router": {"host": host.address, "port": HTTP_PORT},
+            "engine": {"decoder": "transformers"},
             "prefill": {"kv_blocks": 256},
             "decode": {"kv_blocks": 256},
         }
