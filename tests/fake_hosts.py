@@ -82,12 +82,16 @@ class FakeHost:
         self.config = BatonConfig.from_dict(config)
         self.worker_id = worker_id
         self.pool = pool
+        self.secret = secret
         self.credentials = self.config.security.credentials(secret)
         self._stopped = asyncio.Event()
 
     async def start(self) -> dict[str, Any]:
         process = PROCESS.get()
         return make_info(self.worker_id, self.pool, pid=process.pid, device=process.device()).to_dict()
+
+    async def describe(self) -> dict[str, Any]:
+        return {"config": self.config.to_dict(), "secret": self.secret, "info": await self.start()}
 
     async def wait(self) -> None:
         await self._stopped.wait()
@@ -117,12 +121,15 @@ class PlacedHost(FakeHost):
 class ServingHost(FakeHost):
     """Has a gRPC server that behaves like a worker's."""
 
+    _address = ""
+
     async def start(self) -> dict[str, Any]:
         from tests.fake_workers import FakeWorker  # takes 0.4 s, which other hosts need not spend
 
-        self._worker = FakeWorker(self.worker_id, self.pool, credentials=self.credentials)
-        address = (await self._worker.start()).address
-        return make_info(self.worker_id, self.pool, address, pid=PROCESS.get().pid).to_dict()
+        if not self._address:
+            self._worker = FakeWorker(self.worker_id, self.pool, credentials=self.credentials)
+            self._address = (await self._worker.start()).address
+        return make_info(self.worker_id, self.pool, self._address, pid=PROCESS.get().pid).to_dict()
 
 
 class UnchangingHost(FakeHost):

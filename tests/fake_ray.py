@@ -93,6 +93,14 @@ class FakeRay:
         [killed] = [actor for actor in self._actors if actor.pid == pid]
         killed.die(ActorDiedError())
 
+    def actors(self, actor_class: type) -> list[FakeActor]:
+        """The handles of the live actors of a class."""
+        return [actor for actor in self._actors if actor.is_alive and actor.is_a(actor_class)]
+
+    def instances(self, actor_class: type) -> list[Any]:
+        """The objects of these actors."""
+        return [actor.instance for actor in self.actors(actor_class)]
+
     def runs(self, pid: int) -> bool:
         return any(actor.pid == pid and actor.is_alive for actor in self._actors)
 
@@ -147,8 +155,15 @@ class FakeActor:
         return self.pid != 0
 
     @property
+    def instance(self) -> Any:
+        return self._created.result()
+
+    @property
     def is_alive(self) -> bool:
         return not self._death.done()
+
+    def is_a(self, actor_class: type) -> bool:
+        return issubclass(self._class, actor_class)
 
     def place(self, pid: int) -> None:
         self.pid = pid

@@ -69,6 +69,11 @@ class RunState:
         tls = (self.config.get("router") or {}).get("tls")
         return None if tls is None else str(tls["certificate"])
 
+    @property
+    def outlives_its_process(self) -> bool:
+        """Whether router and workers may serve for a while after the process was killed."""
+        return (self.config.get("ray") or {}).get("address") is not None
+
     def is_running(self) -> bool:
         """Whether the recorded process is still running."""
         try:
@@ -129,6 +134,8 @@ def clear_state(pid: int) -> None:
 def find_endpoint(option: str | None = None) -> str:
     """The router's base URL: the option, else ``$BATON_ENDPOINT``, else the cluster that ``baton up`` recorded.
 
+    The recorded cluster may have lost its `baton up` where it can outlive it.
+
     Raises:
         ConfigError: none of them is set, the recorded cluster is gone or still starts, or the URL is invalid.
     """
@@ -137,7 +144,7 @@ def find_endpoint(option: str | None = None) -> str:
         return _base_url(chosen)
     state = read_state()
     how = f"Start one with `baton up`, or name one with --endpoint or {ENDPOINT_VARIABLE}."
-    if state is None or not state.is_running():
+    if state is None or not (state.is_running() or (state.outlives_its_process and state.endpoint)):
         raise ConfigError(f"No cluster runs on this machine. {how}")
     if state.endpoint is None:
         raise ConfigError(f"The cluster (process {state.pid}) is still starting. Try again when it is ready.")

@@ -256,8 +256,20 @@ def refuse_second_cluster() -> None:
         raise ConfigError(f"A cluster already runs {where} (process {state.pid}). Stop it with `baton down` first.")
 
 
-def stop_cluster(timeout_s: float, report: Report) -> str:
+def end_survivors(config: BatonConfig, report: Report) -> int:
+    """Ends the router and the workers that a killed `baton up` has left; returns how many processes there were."""
+    from cluster.controller.launch import end_without_controller
+
+    return end_without_controller(config, report)
+
+
+def stop_cluster(
+    timeout_s: float, report: Report, end_left: Callable[[BatonConfig, Report], int] = end_survivors
+) -> str:
     """Stops the recorded cluster, waits for its end, and returns the outcome as a sentence.
+
+    Args:
+        end_left: ends what a cluster has left whose process has ended.
 
     Raises:
         DeadlineError: the cluster did not end in time; it continues to shut down.
@@ -267,7 +279,15 @@ def stop_cluster(timeout_s: float, report: Report) -> str:
     if state is None:
         return "No cluster runs on this machine."
     if not state.is_running():
+        num_left = 0
+        if state.outlives_its_process:
+            try:
+                num_left = end_left(BatonConfig.from_dict(state.config), report)
+            except BatonError as error:  # Ray has ended, or another `baton up` has taken the cluster over
+                report(error.message)
         clear_state(state.pid)
+        if num_left:
+            return f"Ended {num_left} processes of the cluster at {state.endpoint}, whose `baton up` had been killed."
         return f"No cluster runs on this machine: the recorded one (process {state.pid}) has already ended."
     report(f"asking process {state.pid} to shut down")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -17,7 +18,9 @@ from baton.process.worker_environment import carried_variables
 from cluster.config.config import BatonConfig
 from cluster.controller.controller import Controller
 from cluster.controller.node_checks import refuse_unfit_nodes
+from cluster.controller.pool_member import short_reason
 from cluster.controller.survivors import Survivors, end_survivors, find_survivors
+from cluster.losses.gcs_watch import gcs_answers
 from cluster.losses.orphan_watch import CONTROLLER_NAME
 from cluster.nodes.ray_connection import RayConnection, connect
 
@@ -25,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.2
 _NAME_FREE_S = 15.0
-_SHORTEST_LIFE_S = 30.0
+_SHORTEST_LIFE_S = 5.0
 """A controller that dies sooner after its start is not replaced, since the next one would fare no better."""
 _STOP_TIMEOUT_S = 45.0
 _RELOAD_TIMEOUT_S = 20.0
@@ -46,6 +49,8 @@ class Cluster:
         self._connection = connection
         self._controller: Any = None
         self._controller_since_s = 0.0
+        self._next_report: Any = None
+        self._gcs_address = ray.get_runtime_context().gcs_address
 
     @classmethod
     def start(cls, config: BatonConfig, report: Callable[[str], None]) -> Cluster:
@@ -104,11 +109,11 @@ class Cluster:
             if controller is not None:
                 ray.get(controller.stop.remote(), timeout=_STOP_TIMEOUT_S)
         except (RayError, GetTimeoutError) as error:
-            logger.warning("the controller did not stop by itself: %s", error)
+            logger.warning("the controller did not stop by itself: %s", short_reason(error))
         finally:
             if controller is not None:
                 ray.kill(controller, no_restart=True)
-                if not self._config.ray.is_local:
+                if not self._config.ray.is_local and self._gcs_lives():
                     end_survivors(self._config.ray.namespace)
             if self._connection is not None:
                 self._connection.close()
@@ -119,23 +124,46 @@ class Cluster:
             _await_no_controller(self._config.ray.namespace)
             survivors = find_survivors(self._config)
         self._controller = _create_controller(self._config, survivors)
-        self.endpoint = _wait_for_start(self._controller, self._report)
+        self._next_report = self._controller.next_report.remote()
+        self.endpoint = self._wait_for_start()
         self._controller_since_s = time.monotonic()
+
+    def _wait_for_start(self) -> str:
+        started = self._controller.start.remote()
+        while True:
+            done, _ = ray.wait([started, self._next_report], num_returns=1)
+            try:
+                self._pass_on_report(done)
+                if started in done:
+                    return str(ray.get(started))
+            except RayError as error:
+                raise _as_baton_error(error) from error
+
+    def _pass_on_report(self, done: list[Any]) -> None:
+        if self._next_report in done:
+            self._report(ray.get(self._next_report))
+            self._next_report = self._controller.next_report.remote()
+
+    def _gcs_lives(self) -> bool:
+        return asyncio.run(gcs_answers(self._gcs_address))
 
     def _wait_for_controller(self, stop: StopEvent, on_pass: Callable[[], None]) -> bool:
         """Passes on its reports. Returns True when ``stop`` is set, and False when it should be replaced."""
-        alive, line = self._controller.wait.remote(), self._controller.next_report.remote()
+        alive = self._controller.wait.remote()
         while not stop.wait(_POLL_S):
             on_pass()
-            done, _ = ray.wait([alive, line], num_returns=2, timeout=0)
+            done, _ = ray.wait([alive, self._next_report], num_returns=2, timeout=0)
             try:
-                if line in done:
-                    self._report(ray.get(line))
-                    line = self._controller.next_report.remote()
+                self._pass_on_report(done)
                 if alive in done:
                     ray.get(alive)
                     return True
             except RayActorError as error:
+                if not self._gcs_lives():
+                    raise WorkerLostError(
+                        f"Ray's head at {self._gcs_address} has ended, and router and controller with it. Start it "
+                        "again, then `baton up`; docs/failures.md says which workers may be left."
+                    ) from error
                 has_lived_s = time.monotonic() - self._controller_since_s
                 if self._config.ray.is_local or has_lived_s < _SHORTEST_LIFE_S:
                     raise _as_baton_error(error) from error
@@ -143,6 +171,21 @@ class Cluster:
             except RayError as error:
                 raise _as_baton_error(error) from error
         return True
+
+
+def end_without_controller(config: BatonConfig, report: Callable[[str], None]) -> int:
+    """Ends router and workers that have lost their controller; returns how many processes there were.
+
+    Raises:
+        ConfigError: they have a controller, or Ray cannot be reached.
+    """
+    connection = connect(config, report)
+    try:
+        _await_no_controller(config.ray.namespace)
+        return end_survivors(config.ray.namespace)
+    finally:
+        if connection is not None:
+            connection.close()
 
 
 def _await_no_controller(namespace: str) -> None:
@@ -189,21 +232,6 @@ def _already_runs(namespace: str) -> ConfigError:
     )
 
 
-def _wait_for_start(controller: Any, report: Callable[[str], None]) -> str:
-    started = controller.start.remote()
-    line = controller.next_report.remote()
-    while True:
-        done, _ = ray.wait([started, line], num_returns=1)
-        try:
-            if line in done:
-                report(ray.get(line))
-                line = controller.next_report.remote()
-            if started in done:
-                return str(ray.get(started))
-        except RayError as error:
-            raise _as_baton_error(error) from error
-
-
 def _log_folder() -> str | None:
     """The folder with the output of this node's processes, or ``None`` when Ray does not say."""
     node = ray._private.worker._global_node  # Ray has no public API for this
@@ -214,4 +242,4 @@ def _as_baton_error(error: RayError) -> BatonError:
     cause = getattr(error, "cause", None)
     if isinstance(cause, BatonError):
         return cause
-    return WorkerLostError(f"The cluster's controller failed: {error}")
+    return WorkerLostError(f"The cluster's controller failed: {short_reason(error)}")

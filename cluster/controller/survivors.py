@@ -87,25 +87,22 @@ def find_survivors(config: BatonConfig) -> Survivors | None:
     """What can be taken over; ends processes that are not ready. Returns ``None`` if nothing is left.
 
     Raises:
-        ConfigError: what is there has another configuration.
+        ConfigError: what is there has another configuration; nothing has changed.
     """
-    routers, workers, secret = [], [], b""
-    for kind, actor in _actors(config.ray.namespace):
-        try:
-            described = ray.get(actor.describe.remote(), timeout=_ANSWER_S)
-        except RayError as error:
-            logger.warning("a process of an earlier controller does not answer and is ended: %s", error)
-            ray.kill(actor, no_restart=True)
-            continue
-        if not described.get("endpoint") and not described.get("info"):  # it was starting
-            ray.kill(actor, no_restart=True)
-            continue
-        _check_configuration(BatonConfig.from_dict(described["config"]), config)
-        secret = described["secret"]
-        if kind is Kind.ROUTER:
+    routers, workers, unready, secret = [], [], [], b""
+    for kind, actor, described in _describe(config.ray.namespace):
+        if described:
+            check_configuration(BatonConfig.from_dict(described["config"]), config)
+        if kind is Kind.ROUTER and described.get("endpoint"):
             routers.append(FoundRouter(actor, described["endpoint"], described["port"], described["index"]))
-        else:
+        elif kind is Kind.WORKER and described.get("info"):
             workers.append(FoundWorker(actor, WorkerInfo.from_dict(described["info"])))
+        else:
+            unready.append(actor)
+            continue
+        secret = described["secret"]
+    for actor in unready:
+        ray.kill(actor, no_restart=True)
     return Survivors(secret, tuple(routers), tuple(workers)) if secret else None
 
 
@@ -122,6 +119,22 @@ def end_survivors(namespace: str) -> int:
     return len(found)
 
 
+def _describe(namespace: str) -> list[tuple[Kind, Any, dict[str, Any]]]:
+    """(kind, handle, description) of all processes; those that do not answer have an empty description."""
+    asked = [(kind, actor, actor.describe.remote()) for kind, actor in _actors(namespace)]
+    answers = [answer for _, _, answer in asked]
+    done = set(ray.wait(answers, num_returns=len(answers), timeout=_ANSWER_S)[0]) if answers else set()
+    return [(kind, actor, _result(answer) if answer in done else {}) for kind, actor, answer in asked]
+
+
+def _result(answer: Any) -> dict[str, Any]:
+    try:
+        return dict(ray.get(answer))
+    except RayError as error:
+        logger.warning("a process of an earlier controller does not answer and is ended: %s", error)
+        return {}
+
+
 def _actors(namespace: str) -> Iterator[tuple[Kind, Any]]:
     for named in ray.util.list_named_actors(all_namespaces=True):
         kind = next((kind for kind in Kind if named["name"].startswith(kind)), None)
@@ -133,7 +146,8 @@ def _actors(namespace: str) -> Iterator[tuple[Kind, Any]]:
             continue
 
 
-def _check_configuration(running: BatonConfig, wanted: BatonConfig) -> None:
+def check_configuration(running: BatonConfig, wanted: BatonConfig) -> None:
+    """Raises :class:`ConfigError` if a cluster with one configuration cannot be taken over with the other."""
     keys = [key for key in restart_keys(running, wanted) if key not in _FREE_KEYS]
     if keys:
         raise ConfigError(

@@ -12,7 +12,8 @@ import grpc.aio
 from baton.core.errors import WorkerLostError
 
 _LOOK_EVERY_S = 2.0
-_ANSWER_S = 2.0
+_ANSWER_S = 5.0
+"""A busy machine may be late."""
 _GIVES_UP_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 _GIVES_UP_S = 60.0
 """Ray's default."""
@@ -46,7 +47,7 @@ class GcsWatch:
         self._address = address
         self._report = report
         self._on_end = on_end
-        self._answers = answers or _answers
+        self._answers = answers or gcs_answers
         self._clock = clock
         self._lost_since_s: float | None = None
 
@@ -83,12 +84,16 @@ class GcsWatch:
             )
 
 
-async def _answers(address: str) -> bool:
-    """Whether a gRPC server answers; a connection alone would not show that it is frozen."""
+async def gcs_answers(address: str) -> bool:
+    """Whether the GCS answers. A connection alone would not show that it is frozen."""
+    host, _, port = address.rpartition(":")
     options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
-    async with grpc.aio.insecure_channel(address, options=options) as channel:
-        try:
-            await asyncio.wait_for(channel.channel_ready(), _ANSWER_S)
-        except (TimeoutError, grpc.aio.UsageError):
-            return False
+    try:
+        async with asyncio.timeout(_ANSWER_S):
+            _, connection = await asyncio.open_connection(host.strip("[]"), int(port))  # at once if it is dead
+            connection.close()
+            async with grpc.aio.insecure_channel(address, options=options) as channel:
+                await channel.channel_ready()
+    except (OSError, TimeoutError):
+        return False
     return True

@@ -20,6 +20,7 @@ from cluster.nodes.ray_token import MODE_VARIABLE, ensure_token, refuse_open_ray
 
 _OBJECT_STORE_BYTES = 128 * 2**20
 _CONNECT_TIMEOUT_S = 5.0
+_REDIS_VARIABLE = "RAY_REDIS_ADDRESS"
 
 Report = Callable[[str], None]
 
@@ -64,6 +65,7 @@ def _start_local(config: BatonConfig, options: dict[str, Any], report: Report) -
     use_token()
     for name, value in (LOCAL_RAY_VARIABLES | worker_variables()).items():
         os.environ.setdefault(name, value)
+    os.environ.pop(_REDIS_VARIABLE, None)  # a local cluster ends with this process, and must not share another's store
     folder = RayFolder()
     connection = RayConnection(folder)
     options |= {

@@ -122,7 +122,8 @@ def run_member(head_address: str, options: NodeOptions, report: Report, stop: St
 def _command(options: NodeOptions, folder: RayFolder, address: str, head_address: str | None) -> list[str]:
     labels = {**options.pool.labels, **options.labels}
     num_cpus, num_gpus = (0, 0) if options.pool is NodePool.NONE else (options.num_cpus, options.num_gpus)
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
+    module = "cluster.nodes.head_process" if head_address is None else "ray.scripts.scripts"
+    command = [sys.executable, "-m", module, "start", "--block", "--disable-usage-stats"]
     command += ["--head", "--include-dashboard=false"] if head_address is None else [f"--address={head_address}"]
     command += [f"--node-ip-address={address.strip('[]')}", f"--temp-dir={folder.path}"]
     command += [f"--object-store-memory={_OBJECT_STORE_BYTES}"]

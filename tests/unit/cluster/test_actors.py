@@ -77,6 +77,8 @@ async def test_the_actor_of_a_router_forwards_every_call(monkeypatch: pytest.Mon
     record_calls_of(RouterHost, calls, monkeypatch)
     actor = RouterActor({"model": "m"}, 8000, "controller", b"secret")
     assert await actor.start() == "start"
+    assert await actor.describe() == "describe"
+    await actor.follow("another", [])
     await actor.add_worker({"worker_id": "decode-1"})
     await actor.drain_worker("decode-1", 3.0)
     await actor.remove_worker("decode-1")
@@ -85,6 +87,8 @@ async def test_the_actor_of_a_router_forwards_every_call(monkeypatch: pytest.Mon
     assert calls == [
         ("__init__", {"model": "m"}, 8000, "controller", b"secret", 0),
         ("start",),
+        ("describe",),
+        ("follow", "another", []),
         ("add_worker", {"worker_id": "decode-1"}),
         ("drain_worker", "decode-1", 3.0),
         ("remove_worker", "decode-1"),
@@ -101,12 +105,14 @@ async def test_the_actor_of_a_worker_forwards_every_call(monkeypatch: pytest.Mon
     actor = WorkerActor("decode-1", "decode", "module:Role", {}, None, b"secret", variables)
     assert os.environ == {"HF_HOME": "/here", "HF_TOKEN": "hf_secret"}
     assert await actor.start() == "start"
+    assert await actor.describe() == "describe"
     assert await actor.change_role("prefill-2", "prefill", "module:Other") == "change_role"
     await actor.wait()
     await actor.stop()
     assert calls == [
         ("__init__", "decode-1", "decode", "module:Role", {}, None, b"secret"),
         ("start",),
+        ("describe",),
         ("change_role", "prefill-2", "prefill", "module:Other"),
         ("wait",),
         ("stop",),

@@ -33,10 +33,11 @@ def test_a_local_ray_has_the_environment_of_workers_and_of_the_user(
 ) -> None:
     """Actors that need no other one need not wait until Ray has made it."""
     seen: dict[str, str] = {}
-    monkeypatch.setattr(os, "environ", {"RAY_worker_niceness": "3", "HOME": str(tmp_path)})
+    monkeypatch.setattr(os, "environ", {"RAY_worker_niceness": "3", "HOME": str(tmp_path), "RAY_REDIS_ADDRESS": "a:1"})
     monkeypatch.setattr(ray, "init", lambda **options: seen.update(os.environ))
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     assert connect(BatonConfig(), lambda line: None) is not None
     assert seen.items() >= worker_variables().items()
     assert seen["RAY_prestart_worker_first_driver"] == "0"
     assert seen["RAY_worker_niceness"] == "3"
+    assert "RAY_REDIS_ADDRESS" not in seen

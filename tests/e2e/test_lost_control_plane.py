@@ -1,0 +1,243 @@
+"""Router, controller and Ray's control store (GCS) are killed: what the user reads, what continues, what is left.
+
+A host of its own runs `baton node start` and `baton up`; docs/failures.md has the same cases.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from tests.namespaces import Host, hosts, why_no_namespaces
+from tests.ranked_models import save_servable
+
+PROBLEM = why_no_namespaces()
+REDIS = shutil.which("redis-server", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+pytestmark = pytest.mark.skipif(bool(PROBLEM), reason=PROBLEM)
+ROOT = Path(__file__).parents[2]
+BATON = [sys.executable, "-c", "from cluster.cli.command import main; main()"]
+RAY_PORT, HTTP_PORT, REDIS_PORT = 6379, 8000, 6390
+WAIT_S = 240.0
+ASK = """
+import json, sys, time, httpx
+url, seconds = sys.argv[1], float(sys.argv[2])
+end, ok, failed = time.monotonic() + seconds, 0, []
+while True:
+    try:
+        answer = httpx.post(url, json=json.loads(sys.argv[3]), timeout=30)
+        ok, failed = (ok + 1, failed) if answer.status_code == 200 else (ok, [*failed, answer.text])
+    except httpx.HTTPError as error:
+        failed.append(repr(error))
+    if time.monotonic() > end:
+        break
+print(json.dumps([ok, failed]))
+"""
+GET = "import sys, httpx; answer = httpx.get(sys.argv[1], timeout=30); print(answer.text)"
+
+
+@dataclass
+class OneHost:
+    """A host with a Ray cluster and baton."""
+
+    host: Host
+    folder: Path
+    variables: dict[str, str]
+    ups: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://{self.host.address}:{HTTP_PORT}"
+
+    def up(self, *arguments: str, **variables: str) -> subprocess.Popen[bytes]:
+        """Runs `baton up` until it is ready."""
+        command = [*BATON, "up", "-c", str(self.folder / "config.yaml"), *arguments]
+        self.ups.append(self.host.start(command, self._log(len(self.ups)), self.variables | variables))
+        self.wait_for(lambda: "ready: baton submit" in self.log, "baton up")
+        return self.ups[-1]
+
+    @property
+    def log(self) -> str:
+        """What the last `baton up` has printed."""
+        return self._log(len(self.ups) - 1).read_text() if self.ups else ""
+
+    def _log(self, number: int) -> Path:
+        return self.folder / f"up-{number}.log"
+
+    def wait_for(self, condition: Callable[[], Any], what: str) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not condition():
+            assert time.monotonic() < deadline, f"{what}: {self.log[-3000:]}"
+            time.sleep(0.1)
+
+    def get(self, path: str) -> Any:
+        return json.loads(self.host.run([sys.executable, "-c", GET, self.endpoint + path], 60))
+
+    def ask(self, for_s: float = 0.0) -> tuple[int, list[str]]:
+        """Sends requests one after another; returns how many were answered, and the errors of the others."""
+        body = {"model": "tiny", "prompt": [5, 6, 7, 8], "max_tokens": 20, "ignore_eos": True}
+        command = [sys.executable, "-c", ASK, f"{self.endpoint}/v1/completions", str(for_s), json.dumps(body)]
+        ok, failed = json.loads(self.host.run(command, for_s + 60))
+        return ok, failed
+
+    def pids(self, name: str) -> list[int]:
+        """The processes of this host whose title begins with ``name``."""
+        return [pid for pid in self.host.pids() if title(pid).startswith(name)]
+
+    def kill(self, name: str) -> int:
+        [pid] = self.pids(name)
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def serving(self) -> list[int]:
+        """The processes that serve: router and workers."""
+        return sorted(self.pids("ray::RouterActor") + self.pids("ray::WorkerActor"))
+
+
+def title(pid: int) -> str:
+    try:
+        process = psutil.Process(pid)
+        return process.name() if process.name() == "gcs_server" else " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneHost]:
+    folder = tmp_path_factory.mktemp("head")
+    (folder / "cache").mkdir()
+    variables = {
+        "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
+        "BATON_CACHE": str(folder / "cache"),
+        "PYTHONPATH": str(ROOT),
+    }
+    with hosts(("head",)) as found:
+        host = found["head"]
+        one = OneHost(host, folder, variables)
+        if REDIS:
+            host.start([REDIS, "--port", str(REDIS_PORT), "--save", "", "--dir", str(folder)], folder / "redis.log")
+            variables["RAY_REDIS_ADDRESS"] = f"127.0.0.1:{REDIS_PORT}"
+        command = [*BATON, "node", "start", "--pool", "any", "--cpus", "8", "--address", host.address]
+        host.start(command, folder / "node.log", variables)
+        one.wait_for(lambda: "the head is ready" in (folder / "node.log").read_text(), "baton node start")
+        config = {
+            "model": str(save_servable(folder / "tiny")),
+            "served_model_name": "tiny",
+            "ray": {"address": f"{host.address}:{RAY_PORT}", "start_timeout_s": WAIT_S},
+            "router": {"host": host.address, "port": HTTP_PORT},
+            "engine": {"decoder": "transformers"},
+            "prefill": {"kv_blocks": 256},
+            "decode": {"kv_blocks": 256},
+        }
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+        one.up()
+        yield one
+
+
+def test_a_lost_router_is_replaced_on_the_same_port(one: OneHost) -> None:
+    workers, router = one.pids("ray::WorkerActor"), one.kill("ray::RouterActor")
+    one.wait_for(lambda: f"the router serves again at {one.endpoint}, after" in one.log, "the replacement")
+    assert "the router is lost, and its open streams have broken off; starting another one" in one.log
+    assert one.pids("ray::WorkerActor") == workers
+    assert router not in one.pids("ray::RouterActor")
+    assert one.ask() == (1, [])
+
+
+@pytest.mark.skipif(REDIS is None, reason="there is no redis-server")
+def test_a_lost_gcs_comes_back_while_requests_are_served(one: OneHost) -> None:
+    serving = one.serving()
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(one.ask, 12.0)
+        one.kill("gcs_server")
+        one.wait_for(lambda: "is back after" in one.log, "the return of the GCS")
+        answered, failed = asked.result()
+    assert answered > 5
+    assert failed == []
+    assert "does not answer. Requests are served, but no process can start" in one.log
+    assert one.serving() == serving
+    lost = one.get("/admin/status")["pools"]["decode"]["workers"][0]["pid"]
+    os.kill(lost, signal.SIGKILL)  # its replacement needs the GCS
+
+    def is_replaced() -> bool:
+        workers = one.get("/admin/status")["pools"]["decode"]["workers"]
+        return [worker["pid"] != lost for worker in workers if worker["state"] == "ready"] == [True]
+
+    one.wait_for(is_replaced, "the replacement of a worker")
+    assert one.ask() == (1, [])
+
+
+def test_a_lost_controller_is_replaced_and_takes_the_others_over(one: OneHost) -> None:
+    serving = one.serving()
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(one.ask, 5.0)
+        one.kill("ray::Controller")
+        one.wait_for(lambda: "the cluster has a controller again, after" in one.log, "the next controller")
+        answered, failed = asked.result()
+    assert answered > 5
+    assert failed == []
+    assert f"taking over the router at {one.endpoint} and 2 workers" in one.log
+    assert one.serving() == serving
+    assert one.get("/admin/status")["pools"]["decode"]["target"] == 1
+
+
+def test_baton_up_takes_over_what_a_killed_one_has_left(one: OneHost) -> None:
+    serving, killed = one.serving(), one.ups[-1]
+    killed.kill()
+    one.wait_for(lambda: not one.pids("ray::Controller"), "the end of the controller")
+    assert one.ask(2.0)[1] == []
+    assert one.get("/admin/status")["error"]["code"] == "controller_lost"
+    refused = subprocess.run(
+        one.host.command([*BATON, "up", "-c", str(one.folder / "config.yaml"), "--set", "dtype=float32"]),
+        env={**os.environ, **one.variables},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+    assert "with another configuration: dtype. Start with that one to take them over" in refused.stderr
+    one.up()
+    assert f"taking over the router at {one.endpoint} and 2 workers" in one.log
+    assert one.serving() == serving
+    assert [worker["state"] for worker in one.get("/admin/status")["pools"]["prefill"]["workers"]] == ["ready"]
+    assert one.ask() == (1, [])
+
+
+def test_baton_down_ends_what_a_killed_one_has_left(one: OneHost) -> None:
+    one.ups[-1].kill()
+    one.ups[-1].wait()
+    command = ["env", *(f"{name}={value}" for name, value in one.variables.items()), *BATON, "down"]
+    said = one.host.run(command, WAIT_S)
+    assert "Ended 3 processes of the cluster at" in said
+    one.wait_for(lambda: one.serving() == [], "the end of router and workers")
+
+
+def test_router_and_workers_end_without_a_controller(one: OneHost) -> None:
+    up = one.up("--set", "ray.orphan_timeout_s=1")
+    assert len(one.serving()) == 3
+    up.kill()
+    one.wait_for(lambda: one.serving() == [], "the end of router and workers")
+
+
+def test_a_local_cluster_without_gcs_ends_with_the_reason(one: OneHost) -> None:
+    """Ray, which would end it later, leaves no time for that."""
+    before = set(one.host.pids())
+    settings = ("ray.address=null", "simulation.profile=h100-8b")
+    up = one.up(*(part for text in settings for part in ("--set", text)), RAY_gcs_rpc_server_reconnect_timeout_s="12")
+    [gcs] = set(one.pids("gcs_server")) - before
+    os.kill(gcs, signal.SIGKILL)
+    assert up.wait(WAIT_S) == 1
+    assert "does not answer. Requests are served, but no process can start. The cluster ends in 9 s" in one.log
+    assert "error: Ray's control store (GCS) at" in one.log
+    one.wait_for(lambda: set(one.host.pids()) <= before, "the end of all processes")

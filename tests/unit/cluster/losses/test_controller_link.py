@@ -1,0 +1,34 @@
+"""What a router answers to operators while it has no controller."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from baton.core.errors import ControllerLostError
+from cluster.losses.controller_link import ControllerLink
+
+
+class Controller:
+    """A handle of a controller."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    def __getattr__(self, name: str) -> Controller:
+        return self
+
+    async def remote(self, *arguments: Any) -> Any:
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer, arguments
+
+
+async def test_a_lost_controller_is_an_error_until_there_is_another_one() -> None:
+    link = ControllerLink(Controller(ActorDiedError()))
+    with pytest.raises(ControllerLostError, match="Run `baton up` with the same configuration"):
+        await link.pool_counts()
+    link.follow(Controller("done"))
+    assert await link.call("scale", {"decode": 2}) == ("done", ({"decode": 2},))
