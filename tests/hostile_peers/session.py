@@ -1,0 +1,154 @@
+"""Two workers under hostile calls: every answer is judged, and a right request must get the right tokens after them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+
+import psutil
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedModel
+
+from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
+from baton.engine.draft.loading import LoadedDraft
+from tests.engine_runs import greedy
+from tests.hostile_peers.calls import HostileCall, Material, RawBytes, hostile_calls
+from tests.hostile_peers.peer import HostilePeer, hostile_peer, problem
+from tests.integration.worker_pair import Runners, WorkerPair, pair_config, worker_pair
+from tests.tiny_drafts import tiny_eagle3, tiny_target
+
+PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], list(range(40, 62)), list(range(1, 70)))
+"""Prompts of the hostile peer."""
+_RIGHT_PROMPT = list(range(90, 60, -1))
+_NUM_BLOCKS = 128
+_CALLS_AT_ONCE = 6
+_BATCHES_PER_SEED = 20
+_SHORT_S = 0.05
+"""How long the workers wait for what never comes."""
+
+
+class Session:
+    """Workers that serve, and the calls that they have answered. Made by :func:`hostile_session`.
+
+    Attributes:
+        answers: number of calls by method and answer.
+        num_calls: number of calls, connections with raw bytes included.
+        num_messages: number of messages in these calls.
+    """
+
+    def __init__(
+        self, runner: asyncio.Runner, pair: WorkerPair, peer: HostilePeer, material: Material, errors: ErrorLog
+    ) -> None:
+        self._runner = runner
+        self._pair = pair
+        self._peer = peer
+        self._material = material
+        self._errors = errors
+        self._expected = runner.run(self._right_answer())
+        self.answers: Counter[tuple[str, str]] = Counter()
+        self.num_calls = 0
+        self.num_messages = 0
+
+    def run(self, num_calls: int, first_seed: int = 0) -> None:
+        """Makes at least ``num_calls`` calls; raises AssertionError at the first wrong answer, error in the log or leak.
+
+        Args:
+            first_seed: every :data:`_BATCHES_PER_SEED` batches use another seed; an error names it.
+        """
+        end = self.num_calls + num_calls
+        for number in itertools.count(first_seed):
+            self._run_batches(number)
+            if self.num_calls >= end:
+                return
+
+    def _run_batches(self, number: int) -> None:
+        @seed(number)
+        @settings(
+            max_examples=_BATCHES_PER_SEED,
+            database=None,
+            deadline=None,
+            derandomize=False,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(st.data())
+        def send(data: st.DataObject) -> None:
+            ids = [f"call-{self.num_calls}-{letter}" for letter in "ab"]
+            calls = st.lists(hostile_calls(self._material, ids), min_size=1, max_size=_CALLS_AT_ONCE)
+            self._runner.run(self._batch(data.draw(calls)))
+
+        send()
+        self._runner.run(self._pair.settle())  # no block, reservation or lease is left
+
+    async def _batch(self, calls: list[HostileCall]) -> None:
+        answers = await self._peer.send(calls)
+        for call, answer in zip(calls, answers, strict=True):
+            method = "raw bytes" if isinstance(call, RawBytes) else call.method
+            self.answers[method, answer.name] += 1
+            self.num_calls += 1
+            self.num_messages += call.num_messages
+            assert (wrong := problem(call, answer)) is None, (wrong, call)
+        assert await self._right_answer() == self._expected, calls
+        assert not self._errors.lines, (self._errors.lines, calls)
+
+    @property
+    def memory_mb(self) -> float:
+        """Resident memory of this process, which is that of both workers and of the hostile peer."""
+        return float(psutil.Process().memory_info().rss) / 1e6
+
+    async def _right_answer(self) -> list[int]:
+        """What the workers answer a request that is not hostile."""
+        answer = await self._pair.generate(_RIGHT_PROMPT, greedy(8))
+        return answer.token_ids
+
+
+class ErrorLog(logging.Handler):
+    """Collects the log's errors of all libraries, those of gRPC and asyncio included."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record))
+
+
+@contextmanager
+def hostile_session(folder: Path) -> Iterator[Session]:
+    """Starts a prefill and a decode worker with tiny weights and a draft.
+
+    Args:
+        folder: where the draft is written.
+    """
+    path, errors = tiny_eagle3().write(folder / "draft"), ErrorLog()
+
+    def load(target: PreTrainedModel) -> LoadedDraft:
+        return LoadedDraft("eagle3", "tiny", load_eagle(path, target, torch.float32, torch.device("cpu")))
+
+    async def enter(stack: AsyncExitStack) -> tuple[WorkerPair, HostilePeer, Material]:
+        pair = await stack.enter_async_context(worker_pair(runners, config))
+        pair.decode.role._kv_service._silence_s = 4 * _SHORT_S
+        peer = await stack.enter_async_context(hostile_peer(pair))
+        return pair, peer, await peer.record(PROMPTS)
+
+    runners = Runners.with_drafts(tiny_target(), load, load, _NUM_BLOCKS)
+    waits = dict.fromkeys(("claim_timeout_s", "reserve_timeout_s"), _SHORT_S)
+    config = pair_config(kv_transfer={"encoding": "auto", "transfer_timeout_s": 4 * _SHORT_S, **waits})
+    logging.getLogger().addHandler(errors)
+    try:
+        with asyncio.Runner() as runner:
+            stack = AsyncExitStack()
+            pair, peer, material = runner.run(enter(stack))
+            try:
+                yield Session(runner, pair, peer, material, errors)
+            finally:
+                runner.run(stack.aclose())
+    finally:
+        logging.getLogger().removeHandler(errors)
