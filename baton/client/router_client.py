@@ -109,11 +109,13 @@ class RouterClient:
         return await self._json("GET", "/admin/advise")
 
     async def num_in_flight(self) -> int:
-        """Number of sequences that the router works on or queues, from ``GET /metrics``, which needs no key."""
+        """Number of sequences that the router works on or queues, from ``GET /metrics``."""
         try:
             response = await self._http.get("/metrics")
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
+        if response.status_code == httpx.codes.UNAUTHORIZED:
+            raise _error_of(response.status_code, response.content, response.headers)
         for line in response.text.splitlines():
             name, _, value = line.partition(" ")
             if name == "baton_requests_in_flight":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -24,6 +24,7 @@ Worker = Literal["prefill", "decode"]
 Token = Literal["right", "wrong", "none"]
 TRANSFER = "/baton.v1.KVTransfer/Transfer"
 _NUM_OUTPUT_TOKENS = 3
+_SLOT_BYTES = 4096
 _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 _MOMENTS = st.sampled_from([*[None] * 9, 0.0, 0.002, 0.02])
 
@@ -79,24 +80,27 @@ class Material:
     Attributes:
         transfers: real transfers, with the layers of the draft.
         segment: memory of the hostile peer, in which every part of the transfers has a slot.
-        receiver: address of the hostile receiver; its worker's address is ``decode``.
+        slots: these slots, by the checksum of their part.
+        receiver: address of the hostile receiver.
+        decode: address of the decode worker.
     """
 
     transfers: Sequence[RecordedTransfer]
     segment: SharedSegment
+    slots: Mapping[int, kv_pb2.KVSlot]
     receiver: str
     decode: str
-    slots: dict[int, kv_pb2.KVSlot] = field(default_factory=dict)
 
-    def slot_of(self, part: Part) -> kv_pb2.KVSlot:
-        """The slot with the part's payload."""
-        header, payload = part
-        if header.checksum not in self.slots:
-            slot = self.segment.take(len(payload))
+    @classmethod
+    def of(cls, transfers: Sequence[RecordedTransfer], receiver: str, decode: str) -> Material:
+        segment = SharedSegment(_SLOT_BYTES)
+        slots: dict[int, kv_pb2.KVSlot] = {}
+        for header, payload in (part for transfer in transfers for part in transfer.parts):
+            slot = segment.take(len(payload))
             assert slot is not None
             slot.view[:] = payload
-            self.slots[header.checksum] = slot.reference
-        return self.slots[header.checksum]
+            slots[header.checksum] = slot.reference
+        return cls(transfers, segment, slots, receiver, decode)
 
 
 def hostile_calls(material: Material, ids: Sequence[str]) -> st.SearchStrategy[HostileCall]:
@@ -238,7 +242,7 @@ def _part(draw: st.DrawFn, part: Part) -> Part:
 
 @st.composite
 def _part_frame(draw: st.DrawFn, material: Material, part: Part, way: str) -> bytes:
-    slot = material.slot_of(part)
+    slot = material.slots[part[0].checksum]
     header, payload = draw(_part(part))
     if way == "slots":
         header.slot.CopyFrom(draw(_very_rarely(changed(slot), slot)))

@@ -14,7 +14,6 @@ import psutil
 from google.protobuf.message import DecodeError
 
 from baton.core.errors import error_classes
-from baton.kv_transfer.payload.segment import SharedSegment
 from baton.rpc.channel import CHANNEL_OPTIONS, ERROR_KEY
 from baton.rpc.credentials import TOKEN_KEY
 from baton.rpc.wire import kv_pb2, worker_pb2
@@ -26,7 +25,6 @@ from tests.integration.worker_pair import WorkerPair
 
 _LONGEST_S = 20.0
 """A call without an answer after this time hangs."""
-_PART_BYTES = 4096
 _RAW_S = 0.02
 _OF_GRPC = {
     grpc.StatusCode.UNIMPLEMENTED: "Method not found",
@@ -70,7 +68,7 @@ class HostilePeer:
     async def record(self, prompts: Sequence[Sequence[int]]) -> Material:
         """Lets the prefill worker send the KV of the prompts here."""
         transfers = [await self._recorded(f"recorded-{number}", prompt) for number, prompt in enumerate(prompts)]
-        return Material(transfers, SharedSegment(_PART_BYTES), self._receiver.address, self._pair.decode.address)
+        return Material.of(transfers, self._receiver.address, self._pair.decode.address)
 
     async def _recorded(self, transfer_id: str, prompt: Sequence[int]) -> RecordedTransfer:
         message = self._pair.prefill_request(transfer_id, prompt, greedy(2), transfer_id)
