@@ -34,7 +34,7 @@ class RouterConfig(Section):
     timelines_kept: Annotated[int, Field(ge=0)] = 1000
     """Number of finished requests whose timelines are kept."""
     api_keys: list[ApiKeyConfig] = Field(default_factory=list)
-    """All requests but those for /health and ``open_paths`` must present one of these keys; empty: no key is required."""
+    """Requests must present one of these keys, but for /health and ``open_paths``; empty: no key is required."""
     open_paths: list[Literal["/", "/ready", "/metrics"]] = Field(default_factory=list)
     """With API keys: what else needs no key, such as for a probe or a Prometheus that cannot send one."""
     tls: TlsConfig | None = None

@@ -10,7 +10,6 @@ from google.protobuf.message import Message
 from hypothesis import strategies as st
 
 from baton.core.request import SamplingParams
-from baton.kv_transfer.base import Payload
 from baton.kv_transfer.codec import TICKET_BYTES, checksum, encode_frame, encode_head, encode_part
 from baton.kv_transfer.payload.segment import SharedSegment
 from baton.rpc.conversions import pack_sequence

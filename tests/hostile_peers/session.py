@@ -57,7 +57,9 @@ class Session:
         self.num_messages = 0
 
     def run(self, num_calls: int, first_seed: int = 0) -> None:
-        """Makes at least ``num_calls`` calls; raises AssertionError at the first wrong answer, error in the log or leak.
+        """Makes at least ``num_calls`` calls.
+
+        Raises AssertionError at the first wrong answer, error in the log, or leak.
 
         Args:
             first_seed: every :data:`_BATCHES_PER_SEED` batches use another seed; an error names it.
