@@ -54,7 +54,9 @@ class FakeReceiver:
             await server.stop(grace=0)
 
     async def _transfer(self, _: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        reserve = decode_frame(await context.read())[0].reserve
+        if (first := await context.read()) is grpc.aio.EOF:  # the sender has gone already
+            return
+        reserve = decode_frame(first)[0].reserve
         script = self.scripts.pop(reserve.transfer_id, None)
         if script is not None:
             for reply in script:
