@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,7 +21,7 @@ from rich.table import Table
 from scipy.stats import mannwhitneyu
 
 from baton.bench.latency import percentile
-from baton.engine.models.default_model import DEFAULT_MODEL_NAME
+from benchmarks.first_tokens import first_tokens, new_prompt
 from benchmarks.options import HelpFormatter, at_least
 from cluster.config.config import BatonConfig
 from cluster.controller.launch import Cluster
@@ -31,7 +30,6 @@ LEVEL = 0.01
 """A smaller p-value counts as a difference; without one, chance gives it in one of a hundred measurements."""
 _KEYS = {"A": "key-of-tenant-a-0001", "B": "key-of-tenant-b-0001"}
 _TIMEOUT_S = 120.0
-_VOCABULARY = range(1000, 40_000)
 _KINDS = {
     "new": "B, new prompts",
     "foreign": "B, prompts that A has sent",
@@ -77,7 +75,7 @@ class Tenants:
         chance = random.Random(seed)
         answers = {kind: Answers() for kind in _KINDS}
         for _ in range(num_tries):
-            known, new = (chance.choices(_VOCABULARY, k=num_tokens) for _ in range(2))
+            known, new = new_prompt(chance, num_tokens), new_prompt(chance, num_tokens)
             self._send("A", known, answers["first"])
             self._send("A", known, answers["own"])
             for kind in chance.sample(["foreign", "new"], 2):
@@ -85,24 +83,11 @@ class Tenants:
         return answers
 
     def _send(self, key: str, prompt: Sequence[int], answers: Answers) -> None:
-        body = {
-            "model": DEFAULT_MODEL_NAME,
-            "prompt": prompt,
-            "max_tokens": 2,  # one would end before the hand-off
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-        }
+        sent = first_tokens(self._http, self._endpoint, prompt, _KEYS[key])
+        path = f"{self._endpoint}/v1/requests/{sent.request_id}/timeline"
         headers = {"Authorization": f"Bearer {_KEYS[key]}"}
-        began_s, request_id = time.perf_counter(), ""
-        with self._http.stream("POST", f"{self._endpoint}/v1/completions", json=body, headers=headers) as response:
-            response.raise_for_status()
-            for line in response.iter_lines():
-                if not request_id and line.startswith("data: "):
-                    answers.ttft_s.append(time.perf_counter() - began_s)
-                    request_id = json.loads(line.removeprefix("data: "))["id"]
-        path = f"{self._endpoint}/v1/requests/{request_id}/timeline"
         found = self._http.get(path, headers=headers).raise_for_status().json()["attributes"]
+        answers.ttft_s.append(sent.first_s)
         answers.cached_tokens.append(max(found["cached_tokens"], found["kv_cached_tokens"]))
 
 
