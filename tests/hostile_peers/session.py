@@ -31,7 +31,8 @@ _NUM_BLOCKS = 128
 _CALLS_AT_ONCE = 6
 _BATCHES_PER_SEED = 20
 _SHORT_S = 0.05
-"""How long the workers wait for what never comes."""
+"""How long the workers wait for what hostile peers never send; for right requests they have time on a busy machine."""
+_LONG_S = 60.0
 
 
 class Session:
@@ -91,7 +92,9 @@ class Session:
         self._runner.run(self._pair.settle())  # no block, reservation or lease is left
 
     async def _batch(self, calls: list[HostileCall]) -> None:
+        _wait_for_peers(self._pair, _SHORT_S)
         answers = await self._peer.send(calls)
+        _wait_for_peers(self._pair, _LONG_S)
         for call, answer in zip(calls, answers, strict=True):
             method = "raw bytes" if isinstance(call, RawBytes) else call.method
             self.answers[method, answer.name] += 1
@@ -110,6 +113,15 @@ class Session:
         """What the workers answer a request that is not hostile."""
         answer = await self._pair.generate(_RIGHT_PROMPT, greedy(8))
         return answer.token_ids
+
+
+def _wait_for_peers(pair: WorkerPair, seconds: float) -> None:
+    """Sets how long the running workers wait for each other."""
+    decode, prefill = pair.decode.role, pair.prefill.role
+    decode._importer._imports._claim_timeout_s = seconds
+    decode._kv_service._silence_s = decode._kv_service._longest_wait_s = 4 * seconds
+    prefill._exporter._reserve_timeout_s = seconds
+    prefill._transport._timeout_s = 4 * seconds
 
 
 class ErrorLog(logging.Handler):
@@ -137,13 +149,12 @@ def hostile_session(folder: Path) -> Iterator[Session]:
 
     async def enter(stack: AsyncExitStack) -> tuple[WorkerPair, HostilePeer, Material]:
         pair = await stack.enter_async_context(worker_pair(runners, config))
-        pair.decode.role._kv_service._silence_s = 4 * _SHORT_S
         peer = await stack.enter_async_context(hostile_peer(pair))
         return pair, peer, await peer.record(PROMPTS)
 
     runners = Runners.with_drafts(tiny_target(), load, load, _NUM_BLOCKS)
-    waits = dict.fromkeys(("claim_timeout_s", "reserve_timeout_s"), _SHORT_S)
-    config = pair_config(kv_transfer={"encoding": "auto", "transfer_timeout_s": 4 * _SHORT_S, **waits})
+    waits = dict.fromkeys(("claim_timeout_s", "reserve_timeout_s", "transfer_timeout_s"), _LONG_S)
+    config = pair_config(kv_transfer={"encoding": "auto", **waits})
     logging.getLogger().addHandler(errors)
     try:
         with asyncio.Runner() as runner:
