@@ -12,21 +12,30 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import grpc
 import httpx
 import pytest
 
 from cluster.cli.cli_certs import create_certificates
 from tests.certificates import Files, self_signed
 from tests.e2e.conftest import MODEL, Settings, running_cluster
-from tests.e2e.strangers import answers, listening_ports
+from tests.e2e.strangers import HEALTH, NODES, answers, listening_ports, status_of
 
 ALICE, BOB = "alice-key-0123456789", "bob-key-0123456789ab"
 PROMPT = list(range(1000, 1200))
 TOKEN_BYTES = b"".join(token.to_bytes(4, "little") for token in PROMPT[:16])
 
 
+ROUTER, WORKER, CONTROLLER, GCS, RAYLET = (
+    "ray::RouterActor",
+    "ray::WorkerActor",
+    "ray::Controller",
+    "gcs_server",
+    "raylet",
+)
 ANSWERED = {
-    ("ray::RouterActor", "HTTPS /health"),
+    (ROUTER, "HTTPS GET /health"),
+    *((program, f"gRPC {HEALTH}") for program in (ROUTER, WORKER, CONTROLLER, GCS, RAYLET, "driver")),
 }
 """All that a stranger is answered, by program. SECURITY.md lists the same, with the reasons."""
 
@@ -35,6 +44,7 @@ ANSWERED = {
 class SecuredCluster:
     endpoint: str
     tls: Files
+    authority: bytes
 
     def request(self, method: str, path: str, key: str | None, **options: object) -> httpx.Response:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -63,7 +73,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredCluster
     }
     with running_cluster(settings) as cluster:
         assert cluster.endpoint.startswith("https://")
-        yield SecuredCluster(cluster.endpoint, endpoint)
+        yield SecuredCluster(cluster.endpoint, endpoint, (own / "ca.pem").read_bytes())
 
 
 def complete(cluster: SecuredCluster, key: str, prompt: list[int], **parameters: object) -> dict:
@@ -73,8 +83,11 @@ def complete(cluster: SecuredCluster, key: str, prompt: list[int], **parameters:
     return response.json()
 
 
-def cached(answer: dict) -> int:
-    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+def cached_by_both(cluster: SecuredCluster, key: str, prompt: list[int], **parameters: object) -> tuple[int, int]:
+    """Cached tokens of a prompt, as the answer has them, and as the decode worker had at the hand-off."""
+    answer = complete(cluster, key, prompt, **parameters)
+    timeline = cluster.get(f"/v1/requests/{answer['id']}/timeline", key).json()
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"], timeline["attributes"]["kv_cached_tokens"]
 
 
 @contextlib.contextmanager
@@ -130,20 +143,22 @@ def test_no_tokens_are_on_the_wire(secured: SecuredCluster) -> None:
 
 def test_keys_do_not_share_cached_prefixes(secured: SecuredCluster) -> None:
     prompt = list(range(2000, 2200))
-    assert cached(complete(secured, ALICE, prompt)) == 0
-    assert cached(complete(secured, ALICE, prompt)) > 0
-    assert cached(complete(secured, BOB, prompt)) == 0
-    assert cached(complete(secured, BOB, prompt)) > 0
-    assert cached(complete(secured, BOB, prompt, cache_salt="another user")) == 0
+    assert cached_by_both(secured, ALICE, prompt) == (0, 0)
+    assert min(cached_by_both(secured, ALICE, prompt)) > 0
+    assert cached_by_both(secured, BOB, prompt) == (0, 0)
+    assert min(cached_by_both(secured, BOB, prompt)) > 0
+    assert cached_by_both(secured, BOB, prompt, cache_salt="another user") == (0, 0)
 
 
 def test_strangers_are_answered_on_no_port_but_for_the_health(secured: SecuredCluster) -> None:
     ports = listening_ports(os.getpid())
-    addresses = {worker["address"] for worker in workers(secured)}
-    assert {int(address.rpartition(":")[2]) for address in addresses} < {port.number for port in ports}
-    assert {"raylet", "gcs_server", "ray::RouterActor", "ray::WorkerActor"} <= {port.program for port in ports}
-    found = {(port.program, answer) for port in ports for answer in answers(port)}
-    assert found == ANSWERED, ports
+    of_workers = {int(worker["address"].rpartition(":")[2]) for worker in workers(secured)}
+    assert of_workers < {port.number for port in ports if port.program == WORKER}
+    assert {ROUTER, WORKER, CONTROLLER, GCS, RAYLET} <= {port.program for port in ports}
+    assert grpc.StatusCode.UNAUTHENTICATED in {status_of(port, NODES) for port in ports if port.program == GCS}
+    found = {(port.program, port.number, answer) for port in ports for answer in answers(port, secured.authority)}
+    assert {(program, answer) for program, _, answer in found} == ANSWERED, ports
+    assert of_workers.isdisjoint(number for _, number, _ in found)
 
 
 def test_the_key_decides_what_the_endpoint_answers(secured: SecuredCluster) -> None:
