@@ -63,11 +63,15 @@ class Session:
         Raises AssertionError at the first wrong answer, error in the log, or leak.
 
         Args:
-            first_seed: every :data:`_BATCHES_PER_SEED` batches use another seed; an error names it.
+            first_seed: every :data:`_BATCHES_PER_SEED` batches use another seed; errors have it as a note.
         """
         end = self.num_calls + num_calls
         for number in itertools.count(first_seed):
-            self._run_batches(number)
+            try:
+                self._run_batches(number)
+            except BaseException as error:
+                error.add_note(f"with the seed {number}")
+                raise
             if self.num_calls >= end:
                 return
 
