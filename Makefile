@@ -46,7 +46,7 @@ status=0; \
 	exit $$status
 endef
 
-.PHONY: help setup demo test test-thorough test-cpu-kinds test-compile-matrix update-compile-table bench profile \
+.PHONY: help setup demo test test-thorough test-cpu-kinds test-compile-matrix update-compile-table fuzz bench profile \
 	device-wheels test-deploy manifests lint format proto clean
 
 help:  ## this list
@@ -80,6 +80,9 @@ test-compile-matrix: $(INSTALLED_TEST) $(OTHER_TRITONS:=/.installed)  ## compile
 
 update-compile-table: $(INSTALLED_TEST) $(OTHER_TRITONS:=/.installed)  ## write down what these kernels cost now
 	@for folder in "" $(OTHER_TRITONS); do PYTHONPATH="$$folder" $(BIN)/python -m tests.compile_matrix --update; done
+
+fuzz: $(INSTALLED_TEST)  ## send 10,000 hostile calls to two workers (ARGS="--calls 100000 --seed 1" for others)
+	@$(BIN)/python -m tests.hostile_peers $(ARGS)
 
 bench: $(INSTALLED_TEST)  ## measure engine steps, KV path, router and start-up
 	@$(BIN)/baton model pull smollm2-135m-instruct

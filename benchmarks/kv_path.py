@@ -4,7 +4,8 @@ Two processes on this machine. First as many bytes go from a buffer of a megabyt
 such buffer; then one transfer goes through the hand-off's own code (the paged cache is cut into parts, checksummed,
 sent in gRPC messages, checked, and written into another paged cache), another one through a connection beside the gRPC
 stream, another one through several, another one through memory that both processes see, with ``--nixl`` one through
-memory that NIXL reads, and with ``--int8`` one more in messages as int8, in turn.
+memory that NIXL reads, with ``--int8`` one more in messages as int8, and with ``--tls`` one in messages over mutual
+TLS, in turn.
 Ratios are those of neighbours; medians. GB are those of the cache, however they travel.
 """
 
@@ -15,9 +16,10 @@ import asyncio
 import json
 import statistics
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
@@ -27,11 +29,14 @@ from baton.core.errors import TransferError
 from baton.kv_transfer.kv_transfer_config import MAX_CONNECTIONS
 from baton.process.worker_environment import worker_variables
 from benchmarks.ceilings import median_ratio
-from benchmarks.kv_path_ends import BLOCK_SIZE, INT8, NIXL, NO_LIMITS, WAYS, Layout, Limits
+from benchmarks.kv_path_ends import BLOCK_SIZE, INT8, NIXL, NO_LIMITS, TLS, WAYS, Layout, Limits
 from benchmarks.options import HelpFormatter, at_least, positive_number
 from benchmarks.router_load.processes import Child
+from cluster.cli.cli_certs import create_certificates
 
 _ENDS = "benchmarks.kv_path_ends"
+_NODE = "here"
+_PEERS = {NIXL: "nixl_peer", TLS: "tls_peer"}
 _WIDTH = 100
 _LABELS = {
     "grpc": "KV in gRPC messages",
@@ -40,6 +45,7 @@ _LABELS = {
     "shared": "KV through shared memory",
     NIXL: "KV read by NIXL",
     INT8: "KV in gRPC messages as int8",
+    TLS: "KV in gRPC messages, mutual TLS",
 }
 
 
@@ -123,7 +129,7 @@ async def measure(
     """Starts both processes and measures. The first transfer by each way is only checked, byte by byte.
 
     Args:
-        more_ways: the additional ways to measure, out of NIXL and INT8.
+        more_ways: the additional ways to measure, out of NIXL, INT8 and TLS.
         limits: bandwidth limits of hand-offs; plain TCP is not limited.
 
     Raises:
@@ -132,9 +138,12 @@ async def measure(
     """
     runs = []
     ways = (*WAYS, *more_ways)
-    receiving = _end("receive", layout, part_bytes, ways)
-    async with receiving as (receiver, at), _end("send", layout, part_bytes, ways, limits) as (sender, _):
-        peers = {way: at["nixl_peer" if way == NIXL else "peer"] for way in ways}
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        create_certificates(folder, [_NODE], 1)
+        receiver, at = await stack.enter_async_context(_end("receive", layout, part_bytes, ways, folder))
+        sender, _ = await stack.enter_async_context(_end("send", layout, part_bytes, ways, folder, limits))
+        peers = {way: at[_PEERS.get(way, "peer")] for way in ways}
         for way in ways:
             await _check_first(sender, receiver, peers[way], way)
         for number in range(repeats):
@@ -164,9 +173,9 @@ async def _check_first(sender: Child, receiver: Child, peer: str, way: str) -> N
 
 @asynccontextmanager
 async def _end(
-    end: str, layout: Layout, part_bytes: int, ways: Sequence[str], limits: Limits = NO_LIMITS
+    end: str, layout: Layout, part_bytes: int, ways: Sequence[str], folder: Path, limits: Limits = NO_LIMITS
 ) -> AsyncIterator[tuple[Child, dict[str, Any]]]:
-    """A process, and its first message."""
+    """A process, and its first message. ``folder`` has certificates."""
     sizes: dict[str, int | float | None] = {
         "--layers": layout.num_layers,
         "--kv-heads": layout.num_kv_heads,
@@ -178,6 +187,8 @@ async def _end(
         "--connections": limits.connections,
     }
     options = [text for name, value in sizes.items() if value is not None for text in (name, str(value))]
+    if TLS in ways:
+        options += ["--certificates", str(folder / _NODE)]
     child = await Child.start(_ENDS, [end, *options, "--ways", *ways], worker_variables())
     try:
         yield child, await child.receive()
@@ -239,6 +250,7 @@ def _parser() -> argparse.ArgumentParser:
         "--nixl", action="store_true", help="also measure kv_transfer.transport: nixl, as to another host"
     )
     parser.add_argument("--int8", action="store_true", help="also measure kv_transfer.encoding: int8")
+    parser.add_argument("--tls", action="store_true", help="also measure mutual TLS, as with `security`")
     parser.add_argument("--repeats", type=at_least(1), default=7, help="number of runs of each way, alternating")
     parser.add_argument("--json", type=Path, help="also write every run to this file")
     return parser
@@ -250,12 +262,13 @@ def main() -> None:
     if arguments.tokens % BLOCK_SIZE:
         parser.error(f"--tokens is {arguments.tokens}, but it must be a multiple of {BLOCK_SIZE} above 0.")
     layout = Layout(arguments.layers, arguments.kv_heads, arguments.head_dim, arguments.tokens)
+    given = ((NIXL, arguments.nixl), (INT8, arguments.int8), (TLS, arguments.tls))
     result = asyncio.run(
         measure(
             layout,
             arguments.part_bytes,
             arguments.repeats,
-            more_ways=[way for way, is_given in ((NIXL, arguments.nixl), (INT8, arguments.int8)) if is_given],
+            more_ways=[way for way, is_given in given if is_given],
             limits=Limits(arguments.max_bytes_per_second, arguments.max_bytes_per_second_each, arguments.connections),
         )
     )

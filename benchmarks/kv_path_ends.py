@@ -17,9 +17,9 @@ import socket
 import struct
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,8 +44,10 @@ from baton.kv_transfer.payload.shared_memory import SharedMemoryReceivePath, Sha
 from baton.kv_transfer.payload.sockets import SocketOption, SocketReceivePath, SocketSendPath
 from baton.kv_transfer.receiver import KVTransferService
 from baton.kv_transfer.sender import GrpcKVTransport
+from baton.rpc.certificates import read_certificates
 from baton.rpc.channel import PeerServer
 from baton.rpc.credentials import ClusterSecret, PeerCredentials
+from benchmarks.plain_tcp import send_plainly, serve_plainly
 from decode_worker.kv_import import KVImporter
 from prefill_worker.encoding_choice import EncodingChoice
 from prefill_worker.kv_export import ExportSummary, KVExporter
@@ -58,11 +60,12 @@ INT8 = "int8"
 """Through gRPC messages, encoded as int8."""
 NIXL = "nixl"
 """Read from the sender's memory through NIXL, which must be installed."""
+TLS = "tls"
+"""In gRPC messages over mutual TLS."""
 _HOST = "127.0.0.1"
-_CREDENTIALS = PeerCredentials(ClusterSecret(bytes(32)))
+_SECRET = ClusterSecret(bytes(32))
+_CREDENTIALS = PeerCredentials(_SECRET)
 _TIMEOUT_S = 60.0
-_SOCKET_BYTES = 1 << 20
-_DONE = b"."
 _SO_MAX_PACING_RATE = 47
 """A socket option of Linux; see socket(7)."""
 
@@ -108,6 +111,11 @@ class Limits:
 NO_LIMITS = Limits()
 
 
+def encrypted(folder: Path) -> PeerCredentials:
+    """Credentials with the certificate of a node; see ``baton certs``."""
+    return PeerCredentials(_SECRET, read_certificates(*(folder / name for name in ("ca.pem", "node.pem", "node.key"))))
+
+
 def make_runner(layout: Layout) -> ModelRunner:
     """A runner of a tiny model with this KV layout, whose cache has room for one transfer."""
     config = LlamaConfig(
@@ -135,7 +143,14 @@ def make_engine(runner: ModelRunner) -> AsyncEngine:
 class Sender:
     """The hand-off's parts of a prefill worker."""
 
-    def __init__(self, layout: Layout, part_bytes: int, limits: Limits, ways: Sequence[str]) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        part_bytes: int,
+        limits: Limits,
+        ways: Sequence[str],
+        credentials: PeerCredentials = _CREDENTIALS,
+    ) -> None:
         self._layout = layout
         paths: dict[str, Callable[[], SendPath]] = {
             "connected": lambda: SocketSendPath(1, bytes_per_connection=1, options=limits.options),
@@ -148,7 +163,7 @@ class Sender:
         self._transports = {
             way: GrpcKVTransport(
                 [*([paths[way]()] if way in paths else []), InlineSendPath()],
-                _CREDENTIALS,
+                credentials if way == TLS else _CREDENTIALS,
                 Throttle(limits.bytes_per_second) if limits.bytes_per_second else None,
                 _TIMEOUT_S,
             )
@@ -216,7 +231,8 @@ class Sender:
 class Receiver:
     """The hand-off's parts of a decode worker."""
 
-    def __init__(self, layout: Layout, ways: Sequence[str]) -> None:
+    def __init__(self, layout: Layout, ways: Sequence[str], credentials: PeerCredentials = _CREDENTIALS) -> None:
+        self._credentials = credentials
         self._engine = make_engine(make_runner(layout))
         self._importer = KVImporter(self._engine, _TIMEOUT_S, encodings=(KVEncoding.INT8,))
         self._servers: list[PeerServer] = []
@@ -229,16 +245,18 @@ class Receiver:
             self._nixl = KVTransferService(self._importer, nixl)
 
     async def start(self) -> dict[str, str]:
-        """The addresses to send to: one for NIXL's way, which does not use shared memory, and one for all others."""
+        """The addresses to send to: one for NIXL, which does not use shared memory, one for TLS, one for all others."""
         self._engine.start()
         self._service.start(_HOST)
-        peers = {"peer": await self._serve(self._service)}
+        peers = {"peer": await self._serve(self._service, _CREDENTIALS)}
+        if self._credentials.certificates is not None:
+            peers["tls_peer"] = await self._serve(self._service, self._credentials)
         if self._nixl is not None:
-            peers["nixl_peer"] = await self._serve(self._nixl)
+            peers["nixl_peer"] = await self._serve(self._nixl, _CREDENTIALS)
         return peers
 
-    async def _serve(self, service: KVTransferService) -> str:
-        server = PeerServer(_CREDENTIALS)
+    async def _serve(self, service: KVTransferService, credentials: PeerCredentials) -> str:
+        server = PeerServer(credentials)
         service.add_to(server.grpc)
         address = server.bind(_HOST)
         await server.start()
@@ -274,41 +292,6 @@ def digest_of(cache: PagedKVCache, request: Request) -> str:
     return digest.hexdigest()
 
 
-def send_plainly(port: int, num_bytes: int) -> float:
-    """Sends bytes; returns the seconds from connecting until the other side has acknowledged everything."""
-    data = memoryview(bytes(_SOCKET_BYTES))
-    started_s = time.perf_counter()
-    with socket.create_connection((_HOST, port), timeout=_TIMEOUT_S) as connection:
-        connection.sendall(num_bytes.to_bytes(8, "little"))
-        left = num_bytes
-        while left:
-            size = min(left, _SOCKET_BYTES)
-            connection.sendall(data[:size])
-            left -= size
-        if connection.recv(1) != _DONE:
-            raise ConnectionError("the receiver closed the connection before everything had arrived")
-    return time.perf_counter() - started_s
-
-
-def serve_plainly(listener: socket.socket) -> None:
-    """Receives what :func:`send_plainly` sends, one connection at a time, until the listener is closed."""
-    buffer = bytearray(_SOCKET_BYTES)
-    while True:
-        try:
-            connection, _ = listener.accept()
-        except OSError:
-            return
-        with connection:
-            left = int.from_bytes(connection.recv(8, socket.MSG_WAITALL), "little")
-            while left:
-                num_read = connection.recv_into(buffer, min(left, _SOCKET_BYTES))
-                if not num_read:
-                    break
-                left -= num_read
-            else:
-                connection.sendall(_DONE)
-
-
 def _cpu_s() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
@@ -327,8 +310,10 @@ def _reply(value: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-async def _send(layout: Layout, part_bytes: int, limits: Limits, ways: Sequence[str]) -> None:
-    sender = Sender(layout, part_bytes, limits, ways)
+async def _send(
+    layout: Layout, part_bytes: int, limits: Limits, ways: Sequence[str], credentials: PeerCredentials
+) -> None:
+    sender = Sender(layout, part_bytes, limits, ways, credentials)
     await sender.start()
 
     async def handle(order: dict[str, Any]) -> dict[str, Any]:
@@ -349,8 +334,8 @@ async def _send(layout: Layout, part_bytes: int, limits: Limits, ways: Sequence[
         await sender.stop()
 
 
-async def _receive(layout: Layout, ways: Sequence[str]) -> None:
-    receiver = Receiver(layout, ways)
+async def _receive(layout: Layout, ways: Sequence[str], credentials: PeerCredentials) -> None:
+    receiver = Receiver(layout, ways, credentials)
     listener = socket.create_server((_HOST, 0))
     threading.Thread(target=serve_plainly, args=(listener,), daemon=True).start()
     last_cpu_s = 0.0
@@ -382,16 +367,18 @@ def main() -> None:
     parser.add_argument("--max-bytes-per-second", type=float)
     parser.add_argument("--max-bytes-per-second-each", type=float)
     parser.add_argument("--connections", type=int, default=NO_LIMITS.connections)
+    parser.add_argument("--certificates", type=Path)
     parser.add_argument("--ways", nargs="+", required=True)
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # as in a worker, except for the engine's thread
     layout = Layout(arguments.layers, arguments.kv_heads, arguments.head_dim, arguments.tokens)
+    credentials = encrypted(arguments.certificates) if arguments.certificates else _CREDENTIALS
     if arguments.end == "send":
         each = arguments.max_bytes_per_second_each
         limits = Limits(arguments.max_bytes_per_second, each, arguments.connections)
-        uvloop.run(_send(layout, arguments.part_bytes, limits, arguments.ways))
+        uvloop.run(_send(layout, arguments.part_bytes, limits, arguments.ways, credentials))
     else:
-        uvloop.run(_receive(layout, arguments.ways))
+        uvloop.run(_receive(layout, arguments.ways, credentials))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import grpc.aio
 from baton.core.errors import TransferError
 from baton.core.logs import RequestLog
 from baton.core.request import Request
-from baton.core.request_ids import request_id_of_call
+from baton.core.request_ids import check_id, request_id_of_call
 from baton.core.timeline import Event
 from baton.engine.async_engine import AsyncEngine
 from baton.rpc.bookings import BookingBoard
@@ -63,6 +63,8 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
         request = unpack_sequence(message.sequence, self._engine.runner.loaded.eos_token_ids, time.monotonic())
         request.request_id = f"{request.request_id}#{next(self._num_calls)}"
         self._engine.check_request(request)
+        if message.transfer_id:
+            check_id(message.transfer_id, "transfer_id")
         imported = await self._importer.claim(message.transfer_id) if message.transfer_id else None
         try:
             if imported is not None:

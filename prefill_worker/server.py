@@ -15,7 +15,7 @@ import grpc.aio
 from baton.core.errors import BatonError
 from baton.core.logs import RequestLog
 from baton.core.request import FinishReason, TokenOutput
-from baton.core.request_ids import request_id_of_call
+from baton.core.request_ids import check_id, request_id_of_call
 from baton.core.timeline import Event
 from baton.engine.async_engine import AsyncEngine
 from baton.rpc.bookings import BookingBoard
@@ -58,6 +58,7 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
     async def _prefill(self, message: worker_pb2.PrefillRequest) -> AsyncGenerator[worker_pb2.PrefillEvent]:
         events = {Event.PREFILL_QUEUED: time.monotonic()}
         if message.HasField("handoff"):
+            check_id(message.handoff.transfer_id, "transfer_id")
             self._secret.check_peer(message.handoff.peer, message.handoff.peer_proof)
         request = unpack_sequence(
             message.sequence, self._engine.runner.loaded.eos_token_ids, events[Event.PREFILL_QUEUED]

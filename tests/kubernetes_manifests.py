@@ -111,6 +111,8 @@ def _head_problems(cluster: Document, config: BatonConfig) -> Iterator[str]:
     paths = {name: container[name]["httpGet"]["path"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
     if paths != {"startupProbe": "/health", "livenessProbe": "/health", "readinessProbe": "/ready"}:
         yield "the probes ask for other paths than /health and /ready"
+    if config.router.api_keys and not {"/ready", "/metrics"} <= set(config.router.open_paths):
+        yield "probes and hooks have no API key for /ready and /metrics (router.open_paths)"
     startup = container["startupProbe"]
     if startup["periodSeconds"] * startup["failureThreshold"] < config.ray.start_timeout_s:
         yield "the startup probe ends the head before ray.start_timeout_s"

@@ -6,6 +6,7 @@ import ipaddress
 import json
 import os
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, urlsplit
@@ -58,17 +59,22 @@ class RouterClient:
 
     A key in the environment variable ``BATON_API_KEY`` is sent as bearer token.
 
+    Args:
+        ca: certificates to trust; see :func:`baton.client.trust.tls_context`.
+
     Raises:
         ConfigError: the variable holds no valid key, the endpoint is not a URL, or the certificates to trust cannot be
             read.
     """
 
-    def __init__(self, endpoint: str, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
+    def __init__(
+        self, endpoint: str, ca: Path | None = None, *, transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
         """``transport`` replaces the network, for tests."""
         self.endpoint = endpoint
         api_key = _api_key()
         try:
-            trust = tls_context(endpoint)
+            trust = tls_context(endpoint, ca)
             self._http = httpx.AsyncClient(
                 base_url=endpoint,
                 headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
@@ -110,11 +116,13 @@ class RouterClient:
         return await self._json("GET", "/admin/advise")
 
     async def num_in_flight(self) -> int:
-        """Number of sequences that the router works on or queues, from ``GET /metrics``, which needs no key."""
+        """Number of sequences that the router works on or queues, from ``GET /metrics``."""
         try:
             response = await self._http.get("/metrics")
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
+        if response.status_code == httpx.codes.UNAUTHORIZED:
+            raise _error_of(response.status_code, response.content, response.headers)
         lines = (line.rpartition(" ") for line in response.text.splitlines())
         numbers = [int(float(value)) for series, _, value in lines if series.partition("{")[0] == _IN_FLIGHT]
         if numbers:  # one for each router
@@ -193,7 +201,7 @@ class RouterClient:
         reason = type(error).__name__ if isinstance(error, httpx.ProtocolError) else str(error) or type(error).__name__
         hint = "Is the cluster running? See `baton up`."
         if "CERTIFICATE_VERIFY_FAILED" in reason:
-            hint = f"Name a file with the certificate of the router, or of its issuer, in {CA_VARIABLE}."
+            hint = f"Name a file with the certificate of the router, or of its issuer, with --ca or in {CA_VARIABLE}."
         return RouterUnreachableError(f"No answer from {self.endpoint} ({reason}). {hint}")
 
 

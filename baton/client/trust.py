@@ -14,18 +14,23 @@ CA_VARIABLE = "BATON_CA"
 _END = "-----END CERTIFICATE-----"
 
 
-def tls_context(endpoint: str) -> ssl.SSLContext | None:
+def tls_context(endpoint: str, ca: Path | None = None) -> ssl.SSLContext | None:
     """How to verify the router at ``endpoint``; ``None`` leaves that to the HTTP client.
 
-    With ``$BATON_CA``, a file of certificates in PEM format, one of these must vouch for the router. Otherwise the
-    cluster that ``baton up`` runs on this machine must show the very certificate in its configuration, whatever name it
-    was issued for.
+    With ``ca`` or ``$BATON_CA``, a file of certificates in PEM format, one of these must vouch for the router.
+    Otherwise the cluster that ``baton up`` runs on this machine must show the very certificate in its configuration,
+    whatever name it was issued for.
+
+    Args:
+        ca: the option ``--ca``; ``None`` means the variable.
 
     Raises:
         ConfigError: a file of certificates cannot be read.
     """
     if urlsplit(endpoint).scheme != "https":
         return None
+    if ca is not None:
+        return _context(_read(str(ca), "--ca"))
     if authority := os.environ.get(CA_VARIABLE):
         return _context(_read(authority, CA_VARIABLE))
     state = read_state()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from baton.core.errors import (
     BatonError,
     DeadlineError,
     InternalError,
+    InvalidRequestError,
     OverloadedError,
     WorkerLostError,
     rebuild_error,
@@ -73,7 +76,7 @@ class PeerServer:
         self._credentials = credentials
         self._guard = CallGuard(credentials.secret)
         options = [*SERVER_OPTIONS, ("grpc.max_receive_message_length", max_message_bytes)]
-        self.grpc: grpc.aio.Server = grpc.aio.server(interceptors=[self._guard], options=options)
+        self.grpc: grpc.aio.Server = grpc.aio.server(interceptors=[self._guard, UnreadableGuard()], options=options)
 
     def bind(self, host: str, ports: PortRange = ANY_PORT) -> str:
         """Listens at a free port of the range. Returns the address ``host:port`` that others must call.
@@ -97,6 +100,40 @@ class PeerServer:
     async def stop(self, grace: float | None) -> None:
         """Stops the server; running calls may take ``grace`` seconds to end."""
         await self.grpc.stop(grace)
+
+
+class UnreadableGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Refuses requests that cannot be parsed. gRPC would answer UNKNOWN and log a traceback for each."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler | None:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_streaming or handler.request_deserializer is None:
+            return handler
+        kind = "unary_stream" if handler.response_streaming else "unary_unary"
+        parse, answer = handler.request_deserializer, getattr(handler, kind)
+
+        def try_to_parse(data: bytes) -> Any:
+            try:
+                return parse(data)
+            except DecodeError:
+                return None
+
+        async def answer_readable(message: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            if message is None:
+                error = InvalidRequestError(f"A request of {handler_call_details.method} cannot be parsed.")
+                await abort_with(context, error)
+            replies = answer(message, context)
+            if not inspect.isasyncgen(replies):
+                return await replies
+            async with aclosing(replies):
+                async for reply in replies:
+                    await context.write(reply)
+
+        return handler._replace(request_deserializer=try_to_parse, **{kind: answer_readable})
 
 
 def message_limit(max_model_len: int, part_bytes: int = 0) -> int:

@@ -25,7 +25,7 @@ from baton.client.local_cluster import find_endpoint
 from cluster.cli.cli_bench import bench_compare, bench_serve, bench_sweep
 from cluster.cli.cli_certs import certs
 from cluster.cli.cli_check import check
-from cluster.cli.cli_common import EndpointOption, JsonOption, with_client
+from cluster.cli.cli_common import CaOption, EndpointOption, JsonOption, with_client
 from cluster.cli.cli_node import app as node_app
 from cluster.cli.cli_plan import advise, change_role, plan
 from cluster.cli.cli_reporter import Reporter, error_console, print_report, run_app
@@ -135,12 +135,13 @@ def reload(
 def status(
     as_json: JsonOption = False,
     endpoint: EndpointOption = None,
+    ca: CaOption = None,
 ) -> None:
     """Show pools, workers, KV blocks and requests in flight."""
     from cluster.cli.cli_view import render_status
 
     address = find_endpoint(endpoint)
-    answer = with_client(address, lambda client: client.status())
+    answer = with_client(address, ca, lambda client: client.status())
     if as_json:
         sys.stdout.write(json.dumps({"endpoint": address, **answer}, indent=2) + "\n")
     else:
@@ -158,6 +159,7 @@ def explain(
     ] = False,
     as_json: JsonOption = False,
     endpoint: EndpointOption = None,
+    ca: CaOption = None,
 ) -> None:
     """Show where a request's time went, and what caused its delays."""
     from cluster.cli.cli_explain import fetch_timeline, render_timeline
@@ -165,7 +167,7 @@ def explain(
     if (request_id is not None) + last + slowest != 1:
         raise typer.BadParameter("give exactly one of REQUEST_ID, --last and --slowest.")
     which: Literal["newest", "slowest"] = "slowest" if slowest else "newest"
-    timeline = with_client(endpoint, lambda client: fetch_timeline(client, request_id, which))
+    timeline = with_client(endpoint, ca, lambda client: fetch_timeline(client, request_id, which))
     if as_json:
         sys.stdout.write(json.dumps(timeline, indent=2) + "\n")
     else:
@@ -204,6 +206,7 @@ def submit(
         int | None, typer.Option(min=1, help="Number of concurrent requests with --file. Default: 8.")
     ] = None,
     endpoint: EndpointOption = None,
+    ca: CaOption = None,
 ) -> None:
     """Send one prompt or a file of prompts, and get the answers."""
     from cluster.cli.cli_submit import DEFAULT_CONCURRENCY, check_source
@@ -228,17 +231,19 @@ def submit(
         prompt = sys.stdin.read() if prompt == "-" else prompt
         if not prompt.strip():
             raise typer.BadParameter("the PROMPT is empty.")
-        _submit_one(endpoint, prompt, options, chat=chat, stream=stream)
+        _submit_one(endpoint, ca, prompt, options, chat=chat, stream=stream)
     elif file is not None:
         check_source(file)
         if output is None:
             raise typer.BadParameter("--file requires --output.")
         if stream:
             raise typer.BadParameter("--stream requires a PROMPT and does not work with --file.")
-        _submit_file(endpoint, file, output, options, chat=chat, concurrency=concurrency or DEFAULT_CONCURRENCY)
+        _submit_file(endpoint, ca, file, output, options, chat=chat, concurrency=concurrency or DEFAULT_CONCURRENCY)
 
 
-def _submit_one(endpoint: str | None, prompt: str, options: dict[str, Any], *, chat: bool, stream: bool) -> None:
+def _submit_one(
+    endpoint: str | None, ca: Path | None, prompt: str, options: dict[str, Any], *, chat: bool, stream: bool
+) -> None:
     from cluster.cli.cli_submit import submit_one
 
     def show(piece: str) -> None:
@@ -246,7 +251,7 @@ def _submit_one(endpoint: str | None, prompt: str, options: dict[str, Any], *, c
         sys.stdout.flush()
 
     answer = with_client(
-        endpoint, lambda client: submit_one(client, prompt, options, chat=chat, stream=stream, show=show)
+        endpoint, ca, lambda client: submit_one(client, prompt, options, chat=chat, stream=stream, show=show)
     )
     sys.stdout.write("\n")
     if answer.finish_reason == "length":
@@ -256,7 +261,14 @@ def _submit_one(endpoint: str | None, prompt: str, options: dict[str, Any], *, c
 
 
 def _submit_file(
-    endpoint: str | None, file: Path, output: Path, options: dict[str, Any], *, chat: bool, concurrency: int
+    endpoint: str | None,
+    ca: Path | None,
+    file: Path,
+    output: Path,
+    options: dict[str, Any],
+    *,
+    chat: bool,
+    concurrency: int,
 ) -> None:
     from cluster.cli.cli_submit import submit_file
 
@@ -268,6 +280,7 @@ def _submit_file(
         task = bar.add_task("prompts", total=None)
         result = with_client(
             endpoint,
+            ca,
             lambda client: submit_file(
                 client, file, output, options, chat=chat, concurrency=concurrency,
                 on_progress=lambda done, total: bar.update(task, completed=done, total=total),
@@ -287,6 +300,7 @@ def scale(
     wait: Annotated[bool, typer.Option(help="Wait until new workers are ready and removed workers have left.")] = True,
     timeout: Annotated[float, typer.Option(min=0, help="Longest wait, in seconds.")] = 300.0,
     endpoint: EndpointOption = None,
+    ca: CaOption = None,
 ) -> None:
     """Change the number of workers of each pool while the cluster serves."""
     from cluster.cli.cli_scale import parse_targets
@@ -295,7 +309,7 @@ def scale(
     numbers = parse_targets(targets)
     with Reporter() as report:
         wait_s = timeout if wait else None
-        reached = with_client(endpoint, lambda client: scale_pools(client, numbers, wait_s, report, report.note))
+        reached = with_client(endpoint, ca, lambda client: scale_pools(client, numbers, wait_s, report, report.note))
     _output().print(Text(", ".join(f"{pool}: {number}" for pool, number in reached.items())))
 
 

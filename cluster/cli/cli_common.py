@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
@@ -20,21 +21,31 @@ EndpointOption = Annotated[
     str | None,
     typer.Option(help="Base URL of the router. Default: BATON_ENDPOINT, or the cluster of `baton up` on this machine."),
 ]
+CaOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca",
+        metavar="FILE",
+        help="Certificate of the router or of its issuer, for https. Default: BATON_CA, or the certificate of the "
+        "cluster of `baton up` on this machine.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the router's answer as JSON.")]
 
 
-def with_client(endpoint: str | None, act: Callable[[RouterClient], Awaitable[T]]) -> T:
+def with_client(endpoint: str | None, ca: Path | None, act: Callable[[RouterClient], Awaitable[T]]) -> T:
     """Calls ``act`` with a client of the router and returns its result.
 
     Args:
         endpoint: see :func:`baton.client.local_cluster.find_endpoint`.
+        ca: see :func:`baton.client.trust.tls_context`.
 
     Raises:
         BatonError: there is no router, or it answers with an error.
     """
 
     async def connect_and_act() -> T:
-        async with RouterClient(find_endpoint(endpoint)) as client:
+        async with RouterClient(find_endpoint(endpoint), ca) as client:
             return await act(client)
 
     return asyncio.run(connect_and_act())

@@ -13,20 +13,20 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cluster.cli.cli_common import EndpointOption, JsonOption, with_client
+from cluster.cli.cli_common import CaOption, EndpointOption, JsonOption, with_client
 
 _DIRECTIONS = {"up": "green", "down": "yellow", "hold": ""}
 
 
-def plan(as_json: JsonOption = False, endpoint: EndpointOption = None) -> None:
+def plan(as_json: JsonOption = False, endpoint: EndpointOption = None, ca: CaOption = None) -> None:
     """Show what the autoscaler would do next and why, also while it is off."""
-    answer = with_client(endpoint, lambda client: client.plan())
+    answer = with_client(endpoint, ca, lambda client: client.plan())
     _show(answer, render_plan(answer), as_json=as_json)
 
 
-def advise(as_json: JsonOption = False, endpoint: EndpointOption = None) -> None:
+def advise(as_json: JsonOption = False, endpoint: EndpointOption = None, ca: CaOption = None) -> None:
     """Advise how the same workers could serve the recent traffic better."""
-    answer = with_client(endpoint, lambda client: client.advise())
+    answer = with_client(endpoint, ca, lambda client: client.advise())
     _show(answer, render_advice(answer), as_json=as_json)
 
 
@@ -34,9 +34,10 @@ def change_role(
     source: Annotated[str, typer.Argument(metavar="FROM", help="Pool that gives up a worker: prefill or decode.")],
     destination: Annotated[str, typer.Argument(metavar="TO", help="The other pool, which gets the worker.")],
     endpoint: EndpointOption = None,
+    ca: CaOption = None,
 ) -> None:
     """Move a worker from one pool to the other. It drains its requests first and keeps its weights."""
-    answer = with_client(endpoint, lambda client: client.change_role(source, destination))
+    answer = with_client(endpoint, ca, lambda client: client.change_role(source, destination))
     targets = ", ".join(f"{name}: {pool['target']}" for name, pool in answer["pools"].items())
     Console().print(Text(f"{targets}; `baton status` shows when the worker has changed"), soft_wrap=True)
 

@@ -11,7 +11,7 @@ import typer
 
 from baton.client.router_client import RouterClient, RouterUnreachableError
 from baton.core.errors import DeadlineError
-from cluster.cli.cli_common import EndpointOption, with_client
+from cluster.cli.cli_common import CaOption, EndpointOption, with_client
 from cluster.cli.cli_reporter import Reporter
 
 _POLL_S = 0.5
@@ -20,10 +20,11 @@ _POLL_S = 0.5
 def wait_idle(
     timeout: Annotated[float, typer.Option(min=0, help="Longest wait, in seconds.")] = 600.0,
     endpoint: EndpointOption = None,
+    ca: CaOption = None,
 ) -> None:
     """Wait until the router has no requests in flight, such as before a shutdown. New requests are not refused."""
     with Reporter() as report:
-        with_client(endpoint, lambda client: wait_until_idle(client, timeout, report))
+        with_client(endpoint, ca, lambda client: wait_until_idle(client, timeout, report))
 
 
 async def wait_until_idle(client: RouterClient, timeout_s: float, report: Callable[[str], None]) -> None:

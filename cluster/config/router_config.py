@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
@@ -36,7 +36,9 @@ class RouterConfig(Section):
     timelines_kept: Annotated[int, Field(ge=0)] = 1000
     """Number of finished requests whose timelines are kept."""
     api_keys: list[ApiKeyConfig] = Field(default_factory=list)
-    """Requests for tokens and for /admin must present one of these keys; empty: no key is required."""
+    """Requests must present one of these keys, but for /health and ``open_paths``; empty: no key is required."""
+    open_paths: list[Literal["/", "/ready", "/metrics"]] = Field(default_factory=list)
+    """With API keys: what else needs no key, such as for a probe or a Prometheus that cannot send one."""
     tls: TlsConfig | None = None
     """Encrypts the endpoint; null: plain HTTP."""
     allowed_hosts: list[NonEmptyString] = Field(default_factory=list)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from fastapi import Request
@@ -23,8 +23,8 @@ from cluster.gateway.bodies import drop_body
 from cluster.gateway.http_edge import add_log_fields, error_answer
 from cluster.gateway.origins import OriginPolicy
 
-_OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics"})
-"""Paths for load balancers and Prometheus, which need no key."""
+_OPEN_PATH = "/health"
+"""Needs no key, so that load balancers can ask."""
 _ADMIN_PREFIX = "/admin/"
 _OPERATORS_PATHS = frozenset({"/v1/requests"})
 """Paths that show the requests of all keys."""
@@ -38,10 +38,15 @@ def api_key_of(request: Request) -> ApiKey | None:
 
 
 class AccessControl:
-    """Checks API keys, as a dependency of the FastAPI application."""
+    """Checks API keys, as a dependency of the FastAPI application.
 
-    def __init__(self, keys: ApiKeys) -> None:
+    Args:
+        open_paths: paths that need no key, besides ``/health``.
+    """
+
+    def __init__(self, keys: ApiKeys, open_paths: Collection[str] = ()) -> None:
         self._keys = keys
+        self._open_paths = frozenset({_OPEN_PATH, *open_paths})
 
     async def check(self, request: Request) -> None:
         """Identifies the key of a request and records it in the request's state.
@@ -50,7 +55,7 @@ class AccessControl:
             InvalidApiKeyError: the key is missing or unknown.
             PermissionDeniedError: the path needs an admin key.
         """
-        if not self._keys or request.scope["path"] in _OPEN_PATHS:
+        if not self._keys or request.scope["path"] in self._open_paths:
             return
         try:
             self._identify(request)

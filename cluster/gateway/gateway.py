@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Protocol, cast, get_args
 
@@ -126,6 +126,7 @@ def create_app(
     *,
     slo_classes: SloClasses | None = None,
     api_keys: ApiKeys | None = None,
+    open_paths: Collection[str] = (),
     origins: OriginPolicy | None = None,
     is_kept: Callable[[str], bool] = lambda _: False,
 ) -> FastAPI:
@@ -136,11 +137,12 @@ def create_app(
         metrics: counts the requests; ``None`` disables that.
         slo_classes: ``None`` means the built-in ones.
         api_keys: ``None`` or empty if requests need no key.
+        open_paths: paths that need no key, besides ``/health``.
         origins: what web pages may do while requests need no key; ``None`` means everything.
         is_kept: whether an id belongs to the timeline of an earlier request, so that it must not be used again.
     """
     api_keys = ApiKeys() if api_keys is None else api_keys
-    access = [Depends(AccessControl(api_keys).check)]
+    access = [Depends(AccessControl(api_keys, open_paths).check)]
     app = FastAPI(
         title="baton", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, dependencies=access
     )

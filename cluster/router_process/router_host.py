@@ -258,6 +258,7 @@ class RouterHost:
             self._tracer.submit,
             slo_classes=self._plane.slo_classes,
             api_keys=self._api_keys,
+            open_paths=router.open_paths,
             origins=OriginPolicy(router.host, router.allowed_hosts),
             is_kept=self._timelines.keeps,
         )

@@ -337,6 +337,17 @@ async def test_both_workers_refuse_requests_that_cannot_run(runners: Runners) ->
         await pair.settle()
 
 
+async def test_both_workers_refuse_transfer_ids_that_could_forge_log_lines(runners: Runners) -> None:
+    async with worker_pair(runners) as pair:
+        for transfer_id in ("a\nFORGED LINE", "a" * 300):
+            message = pair.prefill_request(pair.new_id(), PROMPTS[0], greedy(4), transfer_id)
+            with pytest.raises(InvalidRequestError, match="transfer_id must have 1 to 256 visible"):
+                await anext(pair.prefill.client.prefill(message, TIMEOUT_S))
+            with pytest.raises(InvalidRequestError, match="transfer_id must have 1 to 256 visible"):
+                await pair.continue_from(Answer(token_ids=[5]), pair.new_id(), PROMPTS[0], greedy(4), transfer_id)
+        await pair.settle()
+
+
 async def test_a_handoff_waits_for_room_on_the_decode_worker(expected: list[list[int]], model: PreTrainedModel) -> None:
     config = pair_config(kv_transfer={"reserve_timeout_s": 60.0, "claim_timeout_s": 60.0})
     async with worker_pair(Runners.of(model, num_decode_blocks=20), config) as pair:

@@ -22,7 +22,7 @@ from baton.engine.draft.loading import LoadedDraft
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import RunnerOptions
-from baton.rpc.channel import PeerServer
+from baton.rpc.channel import PeerServer, message_limit
 from baton.rpc.conversions import pack_sequence, unpack_finish_reason, unpack_logprobs
 from baton.rpc.wire import worker_pb2, worker_pb2_grpc
 from benchmarks.device_run.attention_world import poison
@@ -242,7 +242,7 @@ async def _host(
         f"{pool}-1", config, config.pool(pool), runner, runner.loaded.max_model_len, 1, CREDENTIALS, draft
     )
     role = role_class(context)
-    server = PeerServer(CREDENTIALS)
+    server = PeerServer(CREDENTIALS, message_limit(context.max_model_len, config.kv_transfer.part_bytes))
     worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(f"{pool}-1", pool, role, context.bookings), server.grpc)
     address = server.bind("127.0.0.1")
     await role.start(server.grpc, "127.0.0.1")

@@ -6,22 +6,26 @@ import asyncio
 import socket
 import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
+from baton.core.errors import BatonError
 from benchmarks.kv_path import HandOver, Result, Run
 from benchmarks.kv_path_ends import (
     INT8,
     NIXL,
     NO_LIMITS,
+    TLS,
     WAYS,
     Layout,
     Limits,
     Receiver,
     Sender,
-    send_plainly,
-    serve_plainly,
+    encrypted,
 )
+from benchmarks.plain_tcp import send_plainly, serve_plainly
+from cluster.cli.cli_certs import create_certificates
 
 LAYOUT = Layout(num_layers=3, num_kv_heads=2, head_dim=8, num_tokens=80)
 PART_BYTES = 1000
@@ -49,6 +53,22 @@ async def test_all_kv_is_sent_in_every_run(ends: tuple[Sender, Receiver, dict[st
         assert summary.seconds > 0
         assert summary.num_shared_bytes == shared_bytes
         assert await receiver.take("transfer", with_digest=True) == expected
+
+
+async def test_messages_over_tls_bring_all_kv(tmp_path: Path) -> None:
+    create_certificates(tmp_path, ["here"], 1)
+    credentials = encrypted(tmp_path / "here")
+    sender, receiver = Sender(LAYOUT, PART_BYTES, NO_LIMITS, [TLS], credentials), Receiver(LAYOUT, [TLS], credentials)
+    await sender.start()
+    peers = await receiver.start()
+    try:
+        await sender.send("transfer", peers["tls_peer"], TLS)
+        assert await receiver.take("transfer", with_digest=True) == sender.digest()
+        with pytest.raises(BatonError):
+            await sender.send("other", peers["peer"], TLS)
+    finally:
+        await sender.stop()
+        await receiver.stop()
 
 
 @pytest.mark.nixl

@@ -117,6 +117,12 @@ PLANTED: dict[str, tuple[Callable[[list[Document]], object], str]] = {
         "Service baton selects nothing",
     ),
     "budget": (lambda it: selector(it, "PodDisruptionBudget").update({"ray.io/group": "x"}), "selects nothing"),
+    "closed paths": (
+        lambda it: of_kind(it, "ConfigMap")[0]["data"].update(
+            {"config.yaml": of_kind(it, "ConfigMap")[0]["data"]["config.yaml"].replace("- /metrics", "- /")}
+        ),
+        "no API key for /ready and /metrics",
+    ),
     "monitor": (lambda it: selector(it, "ServiceMonitor").update(release="x"), "ServiceMonitor baton selects nothing"),
 }
 

@@ -18,12 +18,14 @@ from baton.core.errors import (
     BatonError,
     DeadlineError,
     InternalError,
+    InvalidRequestError,
     OverloadedError,
     TransferError,
     WorkerLostError,
     error_classes,
 )
 from baton.rpc.channel import PeerServer, create_channel, error_from_rpc, reporting_errors
+from baton.rpc.wire import worker_pb2
 from tests.credentials import CREDENTIALS
 
 logger = logging.getLogger(__name__)
@@ -150,3 +152,44 @@ async def test_an_unimplemented_method_is_not_a_lost_worker() -> None:
     await server.stop(grace=0)
     assert type(error) is InternalError
     assert "UNIMPLEMENTED" in error.message
+
+
+@pytest.mark.parametrize("kind", ["unary_unary", "unary_stream", "generator"])
+async def test_requests_that_cannot_be_parsed_get_a_typed_refusal(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    handled: list[worker_pb2.AbandonRequest] = []
+
+    async def answer(message: worker_pb2.AbandonRequest, context: Any) -> bytes:
+        handled.append(message)
+        return b"answer"
+
+    async def write(message: worker_pb2.AbandonRequest, context: Any) -> None:
+        await context.write(await answer(message, context))
+
+    async def generate(message: worker_pb2.AbandonRequest, context: Any) -> AsyncIterator[bytes]:
+        yield await answer(message, context)
+
+    parse = worker_pb2.AbandonRequest.FromString
+    handler = {
+        "unary_unary": grpc.unary_unary_rpc_method_handler(answer, parse),
+        "unary_stream": grpc.unary_stream_rpc_method_handler(write, parse),
+        "generator": grpc.unary_stream_rpc_method_handler(generate, parse),
+    }[kind]
+    server = PeerServer(CREDENTIALS)
+    server.grpc.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", {"Call": handler}),))
+    address = server.bind("127.0.0.1")
+    await server.start()
+    channel = create_channel(address, CREDENTIALS)
+    call = partial(channel.unary_stream("/test.Service/Call"), metadata=CREDENTIALS.call_metadata(address))
+    try:
+        right = worker_pb2.AbandonRequest(transfer_id="t")
+        assert [reply async for reply in call(right.SerializeToString())] == [b"answer"]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await anext(aiter(call(b"\xff")))
+    finally:
+        await channel.close()
+        await server.stop(grace=0)
+    error = error_from_rpc(caught.value, "the peer")
+    assert isinstance(error, InvalidRequestError)
+    assert error.message == "A request of /test.Service/Call cannot be parsed."
+    assert handled == [right]
+    assert not caplog.records

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from baton.client.router_client import RouterClient, RouterUnreachableError
-from baton.core.errors import DeadlineError
+from baton.core.errors import DeadlineError, InvalidApiKeyError
 from cluster.cli import cli_wait_idle
 from cluster.cli.cli_wait_idle import wait_until_idle
 
@@ -48,6 +48,14 @@ async def test_the_error_says_how_many_are_left():
     async with router(2, 2) as client:
         with pytest.raises(DeadlineError, match="after 0 s: 2 sequences"):
             await wait_until_idle(client, 0.0, lambda line: None)
+
+
+async def test_a_router_that_wants_a_key_is_not_idle():
+    body = {"error": {"code": "invalid_api_key", "message": "A key is needed."}}
+    transport = httpx.MockTransport(lambda request: httpx.Response(401, json=body))
+    async with RouterClient("http://router:8000", transport=transport) as client:
+        with pytest.raises(InvalidApiKeyError, match="A key is needed"):
+            await wait_until_idle(client, 60.0, lambda line: None)
 
 
 async def test_another_server_is_named():

@@ -255,7 +255,7 @@ async def test_a_reload_changes_keys_and_classes_while_requests_run(controller, 
             shown = (await client.get(f"{running.endpoint}/admin/status", headers=headers)).json()["slo"]
             assert shown["gold"]["windows"]["1m"]["requests"] == 1
             assert shown["standard"]["ttft_target_ms"] == 9000
-            page = (await client.get(f"{running.endpoint}/metrics")).text
+            page = (await client.get(f"{running.endpoint}/metrics", headers=headers)).text
         assert 'baton_slo_target_seconds{slo_class="standard",target="ttft"} 9.0' in page
         assert 'baton_admission_queued{slo_class="gold"} 0.0' in page
         same = {**new, "router": {**new["router"], "api_keys": new["router"]["api_keys"] * 2}}

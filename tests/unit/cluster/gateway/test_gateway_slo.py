@@ -167,9 +167,12 @@ async def test_operators_have_their_own_keys(locked: httpx.AsyncClient) -> None:
     assert (await locked.get("/v1/models", headers=bearer(KEY))).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/", "/health", "/ready", "/metrics"])
-async def test_probes_need_no_key(locked: httpx.AsyncClient, path: str) -> None:
-    assert (await locked.get(path)).status_code == 200
+@pytest.mark.parametrize("path", ["/", "/ready", "/metrics"])
+async def test_status_and_metrics_need_any_key(locked: httpx.AsyncClient, path: str) -> None:
+    assert (await locked.get("/health")).status_code == 200
+    for method in ("GET", "HEAD"):
+        assert (await locked.request(method, path)).status_code in (401, 405)
+    assert (await locked.get(path, headers=bearer(KEY))).status_code == 200
 
 
 async def test_without_configured_keys_any_key_is_accepted(http: httpx.AsyncClient) -> None:

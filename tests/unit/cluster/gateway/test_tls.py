@@ -69,6 +69,8 @@ async def test_commands_trust_the_certificate_of_the_recorded_cluster(tmp_path: 
 
 async def test_commands_trust_a_named_authority(files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving_over_tls(files) as (host, port):
+        async with RouterClient(f"https://{host}:{port}", files.certificate) as client:
+            assert "pools" in await client.status()
         monkeypatch.setenv("BATON_CA", str(files.certificate))
         async with RouterClient(f"https://{host}:{port}") as client:
             assert (await client.status())["pools"]
@@ -84,6 +86,8 @@ def test_certificates_to_trust_that_cannot_be_read_are_named(tmp_path: Path, mon
     monkeypatch.setenv("BATON_CA", str(tmp_path / "missing.pem"))
     with pytest.raises(ConfigError, match=r"BATON_CA: cannot read .*missing\.pem"):
         tls_context("https://127.0.0.1:1")
+    with pytest.raises(ConfigError, match=r"--ca: cannot read .*other\.pem"):
+        tls_context("https://127.0.0.1:1", tmp_path / "other.pem")
     (tmp_path / "missing.pem").write_text("no certificate")
     with pytest.raises(ConfigError, match="PEM"):
         tls_context("https://127.0.0.1:1")
