@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from cluster.cli.cli_certs import create_certificates
-from tests.e2e.conftest import MODEL, RunningCluster, Settings, running_cluster
+from tests.e2e.conftest import Settings, running_cluster
+from tests.running_cluster import MODEL, RunningCluster
 
 ALICE, BOB = "alice-key-0123456789", "bob-key-0123456789ab"
 PROMPT = list(range(1000, 1200))

@@ -1,0 +1,80 @@
+"""Faults in a running cluster, drawn from a seed: ``make chaos ARGS="--seed 3 --minutes 60"``.
+
+Starts a cluster of the default model with two prefill and two decode workers, each on a host of its own where this
+machine can make network namespaces. Clients send greedy and sampled requests, some of which are cancelled, while
+workers are killed and stopped, and their links cut, slowed or made lossy. Then requests are cancelled in bursts. All
+tokens are compared with those of a single engine. Exits with 1 if anything does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from baton.core.roles import POOLS
+from benchmarks.options import at_least
+from tests.chaos.clusters import SIZE, on_separate_hosts, on_this_machine
+from tests.chaos.plan import GROUPS, draw
+from tests.chaos.report import checks, counts, document, faults_table, verdict_table
+from tests.chaos.run import Findings, connect, run_cancels, run_faults
+from tests.chaos.target import Target
+from tests.chaos.workload import questions
+from tests.namespaces import why_no_firewall, why_no_namespaces
+
+_NUM_PROMPTS = 12
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="of faults and requests; default: the time")
+    parser.add_argument("--minutes", type=float, default=60.0, help="how long faults happen")
+    parser.add_argument("--faults", nargs="+", choices=GROUPS, default=list(GROUPS), help="which happen; default: all")
+    parser.add_argument("--clients", type=at_least(1), default=6, help="clients that send at the same time")
+    parser.add_argument("--cancels", type=at_least(0), default=1000, help="requests that are cancelled at the end")
+    parser.add_argument("--json", type=Path, default=Path("out/chaos.json"), help="where to write the report")
+    options = parser.parse_args()
+    console = Console(width=120)
+    console.print(f"seed {options.seed}")
+    no_hosts = why_no_namespaces() or why_no_firewall()
+    groups = [group for group in options.faults if not (no_hosts and group == "links")]
+    if len(groups) < len(options.faults):
+        console.print(f"links have no faults: {no_hosts}")
+    known = questions(_NUM_PROMPTS)
+    findings = Findings()
+
+    async def run(target: Target) -> None:
+        async with target.http:
+            plans = {pool: draw(options.seed, pool, groups) for pool in POOLS if groups}
+            await run_faults(
+                target,
+                known,
+                plans,
+                findings,
+                seed=options.seed,
+                seconds=options.minutes * 60,
+                num_clients=options.clients,
+            )
+            await run_cancels(target, known, findings, seed=options.seed, num_cancels=options.cancels)
+
+    with (on_this_machine if no_hosts else on_separate_hosts)(console.print) as (endpoint, found):
+        asyncio.run(run(Target(connect(endpoint), SIZE, found)))
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps({"seed": options.seed, **document(findings)}, indent=1, default=str) + "\n")
+    console.print(faults_table(findings))
+    console.print(", ".join(f"{count} {name}" for name, count in counts(findings).items()))
+    for line in findings.problems + [stream.error for stream in findings.streams if stream.error]:
+        console.print(line, markup=False)
+    console.print(verdict_table(findings))
+    if not all(check.holds for check in checks(findings)):
+        console.print(f"Repeat it with --seed {options.seed}. Details are in {options.json}.")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

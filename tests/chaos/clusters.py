@@ -1,0 +1,54 @@
+"""The clusters that faults happen to: all on this machine's network, or each worker on a host of its own."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from baton.core.roles import POOLS
+from cluster.config.config import BatonConfig
+from cluster.controller.launch import Cluster
+from tests.namespaces import Host, hosts
+from tests.separate_nodes import SeparateNodes
+
+SIZE = 2
+"""Workers in each pool."""
+_POOL = {"kv_blocks": 1024, "max_num_seqs": 4}  # few sequences in a step, so that some wait
+SETTINGS: Mapping[str, Any] = {
+    "dtype": "float32",
+    "engine": {"threads": 1},
+    "prefill": {**_POOL, "chunk_tokens": 64},
+    "decode": _POOL,
+    "kv_transfer": {"part_bytes": 65536},
+    "admission": {"mode": "off"},  # a refusal for a missed target would look like a failure
+    "routing": {"local_prefill": "never"},
+}
+"""Settings with which tokens can be compared, and hand-offs have parts."""
+
+
+@contextmanager
+def on_this_machine(report: Callable[[str], None]) -> Iterator[tuple[str, dict[str, Host]]]:
+    """Runs a cluster, and yields its endpoint; there are no hosts."""
+    workers = {pool: {**SETTINGS[pool], "workers": SIZE} for pool in POOLS}
+    cluster = Cluster.start(BatonConfig.from_dict({**SETTINGS, **workers, "router": {"port": 0}}), report)
+    try:
+        yield cluster.endpoint, {}
+    finally:
+        cluster.stop()
+
+
+@contextmanager
+def on_separate_hosts(report: Callable[[str], None]) -> Iterator[tuple[str, dict[str, Host]]]:
+    """Runs a cluster of five hosts, and yields its endpoint and the hosts of the workers by address."""
+    names = [f"{pool}{number}" for pool in POOLS for number in range(SIZE)]
+    with tempfile.TemporaryDirectory() as folder, hosts(("head", *names)) as found:
+        nodes = SeparateNodes(found.pop("head"), found, Path(folder))
+        nodes.start_head()
+        for name in names:
+            nodes.join(name, name.rstrip("0123456789"))
+            report(f"{name} has joined")
+        nodes.up({**SETTINGS, **{pool: {**SETTINGS[pool], "workers": SIZE} for pool in POOLS}})
+        yield nodes.cluster.endpoint, {host.address: host for host in found.values()}
