@@ -195,7 +195,7 @@ def hosts(names: Sequence[str]) -> Iterator[dict[str, Host]]:
             _ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", link)
             _ip("-n", host.namespace, "link", "set", link, "up")
         _join_network(next(iter(made.values())))
-        yield made
+        yield dict(made)
     finally:
         for host in reversed(made.values()):
             host.end()

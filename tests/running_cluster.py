@@ -10,8 +10,9 @@ from typing import Any
 import httpx
 
 from baton.core.roles import POOLS
-from baton.engine.models.default_model import DEFAULT_MODEL_NAME as MODEL
+from baton.engine.models.default_model import DEFAULT_MODEL_NAME
 
+MODEL = DEFAULT_MODEL_NAME
 RECOVERY_S = 60.0
 _SETTLE_TIMEOUT_S = 30.0
 BUSY = ("running", "waiting", "transfers", "kv_blocks_used", "in_flight")
@@ -19,9 +20,13 @@ BUSY = ("running", "waiting", "transfers", "kv_blocks_used", "in_flight")
 
 
 def live_workers(status: Any, pool: str | None = None) -> list[dict[str, Any]]:
-    """The workers in an answer of ``/admin/status`` that are not dead, of one pool or of both."""
-    names = [pool] if pool else list(status["pools"])
-    return [worker for name in names for worker in status["pools"][name]["workers"] if worker["state"] != "dead"]
+    """The workers in an answer of ``/admin/status`` that are not dead, of one pool or of both, with their ``pool``."""
+    return [
+        {"pool": name, **worker}
+        for name in ([pool] if pool else status["pools"])
+        for worker in status["pools"][name]["workers"]
+        if worker["state"] != "dead"
+    ]
 
 
 def is_busy(worker: dict[str, Any]) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import sys
 import time
 from pathlib import Path
@@ -19,10 +20,10 @@ from rich.console import Console
 
 from baton.core.roles import POOLS
 from benchmarks.options import at_least
-from tests.chaos.clusters import SIZE, on_separate_hosts, on_this_machine
+from tests.chaos.clusters import SIZE, Running, on_separate_hosts, on_this_machine
 from tests.chaos.plan import GROUPS, draw
 from tests.chaos.report import checks, counts, document, faults_table, verdict_table
-from tests.chaos.run import Findings, connect, run_cancels, run_faults
+from tests.chaos.run import Findings, connect, run
 from tests.chaos.target import Target
 from tests.chaos.workload import questions
 from tests.namespaces import why_no_firewall, why_no_namespaces
@@ -35,35 +36,36 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of faults and requests; default: the time")
     parser.add_argument("--minutes", type=float, default=60.0, help="how long faults happen")
     parser.add_argument("--faults", nargs="+", choices=GROUPS, default=list(GROUPS), help="which happen; default: all")
+    parser.add_argument("--one-host", action="store_true", help="all workers share this machine's network")
     parser.add_argument("--clients", type=at_least(1), default=6, help="clients that send at the same time")
     parser.add_argument("--cancels", type=at_least(0), default=1000, help="requests that are cancelled at the end")
     parser.add_argument("--json", type=Path, default=Path("out/chaos.json"), help="where to write the report")
     options = parser.parse_args()
     console = Console(width=120)
+    logging.basicConfig(format="%(asctime)s %(message)s")
+    logging.getLogger("tests.chaos").setLevel(logging.INFO)
     console.print(f"seed {options.seed}")
-    no_hosts = why_no_namespaces() or why_no_firewall()
+    no_hosts = "--one-host" if options.one_host else why_no_namespaces() or why_no_firewall()
     groups = [group for group in options.faults if not (no_hosts and group == "links")]
     if len(groups) < len(options.faults):
         console.print(f"links have no faults: {no_hosts}")
     known = questions(_NUM_PROMPTS)
-    findings = Findings()
 
-    async def run(target: Target) -> None:
-        async with target.http:
-            plans = {pool: draw(options.seed, pool, groups) for pool in POOLS if groups}
-            await run_faults(
+    async def faults(running: Running) -> Findings:
+        async with connect(running.endpoint) as http:
+            target = Target(http, SIZE, running.hosts, running.pids)
+            return await run(
                 target,
                 known,
-                plans,
-                findings,
+                {pool: draw(options.seed, pool, groups) for pool in POOLS},
                 seed=options.seed,
                 seconds=options.minutes * 60,
                 num_clients=options.clients,
+                num_cancels=options.cancels,
             )
-            await run_cancels(target, known, findings, seed=options.seed, num_cancels=options.cancels)
 
-    with (on_this_machine if no_hosts else on_separate_hosts)(console.print) as (endpoint, found):
-        asyncio.run(run(Target(connect(endpoint), SIZE, found)))
+    with (on_this_machine if no_hosts else on_separate_hosts)(console.print) as running:
+        findings = asyncio.run(faults(running))
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps({"seed": options.seed, **document(findings)}, indent=1, default=str) + "\n")
     console.print(faults_table(findings))

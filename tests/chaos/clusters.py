@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from baton.core.roles import POOLS
 from cluster.config.config import BatonConfig
@@ -16,7 +19,7 @@ from tests.separate_nodes import SeparateNodes
 
 SIZE = 2
 """Workers in each pool."""
-_POOL = {"kv_blocks": 1024, "max_num_seqs": 4}  # few sequences in a step, so that some wait
+_POOL = {"workers": SIZE, "kv_blocks": 1024, "max_num_seqs": 4}  # few sequences in a step, so that some wait
 SETTINGS: Mapping[str, Any] = {
     "dtype": "float32",
     "engine": {"threads": 1},
@@ -29,20 +32,33 @@ SETTINGS: Mapping[str, Any] = {
 """Settings with which tokens can be compared, and hand-offs have parts."""
 
 
+@dataclass(frozen=True)
+class Running:
+    """A cluster that runs.
+
+    Attributes:
+        hosts: those of the workers, by address.
+        pids: finds its processes.
+    """
+
+    endpoint: str
+    hosts: Mapping[str, Host]
+    pids: Callable[[], Sequence[int]]
+
+
 @contextmanager
-def on_this_machine(report: Callable[[str], None]) -> Iterator[tuple[str, dict[str, Host]]]:
-    """Runs a cluster, and yields its endpoint; there are no hosts."""
-    workers = {pool: {**SETTINGS[pool], "workers": SIZE} for pool in POOLS}
-    cluster = Cluster.start(BatonConfig.from_dict({**SETTINGS, **workers, "router": {"port": 0}}), report)
+def on_this_machine(report: Callable[[str], None]) -> Iterator[Running]:
+    """Runs a cluster of this machine's only host."""
+    cluster = Cluster.start(BatonConfig.from_dict({**SETTINGS, "router": {"port": 0}}), report)
     try:
-        yield cluster.endpoint, {}
+        yield Running(cluster.endpoint, {}, lambda: [each.pid for each in psutil.Process().children(recursive=True)])
     finally:
         cluster.stop()
 
 
 @contextmanager
-def on_separate_hosts(report: Callable[[str], None]) -> Iterator[tuple[str, dict[str, Host]]]:
-    """Runs a cluster of five hosts, and yields its endpoint and the hosts of the workers by address."""
+def on_separate_hosts(report: Callable[[str], None]) -> Iterator[Running]:
+    """Runs a cluster of five hosts: the head, and one for each worker."""
     names = [f"{pool}{number}" for pool in POOLS for number in range(SIZE)]
     with tempfile.TemporaryDirectory() as folder, hosts(("head", *names)) as found:
         nodes = SeparateNodes(found.pop("head"), found, Path(folder))
@@ -50,5 +66,6 @@ def on_separate_hosts(report: Callable[[str], None]) -> Iterator[tuple[str, dict
         for name in names:
             nodes.join(name, name.rstrip("0123456789"))
             report(f"{name} has joined")
-        nodes.up({**SETTINGS, **{pool: {**SETTINGS[pool], "workers": SIZE} for pool in POOLS}})
-        yield nodes.cluster.endpoint, {host.address: host for host in found.values()}
+        nodes.up(SETTINGS)
+        workers = {host.address: host for host in found.values()}
+        yield Running(nodes.cluster.endpoint, workers, lambda: [pid for host in nodes.all for pid in host.pids()])

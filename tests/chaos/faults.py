@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
 
 import psutil
 
-from baton.core.roles import POOLS
+from tests.chaos.target import Target
 from tests.namespaces import Host
 
-FOR_EVER = float("inf")
 _ONE_IN_FIVE = ("-m", "statistic", "--mode", "random", "--probability", "0.2")
 
 
@@ -22,105 +21,84 @@ class Victim:
     """The worker to which a fault happens.
 
     Attributes:
+        target: its cluster.
         process: its main process.
         host: its host; ``None`` if it shares this machine's network.
         partner: the host of a worker of the other pool.
     """
 
+    target: Target
+    pool: str
     process: psutil.Process
     host: Host | None = None
     partner: Host | None = None
 
 
-class Fault(Protocol):
+@dataclass(frozen=True)
+class Fault:
     """A kind of fault.
 
     Attributes:
         name: for people.
         kind: the group under which it is counted.
-        needs_hosts: whether each worker must have a host of its own.
+        strike: makes it happen, and returns when it is over; at once if it lasts for ever.
         replaces: whether the worker must be replaced afterwards; otherwise it may be.
-        pools: those that must be complete before, when it happens to a worker of ``pool``.
+        silences: whether nothing comes from the worker meanwhile, so that it must be noticed soon.
+        concerns_both: whether it happens to workers of both pools.
     """
 
     name: str
     kind: str
-    needs_hosts: bool
-    replaces: bool
-
-    def pools(self, pool: str) -> Sequence[str]: ...
-
-    async def strike(self, victim: Victim) -> None:
-        """Makes it happen, and returns when it is over; at once if it lasts for ever."""
-        ...
-
-
-@dataclass(frozen=True)
-class Kill:
-    name: str = "kill"
-    kind: str = "kills"
-    needs_hosts: bool = False
-    replaces: bool = True
-
-    def pools(self, pool: str) -> Sequence[str]:
-        return (pool,)
-
-    async def strike(self, victim: Victim) -> None:
-        victim.process.kill()
-
-
-@dataclass(frozen=True)
-class Freeze:
-    """The process is stopped for some seconds."""
-
-    seconds: float
-    kind: str = "freezes"
-    needs_hosts: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"freeze for {'ever' if self.replaces else f'{self.seconds:g} s'}"
-
-    @property
-    def replaces(self) -> bool:
-        return self.seconds == FOR_EVER
-
-    def pools(self, pool: str) -> Sequence[str]:
-        return (pool,)
-
-    async def strike(self, victim: Victim) -> None:
-        victim.process.suspend()
-        if not self.replaces:
-            await asyncio.sleep(self.seconds)
-            with suppress(psutil.NoSuchProcess):  # it was replaced
-                victim.process.resume()
-
-
-@dataclass(frozen=True)
-class LinkFault:
-    """The network of the worker's host has a fault for some seconds.
-
-    Attributes:
-        begin: makes the fault, for the host and the partner's; leaving its context mends it.
-        between: whether it concerns the link to the partner alone, and so the workers of both pools.
-    """
-
-    name: str
-    seconds: float
-    begin: Callable[[Host, Host], AbstractContextManager[None]]
-    between: bool = False
-    kind: str = "link faults"
-    needs_hosts: bool = True
+    strike: Callable[[Victim], Awaitable[None]]
     replaces: bool = False
+    silences: bool = True
+    concerns_both: bool = False
 
-    def pools(self, pool: str) -> Sequence[str]:
-        return POOLS if self.between else (pool,)
 
-    async def strike(self, victim: Victim) -> None:
-        if victim.host is None or victim.partner is None:
-            raise ValueError("the worker has no host of its own")
-        with self.begin(victim.host, victim.partner):
-            await asyncio.sleep(self.seconds)
+async def _kill(victim: Victim) -> None:
+    victim.process.kill()
+
+
+async def _freeze_for_ever(victim: Victim) -> None:
+    victim.process.suspend()
+
+
+async def _freeze(seconds: float, victim: Victim) -> None:
+    victim.process.suspend()
+    with suppress(psutil.TimeoutExpired):  # unless it is replaced and ends meanwhile
+        await asyncio.to_thread(victim.process.wait, seconds)
+    with suppress(psutil.NoSuchProcess):
+        victim.process.resume()
+
+
+async def _scale(victim: Victim) -> None:
+    """The pool gets another worker, and loses one when that is ready."""
+    for size in (victim.target.size + 1, victim.target.size):
+        await victim.target.scale(victim.pool, size)
+
+
+async def _link(begin: Callable[[Host, Host], AbstractContextManager[None]], seconds: float, victim: Victim) -> None:
+    """Something is wrong with the network of the victim's host, or with its link to the partner."""
+    if victim.host is None or victim.partner is None:
+        raise ValueError("the worker has no host of its own")
+    with begin(victim.host, victim.partner):
+        await asyncio.sleep(seconds)
+
+
+def _cut(host: Host, _: Host) -> AbstractContextManager[None]:
+    return host.disconnected()
+
+
+def _lost(host: Host, _: Host) -> AbstractContextManager[None]:
+    return host.dropping()
+
+
+def _lossy(host: Host, _: Host) -> AbstractContextManager[None]:
+    return host.dropping(*_ONE_IN_FIVE)
+
+
+def _slow(host: Host, _: Host) -> AbstractContextManager[None]:
+    return host.slowed("10mbit")
 
 
 @contextmanager
@@ -129,14 +107,20 @@ def _no_link(host: Host, partner: Host) -> Iterator[None]:
         yield
 
 
-KILLS: Sequence[Fault] = (Kill(),)
-FREEZES: Sequence[Fault] = (Freeze(5.0), Freeze(40.0), Freeze(FOR_EVER))
-LINK_FAULTS: Sequence[Fault] = (
-    LinkFault("cut for 2 s", 2.0, lambda host, _: host.disconnected()),
-    LinkFault("cut for 6 s", 6.0, lambda host, _: host.disconnected()),
-    LinkFault("cut for 30 s", 30.0, lambda host, _: host.disconnected()),
-    LinkFault("answers lost for 6 s", 6.0, lambda host, _: host.dropping()),
-    LinkFault("no link to a peer for 10 s", 10.0, _no_link, between=True),
-    LinkFault("20 % lost for 10 s", 10.0, lambda host, _: host.dropping(*_ONE_IN_FIVE)),
-    LinkFault("10 Mbit/s for 15 s", 15.0, lambda host, _: host.slowed("10mbit")),
+KILLS: Sequence[Fault] = (Fault("kill", "kills", _kill, replaces=True),)
+FREEZES: Sequence[Fault] = (
+    Fault("freeze for 5 s", "freezes", partial(_freeze, 5.0)),
+    Fault("freeze for 40 s", "freezes", partial(_freeze, 40.0)),
+    Fault("freeze for ever", "freezes", _freeze_for_ever, replaces=True),
 )
+_on_links = partial(Fault, kind="link faults")
+LINK_FAULTS: Sequence[Fault] = (
+    _on_links("cut for 2 s", strike=partial(_link, _cut, 2.0)),
+    _on_links("cut for 6 s", strike=partial(_link, _cut, 6.0)),
+    _on_links("cut for 30 s", strike=partial(_link, _cut, 30.0)),
+    _on_links("answers lost for 6 s", strike=partial(_link, _lost, 6.0)),
+    _on_links("no link to a peer for 10 s", strike=partial(_link, _no_link, 10.0), silences=False, concerns_both=True),
+    _on_links("20 % lost for 10 s", strike=partial(_link, _lossy, 10.0), silences=False),
+    _on_links("10 Mbit/s for 15 s", strike=partial(_link, _slow, 15.0), silences=False),
+)
+SCALINGS: Sequence[Fault] = (Fault("scaling", "scalings", _scale, silences=False),)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,15 +13,15 @@ from typing import Any
 import psutil
 
 from baton.core.roles import POOLS
-from tests.chaos.faults import Victim
+from tests.chaos.faults import Fault, Victim
 from tests.chaos.plan import STAGE_NAMES, Planned, Stage
-from tests.chaos.target import Target
+from tests.chaos.target import RECOVERY_S, RecoveryError, Target
+from tests.waiting import until
 
-RECOVERY_S = 180.0
-"""A pool that is not complete this long after a fault has failed to recover."""
+logger = logging.getLogger(__name__)
+
 _STAGE_WAIT_S = 5.0
-_POLL_S = 0.02
-_SLOW_POLL_S = 0.25
+_POLL_S = 0.1
 
 
 @dataclass
@@ -28,6 +29,7 @@ class Strike:
     """A fault that happened.
 
     Attributes:
+        silences: whether nothing comes from the worker meanwhile.
         at_s, recovered_s: monotonic seconds; infinite if the pool has not recovered.
         stages: the number of the victim's requests at each stage, by its own word just before.
     """
@@ -36,13 +38,14 @@ class Strike:
     worker: str
     kind: str
     fault: str
+    silences: bool
     at_s: float
     stages: Mapping[str, int]
     recovered_s: float = float("inf")
 
-
-class RecoveryError(Exception):
-    """A pool does not become complete again."""
+    def __str__(self) -> str:
+        stages = ", ".join(f"{count} {name}" for name, count in self.stages.items())
+        return f"{self.worker} ({stages}): {self.fault}, complete after {self.recovered_s - self.at_s:.1f} s"
 
 
 @dataclass
@@ -65,62 +68,50 @@ class Injector:
         """
         for planned in plan:
             async with AsyncExitStack() as stack:
-                concerned = planned.fault.pools(pool)
-                for name in POOLS:
-                    if name in concerned:
-                        await stack.enter_async_context(self._pools[name])
-                await self._until_complete(concerned)
+                concerned = POOLS if planned.fault.concerns_both else (pool,)
+                for name in concerned:
+                    await stack.enter_async_context(self._pools[name])
+                for name in concerned:
+                    await self.target.until_complete(name)
                 if stop.is_set():
                     return
                 await self._strike(pool, planned)
 
     async def _strike(self, pool: str, planned: Planned) -> None:
-        worker = await self._worker_at(pool, planned.stage)
-        victim = await self._victim(pool, worker)
+        worker, partner = await self._at(pool, planned.stage)
+        hosts = [self.target.host_of(each) for each in (worker, partner)] if self.target.hosts else []
+        victim = Victim(self.target, pool, psutil.Process(worker["pid"]), *hosts)
         fault = planned.fault
         names = STAGE_NAMES[pool]
         stages = {names[stage]: int(worker[stage]) for stage in Stage}
-        strike = Strike(pool, worker["id"], fault.kind, fault.name, time.monotonic(), stages)
+        strike = Strike(pool, worker["id"], fault.kind, fault.name, fault.silences, time.monotonic(), stages)
         self.strikes.append(strike)
-        ongoing = asyncio.create_task(fault.strike(victim))
+        ongoing = asyncio.ensure_future(fault.strike(victim))
         try:
-            while True:
-                await asyncio.sleep(_SLOW_POLL_S)
-                alive = await self.target.workers(pool)
-                is_gone = worker["id"] not in [each["id"] for each in alive]
-                if (is_gone or not fault.replaces) and (is_gone or ongoing.done()) and self._are_complete(alive):
-                    break
-                if time.monotonic() - strike.at_s > RECOVERY_S:
-                    raise RecoveryError(f"{pool} has not recovered from {fault.name} of {worker['id']}: {alive}")
-            strike.recovered_s = time.monotonic()
+            await until(lambda: self._is_over(ongoing, fault, pool, worker["id"]), RECOVERY_S, _POLL_S)
+            await self.target.until_complete(pool)
+        except TimeoutError:
+            raise RecoveryError(f"{worker['id']} was not replaced after this fault: {fault.name}") from None
         finally:
             await ongoing
+        strike.recovered_s = time.monotonic()
+        logger.info("%s", strike)
 
-    async def _worker_at(self, pool: str, stage: Stage) -> dict[str, Any]:
-        """A worker with requests at this stage; after a while, the one with most requests."""
+    async def _is_over(self, ongoing: asyncio.Future[None], fault: Fault, pool: str, worker_id: str) -> bool:
+        if ongoing.done() and not fault.replaces:
+            return True
+        return worker_id not in [worker["id"] for worker in await self.target.workers(pool)]
+
+    async def _at(self, pool: str, stage: Stage) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A worker with requests at this stage, or after a while the one with most requests; and one of the other
+        pool."""
         give_up_s = time.monotonic() + _STAGE_WAIT_S
         while True:
-            workers = [worker for worker in await self.target.workers(pool) if Stage.QUEUED in worker]
-            found = max(workers, key=lambda worker: (worker[stage], worker["in_flight"]))
-            if found[stage] or time.monotonic() > give_up_s:
-                return found
+            workers = [worker for worker in await self.target.workers() if stage in worker]
+            worker = max(
+                (each for each in workers if each["pool"] == pool), key=lambda each: (each[stage], each["in_flight"])
+            )
+            partner = max((each for each in workers if each["pool"] != pool), key=lambda each: each["in_flight"])
+            if worker[stage] or time.monotonic() > give_up_s:
+                return worker, partner
             await asyncio.sleep(_POLL_S)
-
-    async def _victim(self, pool: str, worker: Mapping[str, Any]) -> Victim:
-        process = psutil.Process(worker["pid"])
-        if not self.target.hosts:
-            return Victim(process)
-        others = [each for name in POOLS if name != pool for each in await self.target.workers(name)]
-        partner = max(others, key=lambda each: int(each["in_flight"]))
-        return Victim(process, self.target.host_of(worker), self.target.host_of(partner))
-
-    async def _until_complete(self, pools: Sequence[str]) -> None:
-        give_up_s = time.monotonic() + RECOVERY_S
-        for pool in pools:
-            while not self._are_complete(workers := await self.target.workers(pool)):
-                if time.monotonic() > give_up_s:
-                    raise RecoveryError(f"{pool} is not complete: {workers}")
-                await asyncio.sleep(_SLOW_POLL_S)
-
-    def _are_complete(self, workers: Sequence[Mapping[str, Any]]) -> bool:
-        return [worker["state"] for worker in workers] == ["ready"] * self.target.size

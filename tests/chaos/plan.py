@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from baton.core.roles import DECODE, PREFILL
-from tests.chaos.faults import FREEZES, KILLS, LINK_FAULTS, Fault
+from tests.chaos.faults import FREEZES, KILLS, LINK_FAULTS, SCALINGS, Fault
 
-GROUPS: dict[str, Sequence[Fault]] = {"kills": KILLS, "freezes": FREEZES, "links": LINK_FAULTS}
-_WEIGHTS = {"kills": 4, "freezes": 2, "links": 1}
+GROUPS: dict[str, Sequence[Fault]] = {"kills": KILLS, "freezes": FREEZES, "links": LINK_FAULTS, "scaling": SCALINGS}
+_WEIGHTS = {"kills": 4, "freezes": 2, "links": 1, "scaling": 0.5}
 """In the proportion of the numbers of faults that a release must survive."""
 
 

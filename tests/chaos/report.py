@@ -11,11 +11,12 @@ from rich.table import Table
 
 from baton.bench.latency import percentile
 from tests.chaos.injector import Strike
+from tests.chaos.pauses import pauses, undisturbed_waits_s
 from tests.chaos.run import Findings
-from tests.chaos.streams import Stream
 
 _DETECTION_S = 5.0
 """Limit of the time after which a lost or silent worker's streams continue elsewhere."""
+_GROWTH_PERCENT = 5.0
 _RETURN_S = 1.0
 """Limit of the time for which blocks of cancelled requests stay in use."""
 
@@ -36,44 +37,57 @@ class Check:
 def checks(findings: Findings) -> list[Check]:
     """Everything that must hold."""
     streams = findings.streams
-    answered = [stream for stream in streams if not stream.error and not stream.is_cancelled]
-    moved = [stream for stream in answered if stream.num_failed_attempts]
-    undisturbed = [stream.pause_s for stream in answered if not stream.num_failed_attempts]
     found = [
         Check("streams with lost, duplicated or changed tokens", sum(stream.is_wrong for stream in streams), 0),
         Check("failed or hung requests", sum(bool(stream.error) for stream in streams), 0),
         Check("problems of the cluster", len(findings.problems), 0),
     ]
-    if moved:
-        detection_s = percentile([stream.lost_s / stream.num_failed_attempts for stream in moved], 95)
-        found.append(Check("time lost with a failed attempt, p95 (s)", detection_s, _DETECTION_S))
-        limit_s = _DETECTION_S + percentile(undisturbed, 95)
-        pause_s = percentile([stream.pause_s for stream in moved], 95)
-        found.append(Check("pause of a moved stream, p95 (s)", pause_s, limit_s))
+    found_pauses = [pause for pause in pauses(streams, findings.strikes) if pause.is_silence]
+    if found_pauses:
+        waits_s = undisturbed_waits_s(streams)
+        limit_s = _DETECTION_S + (percentile(waits_s, 95) if waits_s else 0.0)
+        found.append(
+            Check("pause of a moved stream, p95 (s)", percentile([p.seconds for p in found_pauses], 95), limit_s)
+        )
+    if detections_s := [pause.detection_s for pause in found_pauses if pause.detection_s is not None]:
+        found.append(Check("detection of a lost or silent worker, p95 (s)", percentile(detections_s, 95), _DETECTION_S))
     if findings.returns_s:
         found.append(Check("blocks in use after cancels, max (s)", max(findings.returns_s), _RETURN_S))
+    if findings.growths:
+        worst = max(growth.share for growth in findings.growths)
+        found.append(Check("growth of a lasting process's memory, max (%)", 100 * worst, _GROWTH_PERCENT))
+    found += [Check(f"more {name} than at first", count, 0) for name, count in findings.excess.items()]
     return found
 
 
 def faults_table(findings: Findings) -> Table:
     """A row for each fault and pool."""
-    table = Table("pool", "fault", "times", "stages of the worker's requests", "recovery p50", "max", box=None)
+    columns = ("pool", "fault", "times", "stages of the worker's requests", "recovery p50", "max", "pause p50", "max")
+    table = Table(*columns, box=None)
     groups: dict[tuple[str, str], list[Strike]] = {}
     for strike in findings.strikes:
         groups.setdefault((strike.fault, strike.pool), []).append(strike)
+    found = pauses(findings.streams, findings.strikes)
     for (fault, pool), strikes in sorted(groups.items()):
         stages = Counter[str]()
         for strike in strikes:
             stages.update(strike.stages)
-        recoveries = [strike.recovered_s - strike.at_s for strike in strikes]
+        recoveries_s = [strike.recovered_s - strike.at_s for strike in strikes]
+        pauses_s = [pause.seconds for pause in found if pause.strike in strikes]
         table.add_row(
             pool,
             fault,
             str(len(strikes)),
             ", ".join(f"{count} {name}" for name, count in stages.items()),
-            *(f"{percentile(recoveries, share):.1f} s" for share in (50, 100)),
+            *_shares(recoveries_s),
+            *_shares(pauses_s),
         )
     return table
+
+
+def _shares(values_s: Sequence[float]) -> tuple[str, str]:
+    """Median and maximum."""
+    return (f"{percentile(values_s, 50):.1f} s", f"{max(values_s):.1f} s") if values_s else ("", "")
 
 
 def verdict_table(findings: Findings) -> Table:
@@ -90,7 +104,7 @@ def counts(findings: Findings) -> dict[str, int]:
         **Counter(strike.kind for strike in findings.strikes),
         "requests": len(streams),
         "greedy": sum(not stream.question.temperature for stream in streams),
-        "moved": sum(bool(stream.num_failed_attempts) for stream in streams),
+        "moved": sum(bool(stream.moves_s) for stream in streams),
         "cancelled": sum(stream.is_cancelled for stream in streams),
     }
 
@@ -103,11 +117,10 @@ def document(findings: Findings) -> dict[str, Any]:
         "checks": [{**asdict(check), "holds": check.holds} for check in checks(findings)],
         "problems": findings.problems,
         "strikes": [asdict(strike) for strike in findings.strikes],
-        "pauses_s": [_pause(stream) for stream in findings.streams if stream.num_failed_attempts],
+        "pauses": [asdict(pause) for pause in pauses(findings.streams, findings.strikes)],
+        "undisturbed_waits_s": undisturbed_waits_s(findings.streams),
         "returns_s": findings.returns_s,
+        "growths": [{**asdict(growth), "share": growth.share} for growth in findings.growths],
+        "excess": findings.excess,
         "bad_streams": [asdict(stream) for stream in bad],
     }
-
-
-def _pause(stream: Stream) -> Sequence[float]:
-    return stream.pause_s, stream.lost_s, stream.num_failed_attempts

@@ -9,13 +9,17 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from tests.chaos.injector import Injector, RecoveryError, Strike
+from tests.chaos.injector import Injector, Strike
 from tests.chaos.load import Load
 from tests.chaos.plan import Planned
+from tests.chaos.resources import Growth, Holdings, MemoryWatch
 from tests.chaos.streams import Stream, serve
-from tests.chaos.target import Target
+from tests.chaos.target import RecoveryError, Target
 from tests.chaos.workload import Question
 
+_WARM_UP_SHARE = 0.2
+_CANCELLED_SHARE = 0.1
+"""Of the requests during faults, their clients leave at random moments."""
 _IDLE_S = 60.0
 _BURST = 20
 _LONGEST_STAY_S = 3.0
@@ -29,6 +33,8 @@ class Findings:
         streams: all that have ended, of faults and of cancels.
         returns_s: after each burst of cancels, how long blocks were still in use.
         problems: what is wrong with the cluster as a whole.
+        growths: of the memory of processes that lived all the time.
+        excess: what there is at the end in addition to what was there at first, by name.
     """
 
     strikes: list[Strike] = field(default_factory=list)
@@ -36,25 +42,48 @@ class Findings:
     returns_s: list[float] = field(default_factory=list)
     num_cancels: int = 0
     problems: list[str] = field(default_factory=list)
+    growths: list[Growth] = field(default_factory=list)
+    excess: dict[str, int] = field(default_factory=dict)
 
 
-async def run_faults(
+async def run(
     target: Target,
     questions: Sequence[Question],
     plans: Mapping[str, Iterator[Planned]],
-    findings: Findings,
     *,
     seed: int,
     seconds: float,
     num_clients: int,
-    cancelled_share: float = 0.1,
-) -> None:
-    """Applies the plans of both pools under load, until they end or the time is over.
+    num_cancels: int,
+) -> Findings:
+    """Applies the plans of both pools under load, until they end or the time is over; then cancels requests."""
+    findings = Findings()
+    chance = random.Random(f"{seed} warm-up")
+    findings.streams += [Stream(question, question.body(chance)) for question in questions]
+    await asyncio.gather(*(serve(target.http, stream) for stream in findings.streams))
+    await _check_idle(target, findings)
+    before = Holdings.of(target.pids())
+    memory, stop = MemoryWatch(target.pids, seconds * _WARM_UP_SHARE), asyncio.Event()
+    watching = asyncio.create_task(memory.run(stop))
+    await _faults(target, questions, plans, findings, seed, seconds, num_clients)
+    await _cancels(target, questions, findings, seed, num_cancels)
+    stop.set()
+    await watching
+    findings.growths = memory.growths()
+    findings.excess = Holdings.of(target.pids()).excess(before)
+    return findings
 
-    Args:
-        cancelled_share: the share of the requests whose clients leave at random moments.
-    """
-    load = Load(target.http, questions, seed, cancelled_share)
+
+async def _faults(
+    target: Target,
+    questions: Sequence[Question],
+    plans: Mapping[str, Iterator[Planned]],
+    findings: Findings,
+    seed: int,
+    seconds: float,
+    num_clients: int,
+) -> None:
+    load = Load(target.http, questions, seed, _CANCELLED_SHARE)
     injector = Injector(target, findings.strikes)
     no_load, no_faults = asyncio.Event(), asyncio.Event()
     sending = asyncio.create_task(load.run(num_clients, no_load))
@@ -75,8 +104,8 @@ async def run_faults(
     await _check_idle(target, findings)
 
 
-async def run_cancels(
-    target: Target, questions: Sequence[Question], findings: Findings, *, seed: int, num_cancels: int
+async def _cancels(
+    target: Target, questions: Sequence[Question], findings: Findings, seed: int, num_cancels: int
 ) -> None:
     """Cancels requests at random moments, in bursts, and measures how long their blocks stay in use."""
     chance = random.Random(f"{seed} cancels")

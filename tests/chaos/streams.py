@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -23,9 +25,8 @@ class Stream:
 
     Attributes:
         sent_s: monotonic seconds.
-        pause_s: the longest time without a token, from sending the request on.
-        lost_s: time lost with attempts that failed; the rest of a pause is waiting and computing again.
-        num_failed_attempts: how often its router moved it to other workers.
+        arrivals_s: when its tokens came; monotonic seconds.
+        moves_s: when its router gave up the workers of an attempt, and moved it to others.
         error: why it has no answer; empty if it has.
     """
 
@@ -34,12 +35,15 @@ class Stream:
     sent_s: float = field(default_factory=time.monotonic)
     request_id: str = ""
     token_ids: list[int] = field(default_factory=list)
-    pause_s: float = 0.0
-    total_s: float = 0.0
-    lost_s: float = 0.0
-    num_failed_attempts: int = 0
+    arrivals_s: list[float] = field(default_factory=list)
+    moves_s: list[float] = field(default_factory=list)
     is_cancelled: bool = False
     error: str = ""
+
+    @property
+    def gaps_s(self) -> Iterator[tuple[float, float]]:
+        """Begin and end of the times without a token, from sending the request on."""
+        return pairwise((self.sent_s, *self.arrivals_s))
 
     @property
     def is_wrong(self) -> bool:
@@ -64,20 +68,16 @@ async def serve(http: httpx.AsyncClient, stream: Stream, cancel_after_s: float |
         stream.error = "" if stream.is_cancelled else f"it hangs: no end after {HUNG_S:g} s"
     except (httpx.HTTPError, StreamError) as failure:
         stream.error = f"{type(failure).__name__}: {failure}"
-    stream.total_s = time.monotonic() - stream.sent_s
 
 
 async def add_moves(http: httpx.AsyncClient, stream: Stream) -> None:
-    """Takes from its timeline how often the stream was moved, and what that cost."""
+    """Takes from its timeline when the stream was moved. The client's clock and the router's are the same."""
     answer = await http.get(f"/v1/requests/{stream.request_id}/timeline", timeout=HUNG_S)
-    if answer.status_code == 200:
-        timeline = answer.json()
-        stream.num_failed_attempts = len(timeline["failed_attempts"])
-        stream.lost_s = sum(stage["duration_ms"] for stage in timeline["stages"] if stage["name"] == "retry") / 1e3
+    failures = answer.json()["failed_attempts"] if answer.status_code == 200 else ()
+    stream.moves_s = [stream.sent_s + failure["at_ms"] / 1e3 for failure in failures]
 
 
 async def _read(http: httpx.AsyncClient, stream: Stream) -> None:
-    last_s = stream.sent_s
     async with http.stream("POST", "/v1/completions", json=stream.body) as response:
         if response.status_code != 200:
             raise StreamError(f"{response.status_code}: {(await response.aread()).decode(errors='replace')[:500]}")
@@ -90,8 +90,7 @@ async def _read(http: httpx.AsyncClient, stream: Stream) -> None:
             event = orjson.loads(payload)
             if (failure := error_in(event)) is not None:
                 raise StreamError(": ".join(failure))
-            now_s = time.monotonic()
-            stream.pause_s, last_s = max(stream.pause_s, now_s - last_s), now_s
+            stream.arrivals_s.append(time.monotonic())
             stream.request_id = event["id"]
             stream.token_ids += event["choices"][0]["token_ids"]
     raise StreamError("the stream ended without [DONE]")
