@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import logging
+import signal
 import sys
 import time
 from pathlib import Path
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("--cancels", type=at_least(0), default=1000, help="requests that are cancelled at the end")
     parser.add_argument("--json", type=Path, default=Path("out/chaos.json"), help="where to write the report")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that all processes and hosts end, too
     console = Console(width=120)
     logging.basicConfig(format="%(asctime)s %(message)s")
     logging.getLogger("tests.chaos").setLevel(logging.INFO)
