@@ -21,9 +21,10 @@ from rich.console import Console
 
 from baton.core.roles import POOLS
 from benchmarks.options import at_least
-from tests.chaos.clusters import SIZE, Running, on_separate_hosts, on_this_machine
+from tests.chaos.clusters import SIZE, Running, on_separate_hosts, on_this_machine, own_processes
 from tests.chaos.plan import GROUPS, draw
 from tests.chaos.report import checks, counts, document, faults_table, verdict_table
+from tests.chaos.resources import Holdings
 from tests.chaos.run import Findings, connect, run
 from tests.chaos.target import Target
 from tests.chaos.workload import questions
@@ -66,8 +67,11 @@ def main() -> None:
                 num_cancels=options.cancels,
             )
 
+    before = Holdings.of(own_processes())
     with (on_this_machine if no_hosts else on_separate_hosts)(console.print) as running:
         findings = asyncio.run(faults(running))
+    left = Holdings.of(own_processes()).excess(before)
+    findings.excess |= {f"{name} after the end": count for name, count in left.items()}
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps({"seed": options.seed, **document(findings)}, indent=1, default=str) + "\n")
     console.print(faults_table(findings))

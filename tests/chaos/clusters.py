@@ -51,7 +51,7 @@ def on_this_machine(report: Callable[[str], None]) -> Iterator[Running]:
     """Runs a cluster of this machine's only host."""
     cluster = Cluster.start(BatonConfig.from_dict({**SETTINGS, "router": {"port": 0}}), report)
     try:
-        yield Running(cluster.endpoint, {}, lambda: [each.pid for each in psutil.Process().children(recursive=True)])
+        yield Running(cluster.endpoint, {}, own_processes)
     finally:
         cluster.stop()
 
@@ -69,3 +69,8 @@ def on_separate_hosts(report: Callable[[str], None]) -> Iterator[Running]:
         nodes.up(SETTINGS)
         workers = {host.address: host for host in found.values()}
         yield Running(nodes.cluster.endpoint, workers, lambda: [pid for host in nodes.all for pid in host.pids()])
+
+
+def own_processes() -> list[int]:
+    """All processes that this one has started."""
+    return [process.pid for process in psutil.Process().children(recursive=True)]

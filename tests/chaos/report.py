@@ -53,10 +53,12 @@ def checks(findings: Findings) -> list[Check]:
         found.append(Check("detection of a lost or silent worker, p95 (s)", percentile(detections_s, 95), _DETECTION_S))
     if findings.returns_s:
         found.append(Check("blocks in use after cancels, max (s)", max(findings.returns_s), _RETURN_S))
-    if findings.growths:
-        worst = max(growth.share for growth in findings.growths)
-        found.append(Check("growth of a lasting process's memory, max (%)", 100 * worst, _GROWTH_PERCENT))
-    found += [Check(f"more {name} than at first", count, 0) for name, count in findings.excess.items()]
+    found += [
+        Check(f"growth of the memory of {growth.name} (%)", growth.percent, _GROWTH_PERCENT)
+        for growth in findings.growths
+        if growth.is_own
+    ]
+    found += [Check(f"more {name} than at first", count, 0) for name, count in findings.excess.items() if count > 0]
     return found
 
 
@@ -120,7 +122,7 @@ def document(findings: Findings) -> dict[str, Any]:
         "pauses": [asdict(pause) for pause in pauses(findings.streams, findings.strikes)],
         "undisturbed_waits_s": undisturbed_waits_s(findings.streams),
         "returns_s": findings.returns_s,
-        "growths": [{**asdict(growth), "share": growth.share} for growth in findings.growths],
+        "growths": [{**asdict(growth), "percent": growth.percent} for growth in findings.growths],
         "excess": findings.excess,
         "bad_streams": [asdict(stream) for stream in bad],
     }

@@ -13,6 +13,7 @@ from statistics import median
 import psutil
 
 _PERIOD_S = 5.0
+_OWN = ("ray::RouterActor", "ray::Controller", "ray::WorkerActor")
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -39,26 +40,34 @@ class Holdings:
         return cls(num_files, frozenset(os.listdir(_SHARED_MEMORY)))
 
     def excess(self, before: Holdings) -> dict[str, int]:
-        """What is there in addition to ``before``; files only of processes that were there before."""
+        """What is there in addition to ``before``; files by process, only of those that were there before."""
         lasting = self.num_files.keys() & before.num_files.keys()
         return {
             "processes": len(self.num_files) - len(before.num_files),
-            "files in lasting processes": sum(self.num_files[each] - before.num_files[each] for each in lasting),
             "objects in shared memory": len(self.shared) - len(before.shared),
+            **{
+                f"files in {_name(process)} ({process.pid})": self.num_files[process] - before.num_files[process]
+                for process in lasting
+            },
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How the memory of a process that lived all the time has changed, from the first third of it to the last."""
+    """How the memory of processes that lived all the time has changed, from the first third of it to the last."""
 
     name: str
     before_bytes: float
     after_bytes: float
 
     @property
-    def share(self) -> float:
-        return self.after_bytes / self.before_bytes - 1
+    def percent(self) -> float:
+        return 100 * (self.after_bytes / self.before_bytes - 1)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this is a process of baton rather than Ray's, or all of them."""
+        return self.name == "all" or self.name.startswith(_OWN)
 
 
 @dataclass
@@ -85,13 +94,14 @@ class MemoryWatch:
                 await asyncio.wait_for(stop.wait(), _PERIOD_S)
 
     def growths(self) -> list[Growth]:
-        """Of all processes that were there from the first record to the last, by size."""
+        """Of each process that was there from the first record to the last, by size, after that of all of them."""
         third = self._num_rounds // 3
         lasting = [(process, sizes) for process, sizes in self._records.items() if len(sizes) == self._num_rounds]
         found = [
             Growth(_name(process), median(sizes[:third]), median(sizes[-third:])) for process, sizes in lasting if third
         ]
-        return sorted(found, key=lambda growth: -growth.after_bytes)
+        whole = Growth("all", sum(each.before_bytes for each in found), sum(each.after_bytes for each in found))
+        return [whole, *sorted(found, key=lambda growth: -growth.after_bytes)] if found else []
 
     def _record(self) -> None:
         self._num_rounds += 1
@@ -107,4 +117,4 @@ def _name(process: psutil.Process) -> str:
         words = process.cmdline()
     except psutil.NoSuchProcess:
         return "ended"
-    return " ".join(Path(word).name for word in words[:4])[:60]
+    return " ".join(Path(word).name for word in words[:3])[:60].strip()
