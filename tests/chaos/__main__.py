@@ -54,13 +54,16 @@ def main() -> None:
         console.print(f"links have no faults: {no_hosts}")
     known = questions(_NUM_PROMPTS)
 
-    async def faults(running: Running) -> Findings:
+    findings = Findings()
+
+    async def faults(running: Running) -> None:
         async with connect(running.endpoint) as http:
             target = Target(http, SIZE, running.hosts, running.pids)
-            return await run(
+            await run(
                 target,
                 known,
                 {pool: draw(options.seed, pool, groups) for pool in POOLS},
+                findings,
                 seed=options.seed,
                 seconds=options.minutes * 60,
                 num_clients=options.clients,
@@ -69,7 +72,10 @@ def main() -> None:
 
     before = Holdings.of(own_processes())
     with (on_this_machine if no_hosts else on_separate_hosts)(console.print) as running:
-        findings = asyncio.run(faults(running))
+        try:
+            asyncio.run(faults(running))
+        except KeyboardInterrupt:
+            findings.problems.append("the run was interrupted, so this is not all of it")
     left = Holdings.of(own_processes()).excess(before)
     findings.excess |= {f"{name} after the end": count for name, count in left.items()}
     options.json.parent.mkdir(parents=True, exist_ok=True)

@@ -50,14 +50,14 @@ async def run(
     target: Target,
     questions: Sequence[Question],
     plans: Mapping[str, Iterator[Planned]],
+    findings: Findings,
     *,
     seed: int,
     seconds: float,
     num_clients: int,
     num_cancels: int,
-) -> Findings:
+) -> None:
     """Applies the plans of both pools under load, until they end or the time is over; then cancels requests."""
-    findings = Findings()
     chance = random.Random(f"{seed} warm-up")
     findings.streams += [Stream(question, question.body(chance)) for question in questions]
     await asyncio.gather(*(serve(target.http, stream) for stream in findings.streams))
@@ -71,7 +71,6 @@ async def run(
     await watching
     findings.growths = memory.growths()
     findings.excess = Holdings.of(target.pids()).excess(before)
-    return findings
 
 
 async def _faults(
