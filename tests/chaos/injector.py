@@ -108,10 +108,10 @@ class Injector:
         give_up_s = time.monotonic() + _STAGE_WAIT_S
         while True:
             workers = [worker for worker in await self.target.workers() if stage in worker]
-            worker = max(
-                (each for each in workers if each["pool"] == pool), key=lambda each: (each[stage], each["in_flight"])
-            )
-            partner = max((each for each in workers if each["pool"] != pool), key=lambda each: each["in_flight"])
-            if worker[stage] or time.monotonic() > give_up_s:
-                return worker, partner
+            own = [worker for worker in workers if worker["pool"] == pool]
+            own.sort(key=lambda each: (each[stage], each["in_flight"]))
+            others = [worker for worker in workers if worker["pool"] != pool]
+            others.sort(key=lambda each: each["in_flight"])
+            if own and others and (own[-1][stage] or time.monotonic() > give_up_s):
+                return own[-1], others[-1]
             await asyncio.sleep(_POLL_S)

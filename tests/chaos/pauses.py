@@ -47,11 +47,15 @@ def pauses(streams: Sequence[Stream], strikes: Sequence[Strike]) -> list[Pause]:
     return found
 
 
-def undisturbed_waits_s(streams: Sequence[Stream]) -> list[float]:
-    """The longest time without a token of each finished stream that was not moved: with the same load, what it costs to
-    wait for a prompt and to compute it."""
+def undisturbed_waits_s(streams: Sequence[Stream], strikes: Sequence[Strike]) -> list[float]:
+    """The longest time without a token of each stream that was sent among the faults, and finished without being moved:
+    what it costs, under this load, to wait for a prompt and to compute it."""
+    if not strikes:
+        return []
+    begun_s, ended_s = strikes[0].at_s, strikes[-1].at_s
     return [
-        max(ended_s - begun_s for begun_s, ended_s in stream.gaps_s)
+        max(after_s - before_s for before_s, after_s in stream.gaps_s)
         for stream in streams
-        if stream.arrivals_s and not (stream.moves_s or stream.error or stream.is_cancelled)
+        if begun_s <= stream.sent_s <= ended_s and stream.arrivals_s
+        if not (stream.moves_s or stream.error or stream.is_cancelled)
     ]

@@ -44,7 +44,7 @@ def checks(findings: Findings) -> list[Check]:
     ]
     found_pauses = [pause for pause in pauses(streams, findings.strikes) if pause.is_silence]
     if found_pauses:
-        waits_s = undisturbed_waits_s(streams)
+        waits_s = undisturbed_waits_s(streams, findings.strikes)
         limit_s = _DETECTION_S + (percentile(waits_s, 95) if waits_s else 0.0)
         found.append(
             Check("pause of a moved stream, p95 (s)", percentile([p.seconds for p in found_pauses], 95), limit_s)
@@ -120,7 +120,7 @@ def document(findings: Findings) -> dict[str, Any]:
         "problems": findings.problems,
         "strikes": [asdict(strike) for strike in findings.strikes],
         "pauses": [asdict(pause) for pause in pauses(findings.streams, findings.strikes)],
-        "undisturbed_waits_s": undisturbed_waits_s(findings.streams),
+        "undisturbed_waits_s": undisturbed_waits_s(findings.streams, findings.strikes),
         "returns_s": findings.returns_s,
         "growths": [{**asdict(growth), "percent": growth.percent} for growth in findings.growths],
         "excess": findings.excess,

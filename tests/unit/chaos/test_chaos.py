@@ -63,7 +63,8 @@ def test_a_pause_counts_from_the_fault_on() -> None:
     assert pauses([moved, stream([7, 8, 9])], [only]) == [Pause(7.0, only, 3.0, True)]
     assert pauses([moved], [only, strike(14.0, silences=False)]) == [Pause(7.0, None, None, False)]
     assert pauses([moved], [strike(9.0)]) == [Pause(8.0, None, None, True)]
-    assert undisturbed_waits_s([moved, stream([7, 8, 9])]) == [8.0]
+    assert undisturbed_waits_s([moved, stream([7, 8, 9])], [strike(9.0), strike(11.0)]) == [8.0]
+    assert undisturbed_waits_s([stream([7, 8, 9])], [strike(11.0)]) == []
 
 
 def test_every_failure_is_judged() -> None:
