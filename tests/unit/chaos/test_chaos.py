@@ -80,6 +80,7 @@ def test_every_failure_is_judged() -> None:
         "streams with lost, duplicated or changed tokens",
         "failed or hung requests",
         "problems of the cluster",
+        "pause of a moved stream, p95 (s)",
         "detection of a lost or silent worker, p95 (s)",
         "blocks in use after cancels, max (s)",
         "more processes than at first",
