@@ -70,10 +70,10 @@ class SeparateNodes:
         self._start(self.head, ["node", "start", "--address", f"{self.head.address}/24"])
         self.wait_for(lambda: "the head is ready" in self.log_of(self.head, "node").read_text(), "the head")
 
-    def join(self, name: str, pool: str) -> None:
+    def join(self, name: str, pool: str, num_cpus: int = 8) -> None:
         """Makes a host a node for a pool, and waits until it is."""
         host = self.members[name]
-        arguments = ["node", "join", f"{self.head.address}:{RAY_PORT}", "--pool", pool, "--cpus", "8"]
+        arguments = ["node", "join", f"{self.head.address}:{RAY_PORT}", "--pool", pool, "--cpus", f"{num_cpus}"]
         self.joined[name] = self._start(host, arguments)
         self.wait_for(lambda: "has joined" in self.log_of(host, "node").read_text(), name)
 

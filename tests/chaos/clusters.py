@@ -19,6 +19,8 @@ from tests.separate_nodes import SeparateNodes
 
 SIZE = 2
 """Workers in each pool."""
+_CPUS_OF_NODE = 2
+"""Room for a second worker, to which Ray prefers an empty node."""
 _POOL = {"workers": SIZE, "kv_blocks": 1024, "max_num_seqs": 4}  # few sequences in a step, so that some wait
 SETTINGS: Mapping[str, Any] = {
     "dtype": "float32",
@@ -64,7 +66,7 @@ def on_separate_hosts(report: Callable[[str], None]) -> Iterator[Running]:
         nodes = SeparateNodes(found.pop("head"), found, Path(folder))
         nodes.start_head()
         for name in names:
-            nodes.join(name, name.rstrip("0123456789"))
+            nodes.join(name, name.rstrip("0123456789"), _CPUS_OF_NODE)
             report(f"{name} has joined")
         nodes.up(SETTINGS)
         workers = {host.address: host for host in found.values()}

@@ -44,6 +44,7 @@ class Fault:
         strike: makes it happen, and returns when it is over; at once if it lasts for ever.
         replaces: whether the worker must be replaced afterwards; otherwise it may be.
         silences: whether nothing comes from the worker meanwhile, so that it must be noticed soon.
+        is_of_host: whether it happens to the worker's host, and so to all workers on it.
         concerns_both: whether it happens to workers of both pools.
     """
 
@@ -52,6 +53,7 @@ class Fault:
     strike: Callable[[Victim], Awaitable[None]]
     replaces: bool = False
     silences: bool = True
+    is_of_host: bool = False
     concerns_both: bool = False
 
 
@@ -113,7 +115,7 @@ FREEZES: Sequence[Fault] = (
     Fault("freeze for 40 s", "freezes", partial(_freeze, 40.0)),
     Fault("freeze for ever", "freezes", _freeze_for_ever, replaces=True),
 )
-_on_links = partial(Fault, kind="link faults")
+_on_links = partial(Fault, kind="link faults", is_of_host=True)
 LINK_FAULTS: Sequence[Fault] = (
     _on_links("cut for 2 s", strike=partial(_link, _cut, 2.0)),
     _on_links("cut for 6 s", strike=partial(_link, _cut, 6.0)),

@@ -16,6 +16,7 @@ from baton.core.roles import POOLS
 from tests.chaos.faults import Fault, Victim
 from tests.chaos.plan import STAGE_NAMES, Planned, Stage
 from tests.chaos.target import RECOVERY_S, RecoveryError, Target
+from tests.namespaces import Host
 from tests.waiting import until
 
 logger = logging.getLogger(__name__)
@@ -80,6 +81,9 @@ class Injector:
     async def _strike(self, pool: str, planned: Planned) -> None:
         worker, partner = await self._at(pool, planned.stage)
         hosts = [self.target.host_of(each) for each in (worker, partner)] if self.target.hosts else []
+        if planned.fault.is_of_host and hosts[0] in await self._other_hosts(worker):
+            logger.info("%s shares its host: no %s", worker["id"], planned.fault.name)
+            return
         victim = Victim(self.target, pool, psutil.Process(worker["pid"]), *hosts)
         fault = planned.fault
         names = STAGE_NAMES[pool]
@@ -96,6 +100,10 @@ class Injector:
             await ongoing
         strike.recovered_s = time.monotonic()
         logger.info("%s", strike)
+
+    async def _other_hosts(self, worker: Mapping[str, Any]) -> list[Host]:
+        others = await self.target.workers(worker["pool"])
+        return [self.target.host_of(each) for each in others if each["id"] != worker["id"]]
 
     async def _is_over(self, ongoing: asyncio.Future[None], fault: Fault, pool: str, worker_id: str) -> bool:
         if ongoing.done() and not fault.replaces:
