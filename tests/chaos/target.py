@@ -25,7 +25,7 @@ class RecoveryError(Exception):
     """A pool does not become complete."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Target:
     """A running cluster.
 
