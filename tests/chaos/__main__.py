@@ -23,7 +23,7 @@ from baton.core.roles import POOLS
 from benchmarks.options import at_least
 from tests.chaos.clusters import SIZE, Running, on_separate_hosts, on_this_machine, own_processes
 from tests.chaos.plan import GROUPS, draw
-from tests.chaos.report import checks, counts, document, faults_table, verdict_table
+from tests.chaos.report import checks, counts, document, faults_table, leaks, verdict_table
 from tests.chaos.resources import Holdings
 from tests.chaos.run import Findings, connect, run
 from tests.chaos.target import Target
@@ -52,9 +52,7 @@ def main() -> None:
     groups = [group for group in options.faults if not (no_hosts and group == "links")]
     if len(groups) < len(options.faults):
         console.print(f"links have no faults: {no_hosts}")
-    known = questions(_NUM_PROMPTS)
-
-    findings = Findings()
+    known, findings = questions(_NUM_PROMPTS), Findings()
 
     async def faults(running: Running) -> None:
         async with connect(running.endpoint) as http:
@@ -82,7 +80,8 @@ def main() -> None:
     options.json.write_text(json.dumps({"seed": options.seed, **document(findings)}, indent=1, default=str) + "\n")
     console.print(faults_table(findings))
     console.print(", ".join(f"{count} {name}" for name, count in counts(findings).items()))
-    for line in findings.problems + [stream.error for stream in findings.streams if stream.error]:
+    lines = [f"{count} more {name} than before" for name, count in leaks(findings).items()]
+    for line in findings.problems + [stream.error for stream in findings.streams if stream.error] + lines:
         console.print(line, markup=False)
     console.print(verdict_table(findings))
     if not all(check.holds for check in checks(findings)):

@@ -58,8 +58,14 @@ def checks(findings: Findings) -> list[Check]:
         for growth in findings.growths
         if growth.is_own
     ]
-    found += [Check(f"more {name} than at first", count, 0) for name, count in findings.excess.items() if count > 0]
+    if findings.excess:
+        found.append(Check("processes, files, shared memory more than before", sum(leaks(findings).values()), 0))
     return found
+
+
+def leaks(findings: Findings) -> dict[str, int]:
+    """What there is more of than before, by name."""
+    return {name: count for name, count in findings.excess.items() if count > 0}
 
 
 def faults_table(findings: Findings) -> Table:

@@ -96,8 +96,8 @@ async def _faults(
         await sending
         findings.streams += load.streams
     for result in results:
-        if isinstance(result, RecoveryError):
-            findings.problems.append(str(result))
+        if isinstance(result, RecoveryError | httpx.HTTPError):
+            findings.problems.append(f"{type(result).__name__}: {result}")
         elif isinstance(result, BaseException):
             raise result
     await _check_idle(target, findings)

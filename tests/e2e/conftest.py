@@ -108,11 +108,3 @@ def _no_other_cluster(request: pytest.FixtureRequest, kept: Kept) -> None:
 def cluster(request: pytest.FixtureRequest, kept: Kept) -> RunningCluster:
     """The module's cluster; a module names its settings in ``SETTINGS``."""
     return kept.with_settings(getattr(request.module, "SETTINGS", None))
-
-
-@pytest.fixture(scope="module")
-def two_of_each(cluster: RunningCluster) -> Iterator[RunningCluster]:
-    """The module's cluster with two workers in each pool, until the module ends."""
-    cluster.scale(2)
-    yield cluster
-    cluster.scale(1)

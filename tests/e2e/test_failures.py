@@ -174,6 +174,14 @@ def _listener(endpoint: str) -> int:
     return pid
 
 
+@pytest.fixture(scope="module")
+def two_of_each(cluster: RunningCluster) -> Iterator[RunningCluster]:
+    """The cluster with two workers in each pool, for the last tests of this module."""
+    cluster.scale(2)
+    yield cluster
+    cluster.scale(1)
+
+
 def freeze_busiest(cluster: RunningCluster, pool: str) -> Line:
     worker = max(cluster.workers(pool), key=lambda worker: worker["in_flight"])
     os.kill(worker["pid"], signal.SIGSTOP)

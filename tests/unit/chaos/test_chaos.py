@@ -74,7 +74,7 @@ def test_every_failure_is_judged() -> None:
         strikes=[strike(12.5)],
         returns_s=[1.5],
         problems=["decode is not complete"],
-        excess={"processes": 1},
+        excess={"processes": 1, "objects in shared memory": -1},
     )
     assert failed(found) == [
         "streams with lost, duplicated or changed tokens",
@@ -83,6 +83,6 @@ def test_every_failure_is_judged() -> None:
         "pause of a moved stream, p95 (s)",
         "detection of a lost or silent worker, p95 (s)",
         "blocks in use after cancels, max (s)",
-        "more processes than at first",
+        "processes, files, shared memory more than before",
     ]
     assert len(document(found)["bad_streams"]) == 2
