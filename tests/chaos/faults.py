@@ -109,7 +109,8 @@ def _no_link(host: Host, partner: Host) -> Iterator[None]:
         yield
 
 
-KILLS: Sequence[Fault] = (Fault("kill", "kills", _kill, replaces=True),)
+KILL = Fault("kill", "kills", _kill, replaces=True)
+KILLS: Sequence[Fault] = (KILL,)
 FREEZES: Sequence[Fault] = (
     Fault("freeze for 5 s", "freezes", partial(_freeze, 5.0)),
     Fault("freeze for 40 s", "freezes", partial(_freeze, 40.0)),

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from baton.core.roles import POOLS
-from tests.chaos.faults import Fault, Victim
+from tests.chaos.faults import KILL, Fault, Victim
 from tests.chaos.plan import STAGE_NAMES, Planned, Stage
 from tests.chaos.target import RECOVERY_S, RecoveryError, Target
 from tests.namespaces import Host
@@ -81,11 +81,10 @@ class Injector:
     async def _strike(self, pool: str, planned: Planned) -> None:
         worker, partner = await self._at(pool, planned.stage)
         hosts = [self.target.host_of(each) for each in (worker, partner)] if self.target.hosts else []
-        if planned.fault.is_of_host and hosts[0] in await self._other_hosts(worker):
-            logger.info("%s shares its host: no %s", worker["id"], planned.fault.name)
-            return
-        victim = Victim(self.target, pool, psutil.Process(worker["pid"]), *hosts)
         fault = planned.fault
+        if fault.is_of_host and hosts[0] in await self._other_hosts(worker):
+            fault = KILL  # it would cost the pool both workers; a killed one is placed on an empty host
+        victim = Victim(self.target, pool, psutil.Process(worker["pid"]), *hosts)
         names = STAGE_NAMES[pool]
         stages = {names[stage]: int(worker[stage]) for stage in Stage}
         strike = Strike(pool, worker["id"], fault.kind, fault.name, fault.silences, time.monotonic(), stages)

@@ -84,14 +84,17 @@ async def test_a_pool_with_a_missing_worker_has_no_fault() -> None:
 
 
 @pytest.mark.parametrize("shares", [True, False])
-async def test_a_host_with_two_workers_of_a_pool_is_not_cut_off(shares: bool) -> None:
-    target, num_strikes = FakeTarget({"h": Host("a", "h"), "i": Host("b", "i")}), 0
+async def test_a_host_with_two_workers_of_a_pool_is_not_cut_off(shares: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, struck = FakeTarget({"h": Host("a", "h"), "i": Host("b", "i")}), list[str]()
 
-    async def strike(victim: Victim) -> None:
-        nonlocal num_strikes
-        num_strikes += 1
+    def fault(name: str, *, is_of_host: bool) -> Fault:
+        async def strike(victim: Victim) -> None:
+            struck.append(name)
 
+        return Fault(name, "", strike, is_of_host=is_of_host)
+
+    monkeypatch.setattr("tests.chaos.injector.KILL", fault("kill", is_of_host=False))
     target.find("prefill-1")["address"] = "h:1" if shares else "i:1"
-    fault = Fault("cut", "link faults", strike, is_of_host=True)
-    await Injector(target).run(PREFILL, iter([Planned(fault, Stage.QUEUED)]), asyncio.Event())
-    assert num_strikes == (0 if shares else 1)
+    cut = Planned(fault("cut", is_of_host=True), Stage.QUEUED)
+    await Injector(target).run(PREFILL, iter([cut]), asyncio.Event())
+    assert struck == (["kill"] if shares else ["cut"])
