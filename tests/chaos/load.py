@@ -19,23 +19,24 @@ class Load:
     """Clients of one cluster.
 
     Args:
+        streams: takes those that have ended.
         seed: decides what each client sends.
         cancelled_share: the share of the requests whose clients leave, at random moments.
-
-    Attributes:
-        streams: those that have ended.
-        num_open: those that have not.
     """
 
     def __init__(
-        self, http: httpx.AsyncClient, questions: Sequence[Question], seed: int, cancelled_share: float
+        self,
+        http: httpx.AsyncClient,
+        questions: Sequence[Question],
+        streams: list[Stream],
+        seed: int,
+        cancelled_share: float,
     ) -> None:
         self._http = http
         self._questions = questions
+        self._streams = streams
         self._seed = seed
         self._cancelled_share = cancelled_share
-        self.streams: list[Stream] = []
-        self.num_open = 0
 
     async def run(self, num_clients: int, stop: asyncio.Event) -> None:
         """Sends until ``stop`` is set; requests that have begun are finished."""
@@ -47,9 +48,7 @@ class Load:
             question = chance.choice(self._questions)
             stream = Stream(question, question.body(chance))
             leaves = chance.random() < self._cancelled_share
-            self.num_open += 1
             await serve(self._http, stream, chance.uniform(0, _LONGEST_STAY_S) if leaves else None)
-            self.num_open -= 1
             if stream.request_id and not stream.is_cancelled:
                 await add_moves(self._http, stream)
-            self.streams.append(stream)
+            self._streams.append(stream)

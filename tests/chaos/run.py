@@ -82,7 +82,7 @@ async def _faults(
     seconds: float,
     num_clients: int,
 ) -> None:
-    load = Load(target.http, questions, seed, _CANCELLED_SHARE)
+    load = Load(target.http, questions, findings.streams, seed, _CANCELLED_SHARE)
     injector = Injector(target, findings.strikes)
     no_load, no_faults = asyncio.Event(), asyncio.Event()
     sending = asyncio.create_task(load.run(num_clients, no_load))
@@ -94,7 +94,6 @@ async def _faults(
     finally:
         no_load.set()
         await sending
-        findings.streams += load.streams
     for result in results:
         if isinstance(result, RecoveryError | httpx.HTTPError):
             findings.problems.append(f"{type(result).__name__}: {result}")
