@@ -77,7 +77,7 @@ def main() -> None:
     left = Holdings.of(own_processes()).excess(before)
     findings.excess |= {f"{name} after the end": count for name, count in left.items()}
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps({"seed": options.seed, **document(findings)}, indent=1, default=str) + "\n")
+    options.json.write_text(json.dumps({"options": vars(options), **document(findings)}, indent=1, default=str) + "\n")
     console.print(faults_table(findings))
     console.print(", ".join(f"{count} {name}" for name, count in counts(findings).items()))
     lines = [f"{count} more {name} than before" for name, count in leaks(findings).items()]
@@ -85,7 +85,7 @@ def main() -> None:
         console.print(line, markup=False)
     console.print(verdict_table(findings))
     if not all(check.holds for check in checks(findings)):
-        console.print(f"Repeat it with --seed {options.seed}. Details are in {options.json}.")
+        console.print(f"Repeat it with the same options and --seed {options.seed}. Details are in {options.json}.")
         sys.exit(1)
 
 
