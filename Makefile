@@ -46,7 +46,7 @@ status=0; \
 	exit $$status
 endef
 
-.PHONY: help setup demo test test-thorough test-cpu-kinds test-compile-matrix update-compile-table fuzz bench profile \
+.PHONY: help setup demo test test-thorough test-cpu-kinds test-compile-matrix update-compile-table bench chaos fuzz profile \
 	device-wheels test-deploy manifests lint format proto clean
 
 help:  ## this list
@@ -92,6 +92,10 @@ bench: $(INSTALLED_TEST)  ## measure engine steps, KV path, router and start-up
 	@$(BIN)/python -m benchmarks.kv_path --json $(BENCH_REPORTS)/kv_path.json
 	@$(BIN)/python -m benchmarks.router_load --requests 500 --sizes 1+1 --tokens 200 --open-streams 200 --json $(BENCH_REPORTS)/router.json
 	@$(BIN)/python -m benchmarks.startup --json $(BENCH_REPORTS)/startup.json
+
+chaos: $(INSTALLED_TEST)  ## kill, freeze and cut off workers for an hour, and check every token (ARGS="--seed 3 --minutes 10")
+	@$(BIN)/baton model pull smollm2-135m-instruct
+	@$(BIN)/python -m tests.chaos $(ARGS)
 
 profile: $(INSTALLED_RUNTIME)  ## where the time of a decode step goes (ARGS="--batches 1 --operations" for more)
 	@$(BIN)/baton model pull smollm2-135m-instruct

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _NETWORK = "10.213.77"
+_OWN_ADDRESS = f"{_NETWORK}.254"
+"""Of this machine in the network of the hosts."""
 _BRIDGE = "bridge0"
 _PORT = "port0"
 _END_S = 10.0
@@ -84,6 +86,35 @@ class Host:
     def reconnect(self) -> None:
         self.run(["ip", "link", "set", _PORT, "up"], 10)
 
+    @contextmanager
+    def disconnected(self) -> Iterator[None]:
+        """Takes this host from the network for a while, as :meth:`cut_off` does."""
+        self.cut_off()
+        try:
+            yield
+        finally:
+            self.reconnect()
+
+    @contextmanager
+    def dropping(self, *match: str) -> Iterator[None]:
+        """Drops outgoing packets for a while: all, or those that match options of iptables."""
+        rule = ["OUTPUT", *match, "-j", "DROP"]
+        self.run(["iptables", "-A", *rule], 10)
+        try:
+            yield
+        finally:
+            self.run(["iptables", "-D", *rule], 10)
+
+    @contextmanager
+    def slowed(self, rate: str) -> Iterator[None]:
+        """Limits what this host sends for a while, to a rate such as ``10mbit``. Not for the host with the bridge."""
+        shape = ["tbf", "rate", rate, "burst", "64kb", "latency", "400ms"]
+        self.run(["tc", "qdisc", "add", "dev", _PORT, "root", *shape], 10)
+        try:
+            yield
+        finally:
+            self.run(["tc", "qdisc", "delete", "dev", _PORT, "root"], 10)
+
     def pids(self) -> list[int]:
         """Processes that are on this host."""
         found = _ip("netns", "pids", self.namespace)
@@ -140,7 +171,10 @@ def why_no_firewall() -> str:
 
 @contextmanager
 def hosts(names: Sequence[str]) -> Iterator[dict[str, Host]]:
-    """Hosts by name, of which the first one has the bridge. They end with all their processes."""
+    """Hosts by name, of which the first one has the bridge. They end with all their processes.
+
+    This machine can reach them meanwhile.
+    """
     made: dict[str, Host] = {}
     try:
         for index, name in enumerate(names):
@@ -160,11 +194,21 @@ def hosts(names: Sequence[str]) -> Iterator[dict[str, Host]]:
                 link = _PORT
             _ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", link)
             _ip("-n", host.namespace, "link", "set", link, "up")
-        yield made
+        _join_network(next(iter(made.values())))
+        yield dict(made)
     finally:
         for host in reversed(made.values()):
             host.end()
             _ip("netns", "delete", host.namespace)
+
+
+def _join_network(first: Host) -> None:
+    """Gives this machine an address in the network, for as long as the host with the bridge exists."""
+    own, far = f"baton{os.getpid()}", "outside"
+    _ip("link", "add", own, "type", "veth", "peer", "name", far, "netns", first.namespace)
+    _ip("-n", first.namespace, "link", "set", far, "master", _BRIDGE, "up")
+    _ip("address", "add", f"{_OWN_ADDRESS}/24", "dev", own)
+    _ip("link", "set", own, "up")
 
 
 def _has_link(namespace: str, name: str) -> bool:

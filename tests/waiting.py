@@ -11,13 +11,13 @@ TIMEOUT_S = 120.0
 _PERIOD_S = 0.005
 
 
-async def until(condition: Callable[[], object]) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = TIMEOUT_S, period_s: float = _PERIOD_S) -> None:
     """Returns when ``condition`` holds, which may be a coroutine function. Raises ``TimeoutError`` if it never does."""
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(timeout_s):
         while True:
             holds = condition()
             if inspect.isawaitable(holds):
                 holds = await holds
             if holds:
                 return
-            await asyncio.sleep(_PERIOD_S)
+            await asyncio.sleep(period_s)

@@ -30,7 +30,7 @@ class RouterConfig(Section):
     """How long an idle connection stays open."""
     request_timeout_s: PositiveSeconds = 600.0
     max_attempts: PositiveInt = 3
-    """How many worker pairs a request may try before its failure reaches the client."""
+    """How many attempts in a row may fail without a token in between, before the failure reaches the client."""
     worker_wait_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
     """How long a request waits while a pool has no available worker, for example during a restart."""
     timelines_kept: Annotated[int, Field(ge=0)] = 1000

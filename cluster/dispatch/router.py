@@ -94,12 +94,12 @@ class Router:
         return all(self._registry.has_accepting(pool) for pool in POOLS)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk]:
-        """Streams the tokens of a sequence, with up to ``router.max_attempts`` attempts.
+        """Streams the tokens of a sequence. Ends after ``router.max_attempts`` failures without a token in between.
 
         Raises:
             OverloadedError: ``router.max_inflight`` sequences are in flight, or admission has no room.
             DeadlineError: ``router.request_timeout_s`` has passed.
-            BatonError: every attempt failed; this is the error of the last one.
+            BatonError: too many attempts failed; this is the error of the last one.
         """
         record = RequestRecord(request, self._config.request_timeout_s, self._clock)
         self._observers.arrived(record)
@@ -176,8 +176,10 @@ class Router:
             self.num_failed += 1
 
     async def _attempts(self, record: RequestRecord) -> AsyncGenerator[TokenChunk]:
+        num_failures = 0  # since the last token
         while not record.is_finished:
             record.attempt += 1
+            num_known = len(record.token_ids)
             try:
                 with await self._admission.admit(record) as placement:
                     record.change_state(RequestState.PLACED)
@@ -190,7 +192,9 @@ class Router:
                     return  # the client has all tokens
                 if isinstance(error, DeadlineError):
                     raise record.deadline_error() from error
-                if record.attempt >= self._config.max_attempts or not self._may_go_well(record, error):
+                # A request that goes on where other workers were lost is not the cause of that.
+                num_failures = num_failures + 1 if len(record.token_ids) == num_known else 1
+                if num_failures >= self._config.max_attempts or not self._may_go_well(record, error):
                     raise
                 if record.state is not RequestState.QUEUED:  # it is, if it failed while waiting for workers
                     record.change_state(RequestState.QUEUED)

@@ -5,24 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import ray
 
 from cluster.config.config import BatonConfig
 from cluster.controller.launch import Cluster
 from cluster.nodes.ray_connection import connect
-
-MODEL = "smollm2-135m-instruct"
-_SETTLE_TIMEOUT_S = 30.0
-_BUSY = ("running", "waiting", "transfers", "kv_blocks_used", "in_flight")
-"""Figures of a worker's load, by the worker and the router; finished hand-offs are recorded before the last is 0."""
+from tests.running_cluster import RunningCluster
 
 Settings = dict[str, Any]
 
@@ -49,50 +42,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return first.setdefault(json.dumps(settings, sort_keys=True) if shares else str(item.path), len(first))
 
     items.sort(key=place)  # keeps the order of equals
-
-
-@dataclass(frozen=True)
-class RunningCluster:
-    """A cluster and blocking calls to its endpoint."""
-
-    endpoint: str
-
-    def get(self, path: str) -> Any:
-        response = httpx.get(self.endpoint + path, timeout=30)
-        response.raise_for_status()
-        return response.json()
-
-    def post(self, path: str, body: Settings, timeout_s: float = 120.0) -> Any:
-        response = httpx.post(self.endpoint + path, json=body, timeout=timeout_s)
-        assert response.status_code == 200, response.text
-        return response.json()
-
-    def complete(self, prompt: Any, **parameters: Any) -> Any:
-        """One completion, by default greedy and with token ids."""
-        body = {"model": MODEL, "prompt": prompt, "temperature": 0, "return_token_ids": True, **parameters}
-        return self.post("/v1/completions", body)
-
-    def workers(self, pool: str | None = None) -> list[dict[str, Any]]:
-        pools = self.get("/admin/status")["pools"]
-        names = [pool] if pool else list(pools)
-        return [worker for name in names for worker in pools[name]["workers"] if worker["state"] != "dead"]
-
-    def metric(self, name: str) -> float:
-        """The sum of a metric over its label sets."""
-        lines = httpx.get(self.endpoint + "/metrics", timeout=30).text.splitlines()
-        values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name]
-        assert values, f"/metrics has no {name}"
-        return sum(values)
-
-    def assert_nothing_leaked(self) -> None:
-        """Waits until all workers answer and are idle, then checks that every block is free or cached."""
-        deadline = time.monotonic() + _SETTLE_TIMEOUT_S
-        workers = self.workers()
-        while busy := [worker for worker in workers if any(worker.get(name) != 0 for name in _BUSY)]:
-            assert time.monotonic() < deadline, busy
-            time.sleep(0.1)
-            workers = self.workers()
-        assert [worker for worker in workers if worker["kv_blocks_leaked"]] == []
 
 
 def start(config: BatonConfig, report: Callable[[str], None] = lambda line: None) -> Cluster:

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 from cluster.cli.cli import run
-from tests.e2e.conftest import EXACT, MODEL, RunningCluster
+from tests.e2e.conftest import EXACT
+from tests.running_cluster import MODEL, RunningCluster
 
 SETTINGS = EXACT
 

@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from baton.core.roles import POOLS
-from tests.e2e.conftest import MODEL, SMALL_CHUNKS, RunningCluster
+from tests.e2e.conftest import SMALL_CHUNKS
+from tests.running_cluster import MODEL, RECOVERY_S, RunningCluster, wait_for
 
 # float32 has wide margins between tokens: recomputing a sequence adds its numbers up in another order.
 SETTINGS = SMALL_CHUNKS
@@ -25,7 +26,6 @@ LONG_PROMPT = list(range(1000, 1800))
 GREEDY = {"temperature": 0}
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
 NUM_TOKENS = 48
-RECOVERY_S = 60.0
 
 Line = dict[str, Any]
 
@@ -85,13 +85,6 @@ def num_retries(cluster: RunningCluster) -> float:
 def only_worker(cluster: RunningCluster, pool: str) -> Line:
     [worker] = [worker for worker in cluster.workers(pool) if worker["state"] == "ready"]
     return worker
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + RECOVERY_S
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen within {RECOVERY_S:g} s"
-        time.sleep(0.05)
 
 
 def assert_recovered(cluster: RunningCluster, pool: str, dead: Line) -> None:
@@ -184,18 +177,9 @@ def _listener(endpoint: str) -> int:
 @pytest.fixture(scope="module")
 def two_of_each(cluster: RunningCluster) -> Iterator[RunningCluster]:
     """The cluster with two workers in each pool, for the last tests of this module."""
-    scale(cluster, 2)
+    cluster.scale(2)
     yield cluster
-    scale(cluster, 1)
-
-
-def scale(cluster: RunningCluster, num_workers: int) -> None:
-    cluster.post("/admin/scale", dict.fromkeys(POOLS, num_workers))
-    wait_for(lambda: states(cluster) == ["ready"] * 2 * num_workers, f"scaling to {num_workers}")
-
-
-def states(cluster: RunningCluster) -> list[str]:
-    return [worker["state"] for worker in cluster.workers()]
+    cluster.scale(1)
 
 
 def freeze_busiest(cluster: RunningCluster, pool: str) -> Line:
@@ -239,14 +223,14 @@ def test_streams_continue_while_workers_are_frozen_for_ever(two_of_each):
         disturbed = threads.submit(serve, cluster, prompts, freeze)
         wait_for(lambda: len(frozen) == 2, "freezing")
         long = [threads.submit(tokens, cluster, [count, *long_prompt], GREEDY, 12) for count in range(4)]
-        wait_for(lambda: "suspected" in states(cluster), "a suspicion")
+        wait_for(lambda: "suspected" in cluster.states(), "a suspicion")
         assert disturbed.result() == undisturbed
         long_disturbed = [each.result() for each in long]
 
     assert num_retries(cluster) > retries
     gone = {worker["id"] for worker in frozen}
     wait_for(
-        lambda: states(cluster) == ["ready"] * 4 and gone.isdisjoint(worker["id"] for worker in cluster.workers()),
+        lambda: cluster.states() == ["ready"] * 4 and gone.isdisjoint(worker["id"] for worker in cluster.workers()),
         "the replacement",
     )
     known = [worker for pool in cluster.get("/admin/status")["pools"].values() for worker in pool["workers"]]
@@ -270,7 +254,7 @@ def test_workers_that_were_frozen_for_a_while_are_used_again(two_of_each):
 
     assert serve(cluster, [PROMPT], freeze_for_5_s) == undisturbed
     assert num_retries(cluster) > retries
-    wait_for(lambda: states(cluster) == ["ready"] * 4, "the recovery")
+    wait_for(lambda: cluster.states() == ["ready"] * 4, "the recovery")
     assert [worker["id"] for worker in cluster.workers()] == before
     assert serve(cluster, [PROMPT]) == undisturbed
     cluster.assert_nothing_leaked()

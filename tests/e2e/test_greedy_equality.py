@@ -20,8 +20,9 @@ from baton.engine.models.model_loader import load_model
 from baton.engine.models.model_source import resolve_model
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.step.overlap import always
-from tests.e2e.conftest import MODEL, RunningCluster, running_cluster
+from tests.e2e.conftest import running_cluster
 from tests.e2e.varied_prompts import varied_prompts
+from tests.running_cluster import MODEL, RunningCluster
 
 NUM_NEW_TOKENS = 8
 

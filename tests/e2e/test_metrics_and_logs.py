@@ -17,8 +17,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.config.config import BatonConfig
-from tests.e2e.conftest import MODEL, RunningCluster, start
+from tests.e2e.conftest import start
 from tests.grafana import Series, dashboard_expressions, problems, rule_expressions
+from tests.running_cluster import MODEL, RunningCluster
 
 SETTINGS = {
     "router": {"port": 0, "request_timeout_s": 15.0},

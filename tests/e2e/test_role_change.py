@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import RunningCluster, Settings
+from tests.e2e.conftest import Settings
+from tests.running_cluster import RunningCluster
 from tests.tiny_models import random_prompts, tiny_model
 from tests.tiny_tokenizers import byte_level_tokenizer
 

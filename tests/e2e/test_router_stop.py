@@ -8,7 +8,8 @@ import json
 import httpx
 
 from cluster.config.config import BatonConfig
-from tests.e2e.conftest import MODEL, start
+from tests.e2e.conftest import start
+from tests.running_cluster import MODEL
 
 SETTINGS = {"simulation": {"profile": "h100-8b", "workers_per_process": 2}, "router": {"port": 0}}
 

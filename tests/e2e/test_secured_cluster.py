@@ -18,8 +18,9 @@ import pytest
 
 from cluster.cli.cli_certs import create_certificates
 from tests.certificates import Files, self_signed
-from tests.e2e.conftest import MODEL, Settings, running_cluster
+from tests.e2e.conftest import Settings, running_cluster
 from tests.e2e.strangers import HEALTH, NODES, answers, listening_ports, status_of
+from tests.running_cluster import MODEL
 
 ALICE, BOB = "alice-key-0123456789", "bob-key-0123456789ab"
 PROMPT = list(range(1000, 1200))

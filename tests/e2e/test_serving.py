@@ -16,7 +16,8 @@ from openai import AsyncOpenAI, OpenAI
 from baton.engine.models.default_model import ensure_default_model
 from baton.engine.models.tokenizer import Tokenizer
 from tests.bad_inputs import BadInput, bad_inputs
-from tests.e2e.conftest import EXACT, MODEL, RunningCluster
+from tests.e2e.conftest import EXACT
+from tests.running_cluster import MODEL, RunningCluster
 
 # float32, so that tokens can be compared exactly whatever they are batched with
 SETTINGS = EXACT

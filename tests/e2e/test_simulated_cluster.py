@@ -11,7 +11,7 @@ import httpx
 import psutil
 from openai import OpenAI
 
-from tests.e2e.conftest import MODEL, RunningCluster
+from tests.running_cluster import MODEL, RunningCluster
 
 SETTINGS = {
     "simulation": {"profile": "h100-8b", "workers_per_process": 5},

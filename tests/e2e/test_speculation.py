@@ -8,7 +8,8 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.e2e.conftest import EXACT, MODEL, RunningCluster
+from tests.e2e.conftest import EXACT
+from tests.running_cluster import MODEL, RunningCluster
 
 SETTINGS = EXACT
 QUESTION = "Write a list of ten animals, one on each line, and then write the same list again."

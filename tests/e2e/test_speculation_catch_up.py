@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.conftest import RunningCluster
 from tests.e2e.test_speculation import ask, drafted
+from tests.running_cluster import RunningCluster
 
 SETTINGS = {
     "dtype": "float32",

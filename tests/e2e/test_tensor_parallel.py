@@ -16,10 +16,11 @@ import psutil
 import pytest
 
 from baton.core.request import SamplingParams
-from tests.e2e.conftest import RunningCluster, running_cluster
+from tests.e2e.conftest import running_cluster
 from tests.engine_runs import build_engine, run, tokens_of
 from tests.ranked_models import PROMPTS as LONG_AND_SHORT
 from tests.ranked_models import Build, build_with_draft, sampled, save_servable
+from tests.running_cluster import RunningCluster
 
 NUM_TOKENS = 60
 PROMPTS = LONG_AND_SHORT[::4]

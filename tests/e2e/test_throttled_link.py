@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.e2e.conftest import RunningCluster
+from tests.running_cluster import RunningCluster
 
 BYTES_PER_SECOND = 4_000_000
 SETTINGS = {"kv_transfer": {"max_bytes_per_second": BYTES_PER_SECOND}}

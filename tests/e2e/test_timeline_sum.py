@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.e2e.conftest import MODEL, SMALL_CHUNKS, RunningCluster
+from tests.e2e.conftest import SMALL_CHUNKS
+from tests.running_cluster import MODEL, RunningCluster
 
 SETTINGS = SMALL_CHUNKS
 NUM_REQUESTS = 100

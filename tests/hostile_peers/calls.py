@@ -145,6 +145,7 @@ def _plain_calls(draw: st.DrawFn, ids: st.SearchStrategy[str]) -> Call:
                 ("Worker/Probe", worker_pb2.ProbeRequest()),
                 ("Worker/GetStats", worker_pb2.StatsRequest()),
                 ("Worker/WatchCache", worker_pb2.WatchCacheRequest()),
+                ("Worker/WatchBookings", worker_pb2.WatchBookingsRequest(router=draw(ids))),
                 ("Decode/Abandon", worker_pb2.AbandonRequest(transfer_id=draw(ids))),
                 ("Worker/Stop", worker_pb2.PingRequest()),
                 ("", worker_pb2.PingRequest()),
@@ -152,7 +153,7 @@ def _plain_calls(draw: st.DrawFn, ids: st.SearchStrategy[str]) -> Call:
         )
     )
     messages = draw(st.lists(_encoded(message) | st.binary(max_size=20), max_size=2))
-    after_s = 0.02 if method == "Worker/WatchCache" or not messages else draw(_MOMENTS)
+    after_s = 0.02 if method.startswith("Worker/Watch") or not messages else draw(_MOMENTS)
     return Call(f"/baton.v1.{method}", draw(st.sampled_from(["prefill", "decode"])), messages, draw(_TOKENS), after_s)
 
 

@@ -261,6 +261,12 @@ class TestDecodeFailures:
         assert request.timeline.attributes["attempts"] == 3
         assert len(set(decode.call_ids)) == 3
 
+    async def test_failures_with_tokens_in_between_do_not_use_up_the_attempts(self, cluster):
+        _, decode = await cluster.add_all(["p1", "d1"])
+        decode.scripts = [decode_some(1, WorkerLostError("killed")) for _ in range(4)]
+        assert await cluster.run() == expected_tokens(6)
+        assert len(decode.requests) == 5
+
     async def test_the_client_gets_the_last_error_after_all_attempts(self, cluster):
         _, decode = await cluster.add_all(["p1", "d1"])
         decode.scripts = [

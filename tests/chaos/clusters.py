@@ -1,0 +1,78 @@
+"""The clusters that faults happen to: all on this machine's network, or each worker on a host of its own."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from baton.core.roles import POOLS
+from cluster.config.config import BatonConfig
+from cluster.controller.launch import Cluster
+from tests.namespaces import Host, hosts
+from tests.separate_nodes import SeparateNodes
+
+SIZE = 2
+"""Workers in each pool."""
+_CPUS_OF_NODE = 2
+"""Room for a second worker, to which Ray prefers an empty node."""
+_POOL = {"workers": SIZE, "kv_blocks": 1024, "max_num_seqs": 4}  # few sequences in a step, so that some wait
+SETTINGS: Mapping[str, Any] = {
+    "dtype": "float32",
+    "engine": {"threads": 1},
+    "prefill": {**_POOL, "chunk_tokens": 64},
+    "decode": _POOL,
+    "kv_transfer": {"part_bytes": 65536},
+    "admission": {"mode": "off"},  # a refusal for a missed target would look like a failure
+    "routing": {"local_prefill": "never"},
+}
+"""Settings with which tokens can be compared, and hand-offs have parts."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """A cluster that runs.
+
+    Attributes:
+        hosts: those of the workers, by address.
+        pids: finds its processes.
+    """
+
+    endpoint: str
+    hosts: Mapping[str, Host]
+    pids: Callable[[], Sequence[int]]
+
+
+@contextmanager
+def on_this_machine(report: Callable[[str], None]) -> Iterator[Running]:
+    """Runs a cluster of this machine's only host."""
+    cluster = Cluster.start(BatonConfig.from_dict({**SETTINGS, "router": {"port": 0}}), report)
+    try:
+        yield Running(cluster.endpoint, {}, own_processes)
+    finally:
+        cluster.stop()
+
+
+@contextmanager
+def on_separate_hosts(report: Callable[[str], None]) -> Iterator[Running]:
+    """Runs a cluster of five hosts: the head, and one for each worker."""
+    names = [f"{pool}{number}" for pool in POOLS for number in range(SIZE)]
+    with tempfile.TemporaryDirectory() as folder, hosts(("head", *names)) as found:
+        nodes = SeparateNodes(found.pop("head"), found, Path(folder))
+        nodes.start_head()
+        for name in names:
+            nodes.join(name, name.rstrip("0123456789"), _CPUS_OF_NODE)
+            report(f"{name} has joined")
+        nodes.up(SETTINGS)
+        workers = {host.address: host for host in found.values()}
+        yield Running(nodes.cluster.endpoint, workers, lambda: [pid for host in nodes.all for pid in host.pids()])
+
+
+def own_processes() -> list[int]:
+    """All processes that this one has started."""
+    return [process.pid for process in psutil.Process().children(recursive=True)]
