@@ -305,6 +305,11 @@ def _of_several_routers(routers: Mapping[int, Iterable[Metric]]) -> Iterable[Met
     return merged.values()
 
 
+async def no_other_routers() -> Mapping[int, Iterable[Metric]]:
+    """The metrics of the other routers where there is one router."""
+    return {}
+
+
 class MetricsPage:
     """Renders the metrics page. Concurrent scrapes share one page, which bounds the load on workers and router.
 
@@ -318,8 +323,8 @@ class MetricsPage:
         self,
         metrics: RouterMetrics,
         poll_cluster: Callable[[], Awaitable[ClusterFigures]],
-        poll_routers: Callable[[], Awaitable[Mapping[int, Iterable[Metric]]]],
-        index: int,
+        poll_routers: Callable[[], Awaitable[Mapping[int, Iterable[Metric]]]] = no_other_routers,
+        index: int = 0,
     ) -> None:
         self._metrics = metrics
         self._poll_cluster = poll_cluster

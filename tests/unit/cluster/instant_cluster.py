@@ -45,7 +45,7 @@ class InstantClient(WorkerClient):
         self._calls = itertools.count(1)
 
     async def prefill(
-        self, request: worker_pb2.PrefillRequest, timeout_s: float
+        self, request: worker_pb2.PrefillRequest, timeout_s: float, booking: worker_pb2.Booking | None = None
     ) -> AsyncGenerator[worker_pb2.PrefillEvent]:
         call = next(self._calls)
         if call % 29 == 0:
@@ -60,7 +60,7 @@ class InstantClient(WorkerClient):
             yield worker_pb2.PrefillEvent(handoff=failed if call % 31 == 0 else good)
 
     async def generate(
-        self, request: worker_pb2.GenerateRequest, timeout_s: float
+        self, request: worker_pb2.GenerateRequest, timeout_s: float, booking: worker_pb2.Booking | None = None
     ) -> AsyncGenerator[worker_pb2.TokenBatch]:
         call = next(self._calls)
         first, last = len(request.sequence.output_token_ids), request.sequence.params.max_tokens - 1

@@ -205,8 +205,13 @@ async def test_several_routers_share_an_endpoint_and_survive_each_other(controll
         killed = min(listeners(port))
         os.kill(killed, signal.SIGKILL)
         await until(lambda: killed not in listeners(port))
-        for _ in range(10):
-            assert await running.complete() == expected_tokens(5)  # by the other one, or by the next
+        num_tries, num_done = 0, 0
+        while num_done < 10:
+            num_tries += 1
+            with contextlib.suppress(httpx.TransportError):  # the dying router had accepted the connection
+                assert await running.complete() == expected_tokens(5)  # by the other one, or by the next
+                num_done += 1
+        assert num_tries <= 15
         await until(both_listen)
         assert killed not in listeners(port)
 

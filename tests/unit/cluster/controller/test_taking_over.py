@@ -36,7 +36,7 @@ from tests.worker_infos import make_info
 def _a_router_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cluster.actors.do_without_torch", lambda: None)
     monkeypatch.setattr("cluster.actors.imports_that_stay", contextlib.nullcontext)
-    monkeypatch.setattr("cluster.router_process.spare_pauses", lambda: None)
+    monkeypatch.setattr("cluster.router_process.router_host.spare_pauses", lambda: None)
 
 
 class Clusters:
