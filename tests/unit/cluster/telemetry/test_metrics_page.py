@@ -52,7 +52,25 @@ async def test_the_page_is_rendered_off_the_event_loop(monkeypatch: pytest.Monke
     cluster.may_answer.set()
     threads: list[int] = []
     render = metrics.render
-    monkeypatch.setattr(metrics, "render", lambda: (threads.append(threading.get_ident()), render())[1])
+    monkeypatch.setattr(metrics, "render", lambda *_: (threads.append(threading.get_ident()), render())[1])
     await MetricsPage(metrics, cluster.ask).get()
     assert threads != [threading.get_ident()]
     assert len(threads) == 1
+
+
+async def test_the_page_of_several_routers_labels_what_each_of_them_counts():
+    own, other = RouterMetrics(), RouterMetrics()
+    own.retries.labels("worker_lost").inc(2)
+    other.retries.labels("worker_lost").inc(5)
+
+    async def ask_others():
+        return {1: other.own_families()}
+
+    cluster = Cluster()
+    cluster.may_answer.set()
+    page = (await MetricsPage(own, cluster.ask, ask_others).get()).decode()
+    assert 'baton_retries_total{reason="worker_lost",router="0"} 2.0' in page
+    assert 'baton_retries_total{reason="worker_lost",router="1"} 5.0' in page
+    assert page.count("# TYPE baton_retries_total counter") == 1
+    alone = (await MetricsPage(own, cluster.ask).get()).decode()
+    assert 'baton_retries_total{reason="worker_lost"} 2.0' in alone
