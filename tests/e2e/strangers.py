@@ -35,13 +35,7 @@ _METHODS = (
     "/ray.rpc.ObjectManagerService/FreeObjects",
     "/ray.rpc.ReporterService/GetTraceback",
 )
-_REFUSED = {
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.UNIMPLEMENTED,
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-}
-"""Any other status comes from the called method."""
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1", "::1": "[::1]"}
 _TIMEOUT_S = 5.0
 
 
@@ -63,13 +57,13 @@ def listening_ports(pid: int) -> list[Port]:
             program = "driver" if process == root else _program(process)
             for connection in process.net_connections("tcp"):
                 if connection.status == psutil.CONN_LISTEN:
-                    host = "127.0.0.1" if connection.laddr.ip in ("0.0.0.0", "::") else connection.laddr.ip
-                    found.add(Port(program, host, connection.laddr.port))
+                    host = connection.laddr.ip.removeprefix("::ffff:")
+                    found.add(Port(program, _LOOPBACK.get(host, host), connection.laddr.port))
     return sorted(found)
 
 
 def answers(port: Port, authority: bytes) -> Iterator[str]:
-    """What the port answers, such as ``HTTPS GET /path`` or ``gRPC /service/method``.
+    """What the port answers with success, such as ``HTTPS GET /path`` or ``gRPC /service/method``.
 
     Args:
         authority: certificate of the cluster's authority, in PEM format, by which a stranger may verify servers.
@@ -77,7 +71,9 @@ def answers(port: Port, authority: bytes) -> Iterator[str]:
     for kind in ("HTTP", "HTTPS"):
         yield from (f"{kind} {method} {path}" for method, path in _REQUESTS if _answers_http(port, kind, method, path))
     for kind in ("gRPC", "gRPC over TLS"):
-        yield from (f"{kind} {name}" for name in _METHODS if status_of(port, name, kind, authority) not in _REFUSED)
+        yield from (
+            f"{kind} {name}" for name in _METHODS if status_of(port, name, kind, authority) is grpc.StatusCode.OK
+        )
 
 
 def status_of(port: Port, method: str, kind: str = "gRPC", authority: bytes = b"") -> grpc.StatusCode:
@@ -97,14 +93,13 @@ def status_of(port: Port, method: str, kind: str = "gRPC", authority: bytes = b"
 
 
 def _answers_http(port: Port, kind: str, method: str, path: str) -> bool:
-    """Whether a request succeeds, or makes the server fail."""
     connection = http.client.HTTPConnection(port.host, port.number, timeout=_TIMEOUT_S)
     if kind == "HTTPS":
         context = ssl._create_unverified_context()
         connection = http.client.HTTPSConnection(port.host, port.number, timeout=_TIMEOUT_S, context=context)
     try:
         connection.request(method, path)
-        return not 400 <= connection.getresponse().status < 500
+        return connection.getresponse().status < 400
     except (OSError, http.client.HTTPException):
         return False
     finally:
