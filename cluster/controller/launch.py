@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from baton.core.errors import BatonError, ConfigError, DeadlineError, WorkerLostError
@@ -28,8 +28,6 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.2
 _NAME_FREE_S = 15.0
-_SHORTEST_LIFE_S = 5.0
-"""A controller that dies sooner after its start is not replaced, since the next one would fare no better."""
 _STOP_TIMEOUT_S = 45.0
 _RELOAD_TIMEOUT_S = 20.0
 
@@ -48,7 +46,6 @@ class Cluster:
         self._report = report
         self._connection = connection
         self._controller: Any = None
-        self._controller_since_s = 0.0
         self._next_report: Any = None
         self._gcs_address = ray.get_runtime_context().gcs_address
 
@@ -126,7 +123,6 @@ class Cluster:
         self._controller = _create_controller(self._config, survivors)
         self._next_report = self._controller.next_report.remote()
         self.endpoint = self._wait_for_start()
-        self._controller_since_s = time.monotonic()
 
     def _wait_for_start(self) -> str:
         started = self._controller.start.remote()
@@ -164,8 +160,7 @@ class Cluster:
                         f"Ray's head at {self._gcs_address} has ended, and router and controller with it. Start it "
                         "again, then `baton up`; docs/failures.md says which workers may be left."
                     ) from error
-                has_lived_s = time.monotonic() - self._controller_since_s
-                if self._config.ray.is_local or has_lived_s < _SHORTEST_LIFE_S:
+                if self._config.ray.is_local:
                     raise _as_baton_error(error) from error
                 return False
             except RayError as error:
@@ -200,12 +195,15 @@ def _await_no_controller(namespace: str) -> None:
             ray.get(controller.pool_status.remote(), timeout=_NAME_FREE_S)
         except ValueError:
             return
-        except RayActorError:
-            time.sleep(_POLL_S)
         except GetTimeoutError:
             break
+        except ActorDiedError:
+            ray.kill(controller, no_restart=True)  # a GCS that was started again may not notice it by itself
+        except RayActorError:
+            logger.debug("Ray does not know yet what has become of the controller")
         else:
             break
+        time.sleep(_POLL_S)
     raise _already_runs(namespace)
 
 
