@@ -27,7 +27,8 @@ from cluster.nodes.ray_connection import RayConnection, connect
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.2
-_NAME_FREE_S = 15.0
+_LAST_CONTROLLER_S = 5.0
+"""A controller whose `baton up` was killed ends in about a second."""
 _STOP_TIMEOUT_S = 45.0
 _RELOAD_TIMEOUT_S = 20.0
 
@@ -184,25 +185,22 @@ def end_without_controller(config: BatonConfig, report: Callable[[str], None]) -
 
 
 def _await_no_controller(namespace: str) -> None:
-    """Waits until Ray has forgotten a controller that has just died.
+    """Waits for the end of a controller that is dying.
 
     Raises:
         ConfigError: a controller lives.
     """
-    for _ in range(int(_NAME_FREE_S / _POLL_S)):
+    give_up_at = time.monotonic() + _LAST_CONTROLLER_S
+    while time.monotonic() < give_up_at:
         try:
             controller = ray.get_actor(CONTROLLER_NAME, namespace=namespace)
-            ray.get(controller.pool_status.remote(), timeout=_NAME_FREE_S)
+            ray.get(controller.pool_status.remote(), timeout=_LAST_CONTROLLER_S)
         except ValueError:
             return
-        except GetTimeoutError:
-            break
         except ActorDiedError:
             ray.kill(controller, no_restart=True)  # a GCS that was started again may not notice it by itself
-        except RayActorError:
+        except (RayActorError, GetTimeoutError):
             logger.debug("Ray does not know yet what has become of the controller")
-        else:
-            break
         time.sleep(_POLL_S)
     raise _already_runs(namespace)
 
