@@ -237,10 +237,10 @@ def test_a_local_cluster_without_gcs_ends_with_the_reason(one: OneHost) -> None:
     """Ray, which would end it later, leaves no time for that."""
     before = set(one.host.pids())
     settings = ("ray.address=null", "simulation.profile=h100-8b")
-    up = one.up(*(part for text in settings for part in ("--set", text)), RAY_gcs_rpc_server_reconnect_timeout_s="12")
+    up = one.up(*(part for text in settings for part in ("--set", text)), RAY_gcs_rpc_server_reconnect_timeout_s="32")
     [gcs] = set(one.pids("gcs_server")) - before
     os.kill(gcs, signal.SIGKILL)
     assert up.wait(WAIT_S) == 1
-    assert "does not answer. Requests are served, but no process can start. The cluster ends in 9 s" in one.log
+    assert "does not answer. Requests are served, but no process can start. The cluster ends in 24 s" in one.log
     assert "error: Ray's control store (GCS) at" in one.log
     one.wait_for(lambda: set(one.host.pids()) <= before, "the end of all processes")
