@@ -77,11 +77,16 @@ class RouterKeeper:
         return str(endpoint)
 
     async def take_over(self, found: FoundRouter) -> str:
-        """Makes a router that has lost its controller obey this one; returns the endpoint's URL."""
-        self._port = found.port
-        self._router = found.actor
+        """Makes a router that has lost its controller obey this one, or replaces it; returns the endpoint's URL."""
+        self._port, self._router = found.port, found.actor
         handle = ray.get_runtime_context().current_actor
-        await found.actor.follow.remote(handle, [info.to_dict() for info in self._workers.values()])
+        try:
+            await found.actor.follow.remote(handle, [info.to_dict() for info in self._workers.values()])
+        except RayError as error:
+            logger.error("the router cannot be taken over and is replaced: %s", error)
+            self._router = None
+            ray.kill(found.actor, no_restart=True)
+            return await self._replace()
         await self.reload(self._config)
         return found.endpoint
 
