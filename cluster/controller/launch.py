@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from baton.core.errors import BatonError, ConfigError, DeadlineError, WorkerLostError
@@ -27,9 +27,8 @@ from cluster.nodes.ray_connection import RayConnection, connect
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.2
-_NAME_FREE_S = 15.0
-_SHORTEST_LIFE_S = 5.0
-"""A controller that dies sooner after its start is not replaced, since the next one would fare no better."""
+_LAST_CONTROLLER_S = 5.0
+"""A controller whose `baton up` was killed ends in about a second."""
 _STOP_TIMEOUT_S = 45.0
 _RELOAD_TIMEOUT_S = 20.0
 
@@ -48,7 +47,6 @@ class Cluster:
         self._report = report
         self._connection = connection
         self._controller: Any = None
-        self._controller_since_s = 0.0
         self._next_report: Any = None
         self._gcs_address = ray.get_runtime_context().gcs_address
 
@@ -126,7 +124,6 @@ class Cluster:
         self._controller = _create_controller(self._config, survivors)
         self._next_report = self._controller.next_report.remote()
         self.endpoint = self._wait_for_start()
-        self._controller_since_s = time.monotonic()
 
     def _wait_for_start(self) -> str:
         started = self._controller.start.remote()
@@ -164,8 +161,7 @@ class Cluster:
                         f"Ray's head at {self._gcs_address} has ended, and router and controller with it. Start it "
                         "again, then `baton up`; docs/failures.md says which workers may be left."
                     ) from error
-                has_lived_s = time.monotonic() - self._controller_since_s
-                if self._config.ray.is_local or has_lived_s < _SHORTEST_LIFE_S:
+                if self._config.ray.is_local:
                     raise _as_baton_error(error) from error
                 return False
             except RayError as error:
@@ -189,23 +185,23 @@ def end_without_controller(config: BatonConfig, report: Callable[[str], None]) -
 
 
 def _await_no_controller(namespace: str) -> None:
-    """Waits until Ray has forgotten a controller that has just died.
+    """Waits for the end of a controller that is dying.
 
     Raises:
         ConfigError: a controller lives.
     """
-    for _ in range(int(_NAME_FREE_S / _POLL_S)):
+    give_up_at = time.monotonic() + _LAST_CONTROLLER_S
+    while time.monotonic() < give_up_at:
         try:
             controller = ray.get_actor(CONTROLLER_NAME, namespace=namespace)
-            ray.get(controller.pool_status.remote(), timeout=_NAME_FREE_S)
+            ray.get(controller.pool_status.remote(), timeout=_LAST_CONTROLLER_S)
         except ValueError:
             return
-        except RayActorError:
-            time.sleep(_POLL_S)
-        except GetTimeoutError:
-            break
-        else:
-            break
+        except ActorDiedError:
+            ray.kill(controller, no_restart=True)  # a GCS that was started again may not notice it by itself
+        except (RayActorError, GetTimeoutError):
+            logger.debug("Ray does not know yet what has become of the controller")
+        time.sleep(_POLL_S)
     raise _already_runs(namespace)
 
 

@@ -92,12 +92,17 @@ class RouterKeeper:
         return str(endpoint)
 
     async def take_over(self, found: FoundRouter) -> str:
-        """Makes a router that has lost its controller obey this one; returns the endpoint's URL."""
-        self.port = found.port
-        self.router = found.actor
-        self._started()
+        """Makes a router that has lost its controller obey this one, or replaces it; returns the endpoint's URL."""
+        self.port, self.router = found.port, found.actor
         handle = ray.get_runtime_context().current_actor
-        await found.actor.follow.remote(handle, [info.to_dict() for info in self._workers.values()])
+        try:
+            await found.actor.follow.remote(handle, [info.to_dict() for info in self._workers.values()])
+        except RayError as error:
+            logger.error("the router cannot be taken over and is replaced: %s", error)
+            self.router = None
+            ray.kill(found.actor, no_restart=True)
+            return await self._replace()
+        self._started()
         await self.reload(self._config)
         return found.endpoint
 

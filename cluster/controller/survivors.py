@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 _ANSWER_S = 10.0
 _STOP_S = 15.0
+_POLL_S = 0.1
 _FREE_KEYS = frozenset({"prefill.workers", "decode.workers"})
 """Keys with which a cluster may be taken over although they differ; those that reload are free as well."""
 
@@ -116,6 +118,9 @@ def end_survivors(namespace: str) -> int:
             ray.wait(stops, num_returns=len(stops), timeout=_STOP_S)
         for actor in actors:
             ray.kill(actor, no_restart=True)
+    give_up_at = time.monotonic() + _STOP_S
+    while any(_actors(namespace)) and time.monotonic() < give_up_at:  # a call that was not sent yet would be lost
+        time.sleep(_POLL_S)
     return len(found)
 
 

@@ -11,7 +11,7 @@ import grpc.aio
 
 from baton.core.errors import WorkerLostError
 
-_LOOK_EVERY_S = 2.0
+_LOOK_EVERY_S = 0.5
 _ANSWER_S = 5.0
 """A busy machine may be late."""
 _GIVES_UP_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"

@@ -13,14 +13,15 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError
 
 from cluster.config.config import RayConfig
 
 logger = logging.getLogger(__name__)
 
 CONTROLLER_NAME = "baton-controller"
-_LOOK_EVERY_S = 2.0
+_LOOK_EVERY_S = 5.0
+_ANSWER_S = 10.0
 _STOP_TIMEOUT_S = 15.0
 
 
@@ -85,8 +86,9 @@ def _run(watch: OrphanWatch, actor: Any) -> None:
 
 def _has_controller(namespace: str) -> bool | None:
     try:
-        ray.get_actor(CONTROLLER_NAME, namespace=namespace)
-    except ValueError:
+        controller: Any = ray.get_actor(CONTROLLER_NAME, namespace=namespace)
+        ray.get(controller.__ray_ready__.remote(), timeout=_ANSWER_S)  # Ray may still list one that is dead
+    except (ValueError, ActorDiedError):
         return False
     except Exception:  # Ray raises several classes while its head is away
         logger.debug("it is unknown whether there is a controller", exc_info=True)

@@ -161,12 +161,15 @@ def test_a_lost_gcs_comes_back_while_requests_are_served(one: OneHost) -> None:
     serving = one.serving()
     with ThreadPoolExecutor(1) as threads:
         asked = threads.submit(one.ask, 12.0)
+        [head] = [pid for pid in one.host.pids() if "cluster.nodes.head_process" in title(pid)]
+        os.kill(head, signal.SIGSTOP)  # or it may start the next one before anything notices
         one.kill("gcs_server")
+        one.wait_for(lambda: "does not answer. Requests are served, but no process can start" in one.log, "the loss")
+        os.kill(head, signal.SIGCONT)
         one.wait_for(lambda: "is back after" in one.log, "the return of the GCS")
         answered, failed = asked.result()
-    assert answered > 5
+    assert answered
     assert failed == []
-    assert "does not answer. Requests are served, but no process can start" in one.log
     assert one.serving() == serving
     lost = one.get("/admin/status")["pools"]["decode"]["workers"][0]["pid"]
     os.kill(lost, signal.SIGKILL)  # its replacement needs the GCS
@@ -186,7 +189,7 @@ def test_a_lost_controller_is_replaced_and_takes_the_others_over(one: OneHost) -
         one.kill("ray::Controller")
         one.wait_for(lambda: "the cluster has a controller again, after" in one.log, "the next controller")
         answered, failed = asked.result()
-    assert answered > 5
+    assert answered
     assert failed == []
     assert f"taking over the router at {one.endpoint} and 2 workers" in one.log
     assert one.serving() == serving
@@ -234,10 +237,10 @@ def test_a_local_cluster_without_gcs_ends_with_the_reason(one: OneHost) -> None:
     """Ray, which would end it later, leaves no time for that."""
     before = set(one.host.pids())
     settings = ("ray.address=null", "simulation.profile=h100-8b")
-    up = one.up(*(part for text in settings for part in ("--set", text)), RAY_gcs_rpc_server_reconnect_timeout_s="12")
+    up = one.up(*(part for text in settings for part in ("--set", text)), RAY_gcs_rpc_server_reconnect_timeout_s="32")
     [gcs] = set(one.pids("gcs_server")) - before
     os.kill(gcs, signal.SIGKILL)
     assert up.wait(WAIT_S) == 1
-    assert "does not answer. Requests are served, but no process can start. The cluster ends in 9 s" in one.log
+    assert "does not answer. Requests are served, but no process can start. The cluster ends in 24 s" in one.log
     assert "error: Ray's control store (GCS) at" in one.log
     one.wait_for(lambda: set(one.host.pids()) <= before, "the end of all processes")

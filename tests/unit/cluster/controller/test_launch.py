@@ -1,16 +1,22 @@
-"""Errors that a user sees when Ray does not start."""
+"""What the process of `baton up` does: Ray's start, its errors, and controllers that die."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import ActorDiedError
 
-from baton.core.errors import ConfigError
+from baton.core.errors import ConfigError, WorkerLostError
+from baton.process.stop_signals import StopEvent
 from baton.process.worker_environment import worker_variables
 from cluster.config.config import BatonConfig
+from cluster.controller import launch
 from cluster.controller.launch import Cluster
 from cluster.nodes.ray_connection import connect
 
@@ -41,3 +47,129 @@ def test_a_local_ray_has_the_environment_of_workers_and_of_the_user(
     assert seen["RAY_prestart_worker_first_driver"] == "0"
     assert seen["RAY_worker_niceness"] == "3"
     assert "RAY_REDIS_ADDRESS" not in seen
+
+
+class Reference:
+    """The result of a call of an actor; ``None`` while there is none."""
+
+    def __init__(self, result: Any = None) -> None:
+        self.result = result
+
+
+class Actor:
+    """A controller: its calls return the references of a test, or ones without a result."""
+
+    def __init__(self, **references: Reference) -> None:
+        self._references = references
+
+    def __getattr__(self, name: str) -> Any:
+        found = self._references.get(name) or Reference()
+        return SimpleNamespace(remote=lambda *_: found)
+
+
+class SynchronousRay:
+    """Stands in for the module ``ray`` in the process of `baton up`."""
+
+    def __init__(self) -> None:
+        self.killed: list[Actor] = []
+        self.named: list[Actor] = []
+        """Whom the name of the controller finds, one lookup after another."""
+
+    def get_runtime_context(self) -> Any:
+        return SimpleNamespace(gcs_address="head:6379")
+
+    def wait(self, references: list[Reference], num_returns: int, timeout: float | None = None) -> Any:
+        return [each for each in references if each.result is not None], []
+
+    def get(self, reference: Reference, timeout: float | None = None) -> Any:
+        if isinstance(reference.result, Exception):
+            raise reference.result
+        return reference.result
+
+    def get_actor(self, name: str, namespace: str) -> Actor:
+        if not self.named:
+            raise ValueError(name)
+        return self.named.pop(0)
+
+    def kill(self, actor: Actor, *, no_restart: bool) -> None:
+        self.killed.append(actor)
+
+
+@dataclass
+class Launched:
+    """A cluster whose controllers are those of a test."""
+
+    fake: SynchronousRay
+    controllers: list[Actor]
+    reports: list[str] = field(default_factory=list)
+    swept: list[str] = field(default_factory=list)
+    gcs_lives: bool = True
+
+    def start(self, address: str | None) -> Cluster:
+        return Cluster.start(BatonConfig.from_dict({"ray": {"address": address}}), self.reports.append)
+
+
+STARTED = Reference("http://here:8000")
+DEAD = Reference(ActorDiedError())
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
+    found = Launched(SynchronousRay(), [])
+    monkeypatch.setattr(launch, "ray", found.fake)
+    monkeypatch.setattr(launch, "_POLL_S", 0.001)
+    monkeypatch.setattr(launch, "_log_folder", lambda: None)
+    for name in ("connect", "refuse_unfit_nodes", "find_survivors"):
+        monkeypatch.setattr(launch, name, lambda *_: None)
+    monkeypatch.setattr(launch, "end_survivors", found.swept.append)
+    monkeypatch.setattr(launch, "_create_controller", lambda *_: found.controllers.pop(0))
+    monkeypatch.setattr(Cluster, "_gcs_lives", lambda _: found.gcs_lives)
+    return found
+
+
+def test_a_dead_controller_is_replaced_where_router_and_workers_outlive_it(launched: Launched) -> None:
+    stop = StopEvent()
+    first, second = Actor(start=STARTED, wait=DEAD), Actor(start=STARTED, next_report=Reference("decode-2 is ready"))
+    launched.controllers = [first, second]
+    cluster = launched.start("head:6379")
+    cluster.wait(stop, lambda: stop.set() if "decode-2 is ready" in launched.reports else None)
+    told = " ".join(launched.reports)
+    assert "the controller is lost; starting another one, which takes over router and workers" in told
+    assert "the cluster has a controller again" in told
+    cluster.stop()
+    assert launched.fake.killed == [second]
+    assert launched.swept == ["baton"]
+
+
+def test_a_local_cluster_ends_with_its_controller(launched: Launched) -> None:
+    launched.controllers = [Actor(start=STARTED, wait=DEAD)]
+    with pytest.raises(WorkerLostError, match="controller failed: its process died"):
+        launched.start(None).wait(StopEvent())
+
+
+def test_the_end_of_rays_head_is_named(launched: Launched) -> None:
+    launched.controllers = [Actor(start=STARTED, wait=DEAD)]
+    cluster = launched.start("head:6379")
+    launched.gcs_lives = False
+    with pytest.raises(WorkerLostError, match="Ray's head at head:6379 has ended, and router and controller with it"):
+        cluster.wait(StopEvent())
+    cluster.stop()
+    assert launched.swept == []  # which would wait for the head
+
+
+def test_a_cluster_that_cannot_start_leaves_other_clusters_alone(
+    launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_LAST_CONTROLLER_S", 0.01)
+    launched.fake.named = [Actor(pool_status=Reference({}))] * 100
+    with pytest.raises(ConfigError, match="already runs in the Ray namespace 'baton'"):
+        launched.start("head:6379")
+    assert (launched.fake.killed, launched.swept) == ([], [])
+
+
+def test_a_controller_that_ray_only_believes_alive_is_forgotten(launched: Launched) -> None:
+    dead = Actor(pool_status=DEAD)
+    launched.fake.named = [dead]
+    launched.controllers = [Actor(start=STARTED)]
+    assert launched.start("head:6379").endpoint == "http://here:8000"
+    assert launched.fake.killed == [dead]

@@ -134,7 +134,10 @@ async def test_workers_that_died_meanwhile_are_replaced(clusters: Clusters) -> N
     assert await clusters.complete() == expected_tokens(5)
 
 
-async def test_a_router_that_died_meanwhile_is_started_beside_the_same_workers(clusters: Clusters) -> None:
+@pytest.mark.parametrize("is_found", [True, False])
+async def test_a_router_that_died_meanwhile_is_started_beside_the_same_workers(
+    clusters: Clusters, is_found: bool
+) -> None:
     await clusters.start()
     before = await clusters.pools()
     survivors = await clusters.lose_controller()
@@ -142,7 +145,7 @@ async def test_a_router_that_died_meanwhile_is_started_beside_the_same_workers(c
     await router.actor.stop.remote()
     clusters._ray.kill(router.actor)
     await asyncio.sleep(0)
-    await clusters.start(Survivors(survivors.secret, (), survivors.workers))
+    await clusters.start(Survivors(survivors.secret, survivors.routers if is_found else (), survivors.workers))
     assert await clusters.pools() == before
     assert await clusters.complete() == expected_tokens(5)
 
