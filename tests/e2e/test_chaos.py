@@ -21,7 +21,7 @@ async def test_faults_and_cancels_cost_no_token_and_no_block(cluster: RunningClu
     found = Findings()
     async with connect(cluster.endpoint) as http:
         target = Target(http, clusters.SIZE)
-        await run(target, questions(6), plans, found, seed=SEED, seconds=60, num_clients=6, num_cancels=40)
+        await run(target, questions(6), plans, found, seed=SEED, seconds=30, num_clients=6, num_cancels=40)
     wrong = [stream for stream in found.streams if stream.error or stream.is_wrong]
     assert (wrong, found.problems) == ([], [])
     assert {strike.pool for strike in found.strikes} == set(POOLS)
