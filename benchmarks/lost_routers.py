@@ -1,7 +1,7 @@
 """Several routers of which one is killed again and again: ``python -m benchmarks.lost_routers [--help]``.
 
 Runs a cluster of simulated workers on this machine: with one router, with several, and with several of which one is
-killed at a time. Requests come at random (Poisson). A stream that breaks is sent once more, as a client would.
+killed at a time. Requests come at random (Poisson). A stream that breaks is sent again, as a client would.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ _TIMEOUT_S = 60.0
 _POLL_S = 0.5
 _WARM_UP_S = 5.0
 _DECODE_SEQS = 16
+_TRIES = 3
+_PAUSE_S = 0.2
 
 
 @dataclass
@@ -43,7 +45,7 @@ class Outcome:
     """What one cluster did under the load.
 
     Attributes:
-        samples: of all requests after the warm-up; those of broken streams are the second ones.
+        samples: of all requests after the warm-up; those of broken streams are the last ones.
         num_broken: streams that broke and were sent again.
         num_open_at_kills: requests that the killed routers had in progress.
         most_sequences: largest number of sequences on a decode worker, running and waiting.
@@ -113,12 +115,13 @@ class Load:
     async def _send(self, client: LoadClient, at_s: float) -> None:
         words = self._random.randrange(50, 500)
         spec = RequestSpec(" ".join(str(self._random.randrange(1000)) for _ in range(words)), None, self._tokens)
-        for _ in range(2):
+        for number in range(_TRIES):
             sample = Sample(at_s, at_s < _WARM_UP_S, None, self._tokens)
             await client.send(spec, sample, self._epoch_s)
             if sample.error not in _BROKEN:
                 break
-            self.outcome.num_broken += 1
+            self.outcome.num_broken += number == 0
+            await asyncio.sleep(_PAUSE_S)  # until the client has noticed which of its connections are broken
         if not sample.is_warmup:
             self.outcome.samples.append(sample)
 
