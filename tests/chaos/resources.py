@@ -14,6 +14,8 @@ import psutil
 
 _PERIOD_S = 5.0
 _OWN = ("ray::RouterActor", "ray::Controller", "ray::WorkerActor")
+_LOG_READER = "log_monitor.py"
+"""Ray's reader of logs keeps the files of some hundred ended processes open."""
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -48,6 +50,7 @@ class Holdings:
             **{
                 f"files in {_name(process)} ({process.pid})": self.num_files[process] - before.num_files[process]
                 for process in lasting
+                if _LOG_READER not in _name(process)
             },
         }
 
