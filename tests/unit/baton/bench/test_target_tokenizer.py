@@ -21,7 +21,7 @@ def hub_loads(monkeypatch):
     def load(path, *, only_local=False):
         loads.append((path, only_local))
         if only_local and path != "owner/here":
-            raise OSError("there is no copy")
+            raise ConfigError("there is no copy")
         return byte_level_tokenizer()
 
     monkeypatch.setattr(Tokenizer, "load", load)
