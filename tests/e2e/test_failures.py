@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -182,10 +181,16 @@ def two_of_each(cluster: RunningCluster) -> Iterator[RunningCluster]:
     cluster.scale(1)
 
 
-def freeze_busiest(cluster: RunningCluster, pool: str) -> Line:
-    worker = max(cluster.workers(pool), key=lambda worker: worker["in_flight"])
-    os.kill(worker["pid"], signal.SIGSTOP)
-    return worker
+def freeze_busiest(cluster: RunningCluster) -> list[Line]:
+    """Freezes a worker of each pool at once: the cluster's status would wait for one that is frozen already."""
+    workers = cluster.workers()
+    found = [
+        max((worker for worker in workers if worker["id"].startswith(pool)), key=lambda worker: worker["in_flight"])
+        for pool in POOLS
+    ]
+    for worker in found:
+        os.kill(worker["pid"], signal.SIGSTOP)
+    return found
 
 
 def serve(cluster: RunningCluster, prompts: list[Any], disturb: Callable[[], None] = lambda: None) -> list[list[int]]:
@@ -216,7 +221,7 @@ def test_streams_continue_while_workers_are_frozen_for_ever(two_of_each):
     frozen: list[Line] = []
 
     def freeze() -> None:
-        frozen.extend(freeze_busiest(cluster, pool) for pool in POOLS)
+        frozen.extend(freeze_busiest(cluster))
 
     long_prompt = [*LONG_PROMPT[300:], *LONG_PROMPT[:300]]
     with ThreadPoolExecutor() as threads:
@@ -246,13 +251,13 @@ def test_workers_that_were_frozen_for_a_while_are_used_again(two_of_each):
     undisturbed = serve(cluster, [PROMPT])
     before, retries = [worker["id"] for worker in cluster.workers()], num_retries(cluster)
 
-    def freeze_for_5_s() -> None:
-        frozen = [freeze_busiest(cluster, pool) for pool in POOLS]
-        time.sleep(5)
+    def freeze_for_a_while() -> None:
+        frozen = freeze_busiest(cluster)
+        wait_for(lambda: cluster.states().count("suspected") == 2, "the suspicions")
         for worker in frozen:
             os.kill(worker["pid"], signal.SIGCONT)
 
-    assert serve(cluster, [PROMPT], freeze_for_5_s) == undisturbed
+    assert serve(cluster, [PROMPT], freeze_for_a_while) == undisturbed
     assert num_retries(cluster) > retries
     wait_for(lambda: cluster.states() == ["ready"] * 4, "the recovery")
     assert [worker["id"] for worker in cluster.workers()] == before
