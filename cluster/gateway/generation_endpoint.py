@@ -35,7 +35,7 @@ from cluster.gateway.openai.responses import ChatFormat, ChoiceOutput, Completio
 from cluster.gateway.openai.schemas import BaseRequest, ChatCompletionRequest, CompletionRequest, parse_request
 from cluster.gateway.output_processor import OutputDelta, OutputProcessor
 from cluster.gateway.sequence_runner import SequenceSpec, run_sequences
-from cluster.gateway.sse import DONE_EVENT, SseResponse, encode_event
+from cluster.gateway.sse import DONE_EVENT, PunctualEvents, SseResponse, encode_event
 from cluster.requests.generation import FinishedRequest, GenerationRequest, Generator
 
 # The end of the prompt tells the detokenizer whether the output continues a word.
@@ -202,11 +202,12 @@ class GenerationEndpoint:
     async def _respond(self, request: Request, job: _Job) -> Response:
         if not job.plan.stream:
             return JsonResponse(await until_disconnect(request.receive, self._collect(request, job)))
-        events = self._stream(request, job)
-        # Before the first token, an error can still have its own HTTP status.
-        first = await until_disconnect(request.receive, anext(events))
+        events = PunctualEvents(self._stream(request, job))
+        # For a while, an error before the first token can still have its own HTTP status.
+        every_s = self._limits.comment_every_s
+        await until_disconnect(request.receive, events.wait_for_first(every_s))
         deadline_s = arrival_of(request).accepted_s + self._limits.request_timeout_s
-        return SseResponse(first, events, request_id_of(request), deadline_s)
+        return SseResponse(events, request_id_of(request), deadline_s, every_s)
 
     async def _collect(self, request: Request, job: _Job) -> Json:
         with self._claim(request, job) as (request_id, specs):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -26,26 +26,69 @@ def encode_event(data: Any) -> bytes:
     return b"data: " + orjson.dumps(data) + b"\n\n"
 
 
-class SseResponse(Response):
-    """Sends ``first`` at once and then each of ``events`` as soon as it is available.
+COMMENT = b": waiting\n\n"
+"""Clients ignore it, and proxies see that the stream lives."""
 
-    The headers are sent by then, so an error becomes an event, and the stream ends without ``[DONE]``. ``events`` is
+
+class PunctualEvents:
+    """Events, for the first of which one may wait a limited time.
+
+    Args:
+        events: at least one event. It is closed with this object.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        self._events = events
+        self._first = asyncio.ensure_future(anext(events))
+
+    async def wait_for_first(self, timeout_s: float) -> None:
+        """Returns when there is an event, or after ``timeout_s``. Closes this object if there is an error or if it is
+        cancelled.
+
+        Raises:
+            BatonError: what the first event failed with.
+        """
+        try:
+            await asyncio.wait({self._first}, timeout=timeout_s)
+            if self._first.done():
+                self._first.result()
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield await self._first
+        async for event in self._events:
+            yield event
+
+    async def aclose(self) -> None:
+        self._first.cancel()
+        await asyncio.gather(self._first, return_exceptions=True)
+        await self._events.aclose()
+
+
+class SseResponse(Response):
+    """Sends each of ``events`` as soon as it is available, and a comment whenever there is none for a while.
+
+    The headers are sent at once, so an error becomes an event, and the stream ends without ``[DONE]``. ``events`` is
     closed when the client disconnects, and also when it does not read before the deadline, which would otherwise hold
     resources of workers indefinitely.
 
     Args:
         deadline_s: deadline of the request, on the monotonic clock. A send that has not finished by then is given up.
+        comment_every_s: seconds of silence after which a comment is sent.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None], request_id: str, deadline_s: float) -> None:
+    def __init__(self, events: PunctualEvents, request_id: str, deadline_s: float, comment_every_s: float) -> None:
         self.status_code = 200
         self.background = None
-        self._first = first
         self._events = events
         self._request_id = request_id
         self._deadline_s = deadline_s
+        self._comment_every_s = comment_every_s
+        self._sent_s = float("-inf")  # the client may have waited before
         # X-Accel-Buffering: nginx would otherwise collect events before it passes them on.
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
@@ -67,16 +110,27 @@ class SseResponse(Response):
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await _send_body(send, self._first)
+        comments = asyncio.create_task(self._send_comments(send))
         try:
             async for event in self._events:
-                await _send_body(send, event)
+                await self._send_body(send, event)
         except OSError:
             raise
         except Exception as error:  # noqa: BLE001 (the status is sent: an event is the only way to tell the client)
-            await _send_body(send, encode_event(error_body(to_baton_error(error, self._request_id))))
+            await self._send_body(send, encode_event(error_body(to_baton_error(error, self._request_id))))
+        finally:
+            comments.cancel()
+            await asyncio.gather(comments, return_exceptions=True)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    async def _send_comments(self, send: Send) -> None:
+        while True:
+            silent_s = time.monotonic() - self._sent_s
+            if silent_s >= self._comment_every_s:
+                await self._send_body(send, COMMENT)
+            else:
+                await asyncio.sleep(self._comment_every_s - silent_s)
 
-async def _send_body(send: Send, body: bytes) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+    async def _send_body(self, send: Send, body: bytes) -> None:
+        self._sent_s = time.monotonic()
+        await send({"type": "http.response.body", "body": body, "more_body": True})

@@ -248,7 +248,11 @@ class RouterHost:
         )
         generator = self.admin.router = self._plane.create_router(model, self._timelines)
         router = self._config.router
-        limits = GatewayLimits(max_body_bytes=router.max_body_bytes, request_timeout_s=router.request_timeout_s)
+        limits = GatewayLimits(
+            max_body_bytes=router.max_body_bytes,
+            max_inflight=router.max_inflight,
+            request_timeout_s=router.request_timeout_s,
+        )
         app = create_app(
             generator,
             self._tokenizer,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from baton.core.errors import ContextLengthError, InvalidRequestError, UnsupportedParameterError
@@ -17,8 +17,11 @@ from cluster.requests.generation import ModelCard
 _PROMPT_FORMS = "a non-empty string, an array of token ids, or an array of either"
 _ROLES = ("system", "developer", "user", "assistant")
 _UNSUPPORTED_ROLES = ("tool", "function")
-# Fields that clients send back with an assistant's message; they must be empty.
-_EMPTY_ONLY = ("refusal", "audio", "function_call", "tool_calls", "annotations")
+_KEYS = frozenset({"role", "content", "name", "cache_control"})
+_ASSISTANTS_KEYS = _KEYS | {
+    "refusal", "annotations", "reasoning_content", "reasoning", "audio", "function_call", "tool_calls",
+}  # fmt: skip
+_EMPTY_ONLY = ("audio", "function_call", "tool_calls")
 
 
 def split_prompts(prompt: Any) -> list[str | list[int]]:
@@ -82,27 +85,37 @@ def _check_message(message: Any, where: str) -> dict[str, str]:
         raise InvalidRequestError(
             f"{where}.role must be one of {', '.join(_ROLES)}, got {shown(role)}.", param="messages"
         )
-    known = {"role", "content", "name"} | (set(_EMPTY_ONLY) if role == "assistant" else set())
-    check_known(message, known, f"key in {where}:")
+    check_known(message, _ASSISTANTS_KEYS if role == "assistant" else _KEYS, f"key in {where}:")
     for field in _EMPTY_ONLY:
         if message.get(field):
             raise UnsupportedParameterError(f"{where}.{field} is not supported; leave it out.", param="messages")
     checked = {"role": "system" if role == "developer" else role}
-    checked["content"] = _check_content(message.get("content"), f"{where}.content")
-    name = message.get("name")
-    if name is not None:
-        if not isinstance(name, str):
-            raise InvalidRequestError(f"{where}.name must be a string, got {json_type(name)}.", param="messages")
+    refusal = _check_string(message, "refusal", where)
+    checked["content"] = _check_content(message.get("content"), f"{where}.content") or refusal
+    if name := _check_string(message, "name", where):
         checked["name"] = name
+    reasonings = [_check_string(message, key, where) for key in ("reasoning_content", "reasoning")]
+    if reasoning := next(filter(None, reasonings), ""):
+        checked["reasoning_content"] = reasoning  # templates of reasoning models know it, others leave it out
     return checked
 
 
+def _check_string(message: Mapping[str, Any], key: str, where: str) -> str:
+    """The string under ``key``; empty if there is none."""
+    value = message.get(key)
+    if value is not None and not isinstance(value, str):
+        raise InvalidRequestError(f"{where}.{key} must be a string, got {json_type(value)}.", param="messages")
+    return value or ""
+
+
 def _check_content(content: Any, where: str) -> str:
+    if content is None or content == []:  # such as an assistant's turn that only called tools
+        return ""
     if isinstance(content, str):
         return content
-    if not isinstance(content, list) or not content:
+    if not isinstance(content, list):
         raise InvalidRequestError(
-            f"{where} must be a string or a non-empty array of text parts, got {shown(content)}.", param="messages"
+            f"{where} must be a string or an array of text parts, got {shown(content)}.", param="messages"
         )
     return "\n".join(_check_part(part, f"{where}[{index}]") for index, part in enumerate(content))
 
@@ -114,8 +127,8 @@ def _check_part(part: Any, where: str) -> str:
         raise UnsupportedParameterError(
             f"{where}.type {shown(part.get('type'))} is not supported; only text parts are.", param="messages"
         )
-    # A cache breakpoint is a hint only: the prefix cache finds shared prefixes by itself.
-    check_known(part, ("type", "text", "prompt_cache_breakpoint"), f"key in {where}:")
+    # Hints about the cache have no effect: the prefix cache finds shared prefixes by itself.
+    check_known(part, ("type", "text", "prompt_cache_breakpoint", "cache_control"), f"key in {where}:")
     text = part.get("text")
     if not isinstance(text, str):
         raise InvalidRequestError(f"{where}.text must be a string, got {json_type(text)}.", param="messages")
@@ -165,10 +178,14 @@ def resolve_max_tokens(
     default: int | None,
     card: ModelCard,
     params: tuple[str, str],
+    *,
+    clips: bool = False,
 ) -> int:
     """The number of tokens that may be generated: ``requested``, else ``default``, else the room left in the context.
 
-    ``params`` are the request's names of the prompt and of the bound, for error messages.
+    Args:
+        params: the request's names of the prompt and of the bound, for error messages.
+        clips: reduce ``requested`` to the room that is left.
 
     Raises:
         InvalidRequestError: the bound is not positive, or the prompt has no tokens.
@@ -188,14 +205,33 @@ def resolve_max_tokens(
         )
     if requested is None:
         return room if default is None else min(default, room)
-    if requested > room:
+    if requested > room and not clips:
         raise ContextLengthError(
             f"This model's context is {card.max_model_len} tokens, prompt and output together, but {prompt_param} has "
             f"{num_prompt_tokens} tokens and {bound_param} asks for {shown(requested)} more. Shorten the prompt or "
             f"ask for at most {room}.",
             param=bound_param,
         )
-    return requested
+    return min(requested, room)
+
+
+def truncated(token_ids: list[int], limit: int | None, card: ModelCard) -> list[int]:
+    """The last tokens of a prompt.
+
+    Args:
+        limit: ``truncate_prompt_tokens`` of the request.
+
+    Raises:
+        InvalidRequestError: the limit is neither positive nor -1.
+    """
+    if limit is None:
+        return token_ids
+    if limit < 1 and limit != -1:
+        raise InvalidRequestError(
+            f"truncate_prompt_tokens must be at least 1, or -1 for as many as the context holds, got {shown(limit)}.",
+            param="truncate_prompt_tokens",
+        )
+    return token_ids[-(limit if limit > 0 else card.max_model_len - 1) :]
 
 
 def resolve_seed(seed: int | None) -> int:

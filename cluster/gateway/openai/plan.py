@@ -19,6 +19,7 @@ from cluster.gateway.openai.model_inputs import (
     choice_seed,
     resolve_max_tokens,
     split_prompts,
+    truncated,
 )
 from cluster.gateway.openai.schemas import BaseRequest, ChatCompletionRequest, CompletionRequest
 from cluster.gateway.output_processor import StopConditions
@@ -33,19 +34,23 @@ class GatewayLimits:
     max_body_bytes: longer HTTP bodies are refused with 413.
     max_choices: highest ``n``.
     max_sequences: highest number of prompts times ``n``.
+    max_inflight: number of sequences that the router runs at a time.
     max_stop_strings: highest number of ``stop`` entries.
     max_stop_chars: longest ``stop`` entry, in characters.
     inline_text_chars: longer texts are tokenized in a thread, off the event loop.
     request_timeout_s: a client that has not read its stream by then is disconnected.
+    comment_every_s: a stream that is silent for so long sends a comment, so that no proxy takes it for dead.
     """
 
     max_body_bytes: int = 8 * MEBIBYTE
     max_choices: int = 128
     max_sequences: int = 1024
+    max_inflight: int = 1024
     max_stop_strings: int = 16
     max_stop_chars: int = 1024
     inline_text_chars: int = 4096
     request_timeout_s: float = 600.0
+    comment_every_s: float = 5.0
 
 
 MAX_SALT_CHARS = 256
@@ -144,9 +149,12 @@ class Planner:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=request.continue_final_message,
             add_special_tokens=request.add_special_tokens,
-            template_kwargs=request.chat_template_kwargs,
+            template_kwargs=request.template_kwargs,
         )
-        max_tokens = resolve_max_tokens(len(token_ids), requested, None, card, ("messages", max_tokens_param))
+        token_ids = truncated(token_ids, request.truncate_prompt_tokens, card)
+        # Chat clients ask for a fixed number, and their history grows until both together exceed the context.
+        names = "messages", max_tokens_param
+        max_tokens = resolve_max_tokens(len(token_ids), requested, None, card, names, clips=True)
         params = build_sampling_params(request, card, max_tokens, num_top)
         prompt = PromptPlan(tuple(token_ids), params, is_continued=request.continue_final_message)
         return self._plan(request, [prompt], card)
@@ -180,8 +188,6 @@ class Planner:
                 param="cache_salt",
             )
         options = request.stream_options
-        if options is not None and not request.stream:
-            raise InvalidRequestError("stream_options requires stream: true.", param="stream_options")
         if options is not None and options.include_obfuscation:
             raise UnsupportedParameterError(
                 "stream_options.include_obfuscation is not supported; leave it out or send false.",
@@ -211,6 +217,12 @@ class Planner:
                 f"at most {limits.max_sequences} are allowed in one request.",
                 param="n" if n > 1 else "prompt",
             )
+        if num_prompts * n > limits.max_inflight:
+            raise InvalidRequestError(
+                f"The request asks for {num_prompts * n} sequences (prompts times n = {n}), but this endpoint runs at "
+                f"most {limits.max_inflight} at a time (router.max_inflight). Send fewer in one request.",
+                param="n" if n > 1 else "prompt",
+            )
 
     def _check_text_length(self, num_chars: int, card: ModelCard, param: str) -> None:
         """Refuses text that is too long for the context before it is tokenized.
@@ -232,6 +244,7 @@ class Planner:
 
 
 def _plan_prompt(token_ids: list[int], echo_text: str, request: CompletionRequest, card: ModelCard) -> PromptPlan:
+    token_ids = truncated(token_ids, request.truncate_prompt_tokens, card)
     max_tokens = resolve_max_tokens(
         len(token_ids), request.max_tokens, DEFAULT_COMPLETION_TOKENS, card, ("prompt", "max_tokens")
     )
@@ -239,9 +252,9 @@ def _plan_prompt(token_ids: list[int], echo_text: str, request: CompletionReques
     return PromptPlan(tuple(token_ids), params, echo_text=echo_text)
 
 
-def check_model(name: str, card: ModelCard) -> None:
-    """Raises :class:`~baton.core.errors.ModelNotFoundError` unless ``name`` is the served model."""
-    if name != card.name:
+def check_model(name: str | None, card: ModelCard) -> None:
+    """Raises :class:`~baton.core.errors.ModelNotFoundError` unless ``name`` is the served model, or ``None``."""
+    if name is not None and name != card.name:
         raise ModelNotFoundError(
             f"The model {name[:100]!r} does not exist; this endpoint serves {card.name!r}.", param="model"
         )

@@ -10,7 +10,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from functools import cache
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -36,17 +37,14 @@ def _one_of(*values: object) -> Callable[[Any], bool]:
     return lambda value: any(type(value) is type(known) and value == known for known in values)
 
 
-def _is_string_map(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
-
-
 _NOTHING = Rule(lambda value: False, "null or absent")
 _EMPTY_LIST = Rule(_one_of([]), "absent or an empty array")
 _ANY_STRING = Rule(lambda value: isinstance(value, str), "a string")
 
 ACCEPTED: Mapping[str, Rule] = {
-    "metadata": Rule(_is_string_map, "an object of strings"),
+    "metadata": Rule(lambda value: isinstance(value, dict), "an object"),
     "parallel_tool_calls": Rule(lambda value: isinstance(value, bool), "a boolean"),
+    "priority": Rule(lambda value: type(value) is int, "an integer"),
     "prompt_cache_key": _ANY_STRING,
     "safety_identifier": _ANY_STRING,
     "user": _ANY_STRING,
@@ -65,12 +63,11 @@ REFUSED_UNLESS: Mapping[str, Rule] = {
         '{"mode": "implicit"}; the prefix cache is automatic and has no time to live',
     ),
     "prompt_cache_retention": Rule(_one_of("in_memory"), '"in_memory"'),
-    "reasoning_effort": Rule(_one_of("none"), '"none"; for a reasoning model, use chat_template_kwargs'),
     "response_format": Rule(_one_of({"type": "text"}), '{"type": "text"}'),
     "store": Rule(_one_of(False), "false, because nothing is stored"),
     "suffix": Rule(_one_of(""), "empty; insertion is not supported"),
     "tool_choice": Rule(_one_of("none", "auto"), '"none" or "auto"'),
-    "tools": _EMPTY_LIST,
+    "tools": Rule(_one_of([]), 'absent, an empty array, or any array with tool_choice: "none"'),
     "verbosity": Rule(_one_of("medium"), '"medium"; state the length of the answer in the prompt'),
     "web_search_options": _NOTHING,
 }
@@ -79,7 +76,9 @@ REFUSED_UNLESS: Mapping[str, Rule] = {
 # Ignored parameters of each endpoint; together with the schema's fields they are all that OpenAI documents.
 CHAT_IGNORED = frozenset(ACCEPTED) | (frozenset(REFUSED_UNLESS) - {"suffix"})
 # OpenAI documents only `user` and `suffix` here. Clients that share one set of parameters send the rest.
-COMPLETION_IGNORED = frozenset({"user", "suffix", "metadata", "store", "prompt_cache_key", "safety_identifier"})
+COMPLETION_IGNORED = frozenset(
+    {"user", "suffix", "metadata", "store", "priority", "prompt_cache_key", "safety_identifier"}
+)
 
 MISNOMERS = {
     "slo_class": "choose an SLO class with 'service_tier', with the header X-Baton-SLO-Class or by the API key.",
@@ -107,7 +106,10 @@ def check_ignored(values: Mapping[str, Any]) -> None:
         UnsupportedParameterError: a value asks for something that is not supported.
         InvalidRequestError: an accepted parameter has the wrong type.
     """
+    without_tools = values.get("tool_choice") == "none" and isinstance(values.get("tools"), list)
     for name, value in values.items():
+        if name == "tools" and without_tools:
+            continue
         if (rule := ACCEPTED.get(name)) and not rule.allows(value):
             raise InvalidRequestError(f"{name} must be {rule.expected}, got {json_type(value)}.", param=name)
         if (rule := REFUSED_UNLESS.get(name)) and not rule.allows(value):
@@ -140,7 +142,8 @@ class BaseRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     ignored: ClassVar[frozenset[str]]
 
-    model: str
+    model: str | None = None
+    """Absent: the model that the endpoint serves."""
     max_tokens: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
@@ -165,6 +168,8 @@ class BaseRequest(BaseModel):
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     speculation: SpeculationOptions | None = None
+    truncate_prompt_tokens: int | None = None
+    """Only so many of the prompt's last tokens are used; -1: as many as the context holds."""
     cache_salt: str | None = None
     """Only requests with the same salt share cached prefixes, within what the API key shares."""
     return_token_ids: bool = False
@@ -199,9 +204,23 @@ class ChatCompletionRequest(BaseRequest):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    """Given to the chat template, with ``enable_thinking: false`` for ``none``."""
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """What the chat template gets besides the messages."""
+        effort = self.reasoning_effort
+        given: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+        if effort == "none":
+            given["enable_thinking"] = False
+        return {**given, **(self.chat_template_kwargs or {})}
 
 
 RequestT = TypeVar("RequestT", bound=BaseRequest)
+
+_MAX_EXACT = 2.0**53
+"""Larger floats do not stand for one integer only."""
 
 _EXPECTED_TYPES = {
     "bool_type": "a boolean",
@@ -223,7 +242,8 @@ def parse_request(schema: type[RequestT], body: Mapping[str, Any]) -> RequestT:
         InvalidRequestError: a parameter is unknown, missing or mistyped, or its value is not supported.
     """
     check_known(body, schema.model_fields.keys() | schema.ignored)
-    given = {name: value for name, value in body.items() if value is not None}
+    integers = _integer_fields(schema)
+    given = {name: _whole(value) if name in integers else value for name, value in body.items() if value is not None}
     check_ignored({name: value for name, value in given.items() if name in schema.ignored})
     if isinstance(options := given.get("stream_options"), dict):
         check_known(options, StreamOptions.model_fields, "parameter in stream_options")
@@ -234,6 +254,20 @@ def parse_request(schema: type[RequestT], body: Mapping[str, Any]) -> RequestT:
         return schema.model_validate({name: value for name, value in given.items() if name not in schema.ignored})
     except ValidationError as error:
         raise _explain(error) from error
+
+
+@cache
+def _integer_fields(schema: type[BaseRequest]) -> frozenset[str]:
+    """The parameters that are an integer or an array of integers."""
+    kinds = {name: (field.annotation, *get_args(field.annotation)) for name, field in schema.model_fields.items()}
+    return frozenset(name for name, kind in kinds.items() if int in kind or list[int] in kind)
+
+
+def _whole(value: Any) -> Any:
+    """``value`` with whole numbers as integers, which some languages write as 64.0."""
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return int(value) if type(value) is float and value.is_integer() and abs(value) < _MAX_EXACT else value
 
 
 def _explain(error: ValidationError) -> InvalidRequestError:

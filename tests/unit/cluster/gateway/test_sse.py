@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from collections.abc import AsyncIterator
 from contextlib import closing
 from urllib.parse import urlsplit
 
@@ -14,7 +15,7 @@ import pytest
 from baton.core.errors import DeadlineError
 from cluster.gateway.gateway import create_app
 from cluster.gateway.openai.plan import GatewayLimits
-from cluster.requests.generation import TokenChunk
+from cluster.requests.generation import GenerationRequest, TokenChunk
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator, serve
 from tests.waiting import until
@@ -64,3 +65,51 @@ async def test_a_reading_client_gets_the_deadline_error() -> None:
         answer = await client.post("/v1/completions", json=BODY)
     last = json.loads(answer.text.strip().split("\n\n")[-1].removeprefix("data: "))
     assert (answer.status_code, last["error"]["code"]) == (200, "deadline_exceeded")
+
+
+async def test_a_silent_stream_sends_comments_before_the_first_token_and_between_tokens() -> None:
+    generator = FakeGenerator(TOKENIZER, lambda _: [None])
+    app = create_app(generator, TOKENIZER, FakeAdmin(), GatewayLimits(comment_every_s=0.01))
+    async with serve(app) as url, httpx.AsyncClient(base_url=url) as client:
+        for script in ([None], [TokenChunk((40,)), None]):
+            generator.script = lambda _, script=script: script
+            num_comments = 0
+            async with client.stream("POST", "/v1/completions", json=BODY) as answer:
+                assert answer.status_code == 200
+                async for line in answer.aiter_lines():
+                    num_comments += line == ": waiting"
+                    if num_comments == 3:
+                        break
+        await until(lambda: len(generator.cancelled) == 2)  # the client has left
+
+
+async def test_an_error_of_a_silent_stream_is_an_event() -> None:
+    may_fail = asyncio.Event()
+
+    class Late(FakeGenerator):
+        async def _play(self, request: GenerationRequest) -> AsyncIterator[TokenChunk]:
+            await may_fail.wait()
+            raise DeadlineError("It took too long.")
+            yield TokenChunk((40,))
+
+    app = create_app(Late(TOKENIZER, lambda _: []), TOKENIZER, FakeAdmin(), GatewayLimits(comment_every_s=0.01))
+    events = []
+    async with (
+        serve(app) as url,
+        httpx.AsyncClient(base_url=url) as client,
+        client.stream("POST", "/v1/completions", json=BODY) as answer,
+    ):
+        async for line in answer.aiter_lines():
+            may_fail.set()
+            if line.startswith("data: "):
+                events.append(json.loads(line.removeprefix("data: ")))
+    assert [event["error"]["code"] for event in events] == ["deadline_exceeded"]
+
+
+async def test_a_client_that_leaves_before_the_first_token_ends_the_work() -> None:
+    generator = FakeGenerator(TOKENIZER, lambda _: [None])
+    app = create_app(generator, TOKENIZER, FakeAdmin(), GatewayLimits(comment_every_s=60.0))
+    async with serve(app) as url:
+        with closing(send_and_do_not_read(url)):
+            await until(lambda: len(generator.requests) == 1)
+        await until(lambda: len(generator.cancelled) == 1)
