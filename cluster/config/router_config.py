@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from baton.core.config_section import NonEmptyString, PositiveInt, PositiveSeconds, Section
 from cluster.gateway.api_keys import ApiKeyConfig
-from cluster.gateway.origins import host_of
+from cluster.gateway.origins import host_of, is_origin
 from cluster.gateway.tls import TlsConfig
 
 
@@ -43,6 +43,26 @@ class RouterConfig(Section):
     """Encrypts the endpoint; null: plain HTTP."""
     allowed_hosts: list[NonEmptyString] = Field(default_factory=list)
     """Without API keys: further hosts that clients may use in Host, and whose web pages may use the endpoint."""
+
+    cors_origins: list[NonEmptyString] = Field(default_factory=list)
+    """Origins such as https://chat.example.com whose web pages may use the endpoint and read its answers (CORS); "*"
+    means all, and needs API keys."""
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, origins: list[str]) -> list[str]:
+        for origin in origins:
+            if origin != "*" and not is_origin(origin):
+                raise ValueError(
+                    f"{origin!r} is not an origin; expected one such as https://chat.example.com:8443, or *"
+                )
+        return [origin.lower() for origin in origins]
+
+    @model_validator(mode="after")
+    def _no_open_door(self) -> RouterConfig:
+        if "*" in self.cors_origins and not self.api_keys:
+            raise ValueError("cors_origins: * lets every web page use this endpoint; set api_keys, or name the origins")
+        return self
 
     @field_validator("allowed_hosts")
     @classmethod

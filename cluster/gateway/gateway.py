@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, cast, get_args
 
 from fastapi import Depends, FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from baton.core.errors import BatonError, InternalError, InvalidRequestError, NotFoundError, NoWorkerError
 from baton.core.roles import POOLS
@@ -28,6 +28,7 @@ from cluster.gateway.http_edge import (
     error_answer,
     error_response,
 )
+from cluster.gateway.lenient_routes import LenientRoutes
 from cluster.gateway.openai.json_body import shown
 from cluster.gateway.openai.plan import GatewayLimits, check_model
 from cluster.gateway.openai.responses import error_body, model_body
@@ -91,6 +92,8 @@ class AdminBackend(Protocol):
         ...
 
 
+_PREFLIGHT_S = 3600
+"""How long a browser may remember the answer to a preflight."""
 _MAX_LISTED = 1000
 _MAX_WORKERS = 4096
 _AUTO = "auto"
@@ -128,6 +131,7 @@ def create_app(
     api_keys: ApiKeys | None = None,
     open_paths: Collection[str] = (),
     origins: OriginPolicy | None = None,
+    cors_origins: Sequence[str] = (),
     is_kept: Callable[[str], bool] = lambda _: False,
 ) -> FastAPI:
     """The application for one served model. It has no global state.
@@ -139,6 +143,7 @@ def create_app(
         api_keys: ``None`` or empty if requests need no key.
         open_paths: paths that need no key, besides ``/health``.
         origins: what web pages may do while requests need no key; ``None`` means everything.
+        cors_origins: origins whose web pages may read answers.
         is_kept: whether an id belongs to the timeline of an earlier request, so that it must not be used again.
     """
     api_keys = ApiKeys() if api_keys is None else api_keys
@@ -146,9 +151,20 @@ def create_app(
     app = FastAPI(
         title="baton", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, dependencies=access
     )
+    app.add_middleware(LenientRoutes)
     if origins is not None:
         app.add_middleware(OriginGuard, policy=origins, api_keys=api_keys)
     app.add_middleware(RequestContextMiddleware, metrics=metrics or HttpMetrics(CollectorRegistry()))
+    if cors_origins:  # around the others, so that pages can read errors, and a preflight needs no key
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=cors_origins,
+            allow_methods=("GET", "HEAD", "POST"),
+            allow_headers=("*",),
+            allow_private_network=True,
+            expose_headers=("*",),
+            max_age=_PREFLIGHT_S,
+        )
     app.add_middleware(RequestTimesMiddleware)  # the last one added is the outermost
     app.add_exception_handler(BatonError, _on_baton_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -178,18 +194,15 @@ def _add_generation_routes(app: FastAPI, generator: Generator, endpoint: Generat
 
 
 def _add_health_routes(app: FastAPI, generator: Generator) -> None:
-    # HEAD too, since many load balancers probe with it.
-    probe = partial(app.api_route, methods=["GET", "HEAD"], response_model=None)
-
-    @probe("/")
+    @app.get("/", response_model=None)
     async def root() -> Response:
         return JsonResponse({"name": "baton", "version": package_version(), "endpoints": ENDPOINTS})
 
-    @probe("/health")
+    @app.get("/health", response_model=None)
     async def health() -> Response:
         return JsonResponse({"status": "ok"})
 
-    @probe("/ready")
+    @app.get("/ready", response_model=None)
     async def ready() -> Response:
         if not generator.is_ready():
             raise NoWorkerError(

@@ -30,6 +30,12 @@ def host_of(text: str) -> str | None:
         return name.removesuffix(".") or None if not match[1].startswith("[") else None
 
 
+def is_origin(text: str) -> bool:
+    """Whether the text is an origin as browsers send it: scheme, host and perhaps a port."""
+    match = _ORIGIN.fullmatch(text.lower())
+    return match is not None and host_of(match[1]) is not None
+
+
 def is_loopback_host(host: str) -> bool:
     """Whether a host, spelled as :func:`host_of` does, always means the machine of the client."""
     try:
@@ -45,11 +51,13 @@ class OriginPolicy:
         listens_on: ``router.host``. On loopback, ``Host`` must name an allowed host.
         allowed_hosts: hosts that are allowed besides loopback and ``listens_on``. If there are any, ``Host`` must name
             an allowed host wherever the router listens.
+        cors_origins: origins whose pages are allowed, too.
     """
 
-    def __init__(self, listens_on: str, allowed_hosts: Iterable[str] = ()) -> None:
+    def __init__(self, listens_on: str, allowed_hosts: Iterable[str] = (), cors_origins: Iterable[str] = ()) -> None:
         own = host_of(f"[{listens_on}]" if ":" in listens_on else listens_on)
         allowed = [host_of(name) for name in allowed_hosts]
+        self._pages = frozenset(cors_origins)
         self._allowed = frozenset(filter(None, [own, *allowed]))
         self._checks_hosts = bool(allowed) or (own is not None and is_loopback_host(own))
 
@@ -64,8 +72,8 @@ class OriginPolicy:
         host = self._check_host(hosts) if hosts else None
         if origins and not self._is_allowed_origin(origins, host):
             raise UntrustedOriginError(
-                f"Web pages of {_shown(origins)} may not use this endpoint, which needs no API key. Add the page's host"
-                " to router.allowed_hosts, or set router.api_keys."
+                f"Web pages of {_shown(origins)} may not use this endpoint, which needs no API key. Add the page's "
+                "origin to router.cors_origins."
             )
 
     def _check_host(self, hosts: list[str]) -> str | None:
@@ -79,6 +87,8 @@ class OriginPolicy:
         return host
 
     def _is_allowed_origin(self, origins: list[str], host: str | None) -> bool:
+        if len(origins) == 1 and origins[0].strip().lower() in self._pages:
+            return True
         match = _ORIGIN.fullmatch(origins[0].strip().lower()) if len(origins) == 1 else None
         origin = None if match is None else host_of(match[1])
         return origin is not None and (self._allows(origin) or origin == host)

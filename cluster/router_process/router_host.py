@@ -263,7 +263,8 @@ class RouterHost:
             slo_classes=self._plane.slo_classes,
             api_keys=self._api_keys,
             open_paths=router.open_paths,
-            origins=OriginPolicy(router.host, router.allowed_hosts),
+            origins=OriginPolicy(router.host, router.allowed_hosts, router.cors_origins),
+            cors_origins=router.cors_origins,
             is_kept=self._timelines.keeps,
         )
         self._server = EdgeServer(

@@ -110,7 +110,7 @@ async def test_a_page_cannot_post(path: str) -> None:
         answer = await http.post(path, json=COMPLETION, headers={"Origin": "http://evil.example"})
         assert answer.status_code == 403
         assert answer.json()["error"]["code"] == "untrusted_origin"
-        assert "router.allowed_hosts" in answer.json()["error"]["message"]
+        assert "router.cors_origins" in answer.json()["error"]["message"]
         assert answer.headers["x-request-id"]
         answer = await http.post(path, json=COMPLETION, headers={"Host": "evil.example"})
         assert answer.status_code == 403
