@@ -233,6 +233,9 @@ def test_router_and_workers_end_without_a_controller(one: OneHost) -> None:
     one.wait_for(lambda: one.serving() == [], "the end of router and workers")
 
 
+@pytest.mark.thorough(
+    covered_by="tests/unit/cluster/losses/test_gcs_watch.py::test_a_loss_that_lasts_ends_the_cluster_before_ray_does"
+)
 def test_a_local_cluster_without_gcs_ends_with_the_reason(one: OneHost) -> None:
     """Ray, which would end it later, leaves no time for that."""
     before = set(one.host.pids())
