@@ -83,7 +83,7 @@ async def _read(http: httpx.AsyncClient, stream: Stream) -> None:
             raise StreamError(f"{response.status_code}: {(await response.aread()).decode(errors='replace')[:500]}")
         async for line in response.aiter_lines():
             payload = line.removeprefix("data: ").encode()
-            if not payload:
+            if not payload or payload.startswith(b":"):  # a comment of a silent stream
                 continue
             if payload == DONE:
                 return

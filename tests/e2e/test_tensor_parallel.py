@@ -91,7 +91,7 @@ def stream(cluster: RunningCluster, index: int, on_token: Callable[[int], None] 
         assert response.status_code == 200, response.read()
         for line in response.iter_lines():
             data = line.removeprefix("data: ")
-            if data and data != "[DONE]":
+            if data and data != "[DONE]" and not data.startswith(":"):
                 event = json.loads(data)
                 assert "error" not in event, event
                 found += event["choices"][0]["token_ids"]
