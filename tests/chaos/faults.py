@@ -41,7 +41,7 @@ class Fault:
     Attributes:
         name: for people.
         kind: the group under which it is counted.
-        strike: makes it happen, and returns when it is over; at once if it lasts for ever.
+        strike: makes it happen, and returns when it is over; at once if it lasts forever.
         replaces: whether the worker must be replaced afterwards; otherwise it may be.
         silences: whether nothing comes from the worker meanwhile, so that it must be noticed soon.
         is_of_host: whether it happens to the worker's host, and so to all workers on it.
@@ -61,7 +61,7 @@ async def _kill(victim: Victim) -> None:
     victim.process.kill()
 
 
-async def _freeze_for_ever(victim: Victim) -> None:
+async def _freeze_forever(victim: Victim) -> None:
     victim.process.suspend()
 
 
@@ -114,7 +114,7 @@ KILLS: Sequence[Fault] = (KILL,)
 FREEZES: Sequence[Fault] = (
     Fault("freeze for 5 s", "freezes", partial(_freeze, 5.0)),
     Fault("freeze for 40 s", "freezes", partial(_freeze, 40.0)),
-    Fault("freeze for ever", "freezes", _freeze_for_ever, replaces=True),
+    Fault("freeze forever", "freezes", _freeze_forever, replaces=True),
 )
 _on_links = partial(Fault, kind="link faults", is_of_host=True)
 LINK_FAULTS: Sequence[Fault] = (

@@ -1,4 +1,4 @@
-"""What a stranger, who has no certificate, key or token, gets from the TCP ports of a tree of processes."""
+"""Connects to every TCP port of a tree of processes without certificate, key or token, and reports what answers."""
 
 from __future__ import annotations
 

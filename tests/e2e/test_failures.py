@@ -213,7 +213,7 @@ def serve(cluster: RunningCluster, prompts: list[Any], disturb: Callable[[], Non
         return [each.result() for each in streams]
 
 
-def test_streams_continue_while_workers_are_frozen_for_ever(two_of_each):
+def test_streams_continue_while_workers_are_frozen_permanently(two_of_each):
     cluster = two_of_each
     prompts = [PROMPT, PROMPT[::-1]]
     undisturbed = serve(cluster, prompts)

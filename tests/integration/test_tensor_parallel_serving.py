@@ -77,8 +77,8 @@ def test_kv_has_the_bytes_of_one_process(whole: ModelRunner, divided: ModelRunne
 
 
 @pytest.mark.parametrize("encoding", KVEncoding)
-def test_imported_kv_is_what_was_exported(divided: ModelRunner, encoding: KVEncoding) -> None:
-    data, count = exported(divided, encoding), len(PROMPTS[-1])
+def test_ranks_pass_on_the_bytes_of_one_process(whole: ModelRunner, divided: ModelRunner, encoding: KVEncoding) -> None:
+    data, count = exported(whole, encoding), len(PROMPTS[-1])
     blocks = list(range(100, 100 + -(-count // BLOCK_SIZE)))
     divided.cache.import_bytes(blocks, 0, count, LAYERS, memoryview(data), encoding)
     again = bytes(divided.cache.export_bytes(blocks, 0, count, LAYERS, encoding=encoding))

@@ -114,7 +114,7 @@ class _UnreadableError(Exception):
 
 
 class _SettingError(ValueError):
-    """A value of a setting that nobody can read."""
+    """A setting has a value that cannot be read."""
 
     def __init__(self, key: str, value: object, expected: str) -> None:
         super().__init__(f"{key} is {value!r}; expected {expected}")

@@ -118,7 +118,7 @@ class Crowd(RuleBasedStateMachine):
         cluster = self.scene.cluster
         placed = {record.request.request_id for record in cluster.booked}
         for name, (_, task) in self.asked.items():
-            assert task.done(), "waits for ever"
+            assert task.done(), "waits forever"
             if task.cancelled():
                 assert name in self.cancelled
             elif task.exception() is not None:

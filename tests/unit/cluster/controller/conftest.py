@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from cluster.config.config import BatonConfig
 from cluster.controller import worker_pool
-from tests.fake_hosts import small_ray
+from cluster.controller.worker_pool import WorkerPool
+from tests.credentials import SECRET
+from tests.fake_hosts import FakeHost, small_ray
 from tests.fake_ray import FakeRay, RealRay
 from tests.pool_listener import Listener
 
@@ -35,3 +39,26 @@ def a_ray(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fa
 @pytest.fixture
 def listener() -> Listener:
     return Listener()
+
+
+@pytest.fixture
+async def make_pool(listener: Listener, a_ray: FakeRay | RealRay) -> AsyncIterator[Callable[..., WorkerPool]]:
+    pools: list[WorkerPool] = []
+
+    def make(
+        actor_class: type = FakeHost, folder: Path | None = None, request_timeout_s: float = 600.0, **resources: object
+    ) -> WorkerPool:
+        name = str(folder) if folder else None
+        config = BatonConfig.from_dict(
+            {
+                "decode": {"resources": resources},
+                "served_model_name": name,
+                "router": {"request_timeout_s": request_timeout_s},
+            }
+        )
+        pools.append(WorkerPool("decode", config, listener, actor_class, "127.0.0.1", SECRET))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        await pool.stop()

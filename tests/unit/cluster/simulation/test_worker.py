@@ -367,37 +367,3 @@ def test_settings_contain_all_that_the_registry_needs():
     assert info.kv_bytes_per_token == 100
     assert (info.kv_blocks, info.block_size, info.max_num_seqs, info.chunk_tokens) == (256, 16, 16, 256)
     assert info.kv_fingerprint == make_settings("prefill").info("there", "proof", "node", 1).kv_fingerprint
-
-
-def test_a_short_urgent_prompt_starts_beside_a_long_one():
-    async def main() -> None:
-        worker = lone_worker(limits=SchedulerLimits(64, 16, 4096))
-        long = asyncio.create_task(
-            generate(worker, sequence("long", prompt(2000), 1, queue_priority=QueuePriority(0, 100.0)))
-        )
-        await asyncio.sleep(0.05)
-        short = await generate(worker, sequence("short", prompt(40, 1), 1, queue_priority=QueuePriority(2, 1.0)))
-        step_s = (STEP.fixed + 2 * STEP.per_sequence + STEP.per_prompt_token * 64 + STEP.per_attention_pair * 2e5) / 1e3
-        assert short.times_s[0] < 0.05 + 2 * step_s
-        assert not long.done()
-        await long
-
-    run_virtually(main)
-
-
-def test_prompts_beside_decoding_are_cut_to_its_target(monkeypatch):
-    async def main() -> None:
-        worker = lone_worker(limits=SchedulerLimits(1024, 16, 4096))
-        samples = samples_of(worker, monkeypatch)
-        target_s = 0.030
-        message = sequence("decodes", prompt(50), 200)
-        message.tpot_target_s = target_s
-        decoding = asyncio.create_task(generate(worker, message))
-        await asyncio.sleep(0.5)
-        await generate(worker, sequence("long", prompt(1500, 1), 1))
-        shared = [sample for sample in samples if sample.prompt_tokens and sample.decoding == 1]
-        assert len(shared) > 5
-        assert all(sample.ms <= 1e3 * target_s for sample in shared)
-        await decoding
-
-    run_virtually(main)

@@ -1,0 +1,95 @@
+"""What agents and everyday clients send beside OpenAI's letter is accepted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton.core.errors import InvalidRequestError
+from cluster.gateway.openai.model_inputs import check_messages
+from cluster.gateway.openai.plan import GatewayLimits, Planner
+from cluster.gateway.openai.schemas import ChatCompletionRequest, CompletionRequest, parse_request
+from tests.unit.cluster.gateway.test_openai_api import CARD, PLANNER, TOKENIZER, chat, plan_chat, plan_completion
+
+
+async def test_whole_numbers_may_be_written_as_floats() -> None:
+    numbers = {"max_tokens": 64.0, "n": 2.0, "seed": 7.0, "top_k": 5.0, "stop_token_ids": [3.0], "top_logprobs": 2.0}
+    plan = await plan_chat(logprobs=True, **numbers)
+    params = plan.prompts[0].params
+    assert (params.seed, params.top_k, params.stop_token_ids, params.logprobs) == (7, 5, (3,), 2)
+    assert plan.num_choices == 2
+    for value in (2.5, 1e300, 2.0**60):
+        with pytest.raises(InvalidRequestError, match=r"n must be (an integer|between)"):
+            await plan_chat(n=value)
+
+
+async def test_a_chat_may_ask_for_more_than_the_context_has_left() -> None:
+    for name in ("max_tokens", "max_completion_tokens"):
+        prompt = (await plan_chat(**{name: 10**9})).prompts[0]
+        assert len(prompt.token_ids) + prompt.params.max_tokens == CARD.max_model_len
+
+
+async def test_no_model_means_the_served_one() -> None:
+    request = parse_request(ChatCompletionRequest, {"messages": [{"role": "user", "content": "hello"}]})
+    assert (await PLANNER.plan_chat(request, CARD)).prompts[0].token_ids
+    assert parse_request(CompletionRequest, {"prompt": "a"}).model is None
+
+
+async def test_prompts_are_truncated_from_the_left() -> None:
+    whole = TOKENIZER.encode("hello world, hello")
+    for limit, expected in ((3, whole[-3:]), (1000, whole), (-1, whole)):
+        plan = await plan_completion(prompt="hello world, hello", truncate_prompt_tokens=limit)
+        assert list(plan.prompts[0].token_ids) == expected
+    long = await plan_completion(prompt=[1] * 500, truncate_prompt_tokens=-1)
+    assert len(long.prompts[0].token_ids) == CARD.max_model_len - 1
+    chat_plan = await plan_chat(truncate_prompt_tokens=2)
+    assert chat_plan.prompts[0].token_ids == (await plan_chat()).prompts[0].token_ids[-2:]
+
+
+def test_tools_that_may_not_be_called_are_accepted() -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert chat(tools=[tool], tool_choice="none") == chat()
+
+
+def test_stream_options_without_a_stream_have_no_effect() -> None:
+    assert not chat(stream_options={"include_usage": True}).stream
+
+
+@pytest.mark.parametrize(
+    ("effort", "given", "expected"),
+    [
+        (None, None, {}),
+        ("high", None, {"reasoning_effort": "high"}),
+        ("none", None, {"reasoning_effort": "none", "enable_thinking": False}),
+        ("none", {"enable_thinking": True}, {"reasoning_effort": "none", "enable_thinking": True}),
+    ],
+)
+def test_the_reasoning_effort_reaches_the_template(effort: str | None, given: Any, expected: dict[str, Any]) -> None:
+    assert chat(reasoning_effort=effort, chat_template_kwargs=given).template_kwargs == expected
+
+
+async def test_more_choices_than_the_router_runs_are_refused() -> None:
+    planner = Planner(TOKENIZER, GatewayLimits(max_inflight=4))
+    with pytest.raises(InvalidRequestError, match=r"8 sequences .* most 4 at a time \(router\.max_inflight\)"):
+        await planner.plan_chat(chat(n=8), CARD)
+    assert (await planner.plan_chat(chat(n=4), CARD)).num_choices == 4
+
+
+@pytest.mark.parametrize(
+    ("turn", "expected"),
+    [
+        ({"content": None}, {"content": ""}),
+        ({}, {"content": ""}),
+        ({"content": []}, {"content": ""}),
+        ({"content": "a", "tool_calls": [], "function_call": None, "audio": None, "annotations": []}, {"content": "a"}),
+        ({"content": None, "refusal": "I cannot."}, {"content": "I cannot."}),
+        ({"content": "a", "refusal": None, "annotations": [{"type": "url_citation"}]}, {"content": "a"}),
+        ({"content": "a", "reasoning_content": "hm"}, {"content": "a", "reasoning_content": "hm"}),
+        ({"content": "a", "reasoning": "hm", "reasoning_content": None}, {"content": "a", "reasoning_content": "hm"}),
+        ({"content": "a", "cache_control": {"type": "ephemeral"}, "name": None}, {"content": "a"}),
+        ({"content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]}, {"content": "a"}),
+    ],
+)
+def test_turns_that_agents_send_back_are_accepted(turn: dict[str, Any], expected: dict[str, str]) -> None:
+    assert check_messages([{"role": "assistant", **turn}]) == [{"role": "assistant", **expected}]
