@@ -64,7 +64,8 @@ class RouterGroup:
         """Gives the routers the API keys and SLO classes of ``config``, and to those that replace them.
 
         Raises:
-            BatonError: they cannot be used, and nothing has changed.
+            BatonError: they cannot be used. The first router finds that out, and nothing has changed; if another one
+                does, because a file has changed meanwhile, reload again.
         """
         for keeper in self._keepers:
             await keeper.reload(config)

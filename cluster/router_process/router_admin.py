@@ -21,7 +21,7 @@ from cluster.control_plane import ControlPlane
 from cluster.dispatch.router import Router
 from cluster.losses.controller_link import ControllerLink
 from cluster.registry.workers import WorkerState
-from cluster.router_process.router_peers import LEADER, Question, RouterPeers
+from cluster.router_process.router_peers import Question, RouterPeers
 from cluster.telemetry.cluster_metrics import ClusterFigures, PoolFigures
 from cluster.telemetry.metrics import MetricsPage
 
@@ -134,8 +134,7 @@ class RouterAdmin:
 
     async def _as_leader(self, question: Question) -> dict[str, Any]:
         """The leader's answer, or this router's own if there is no other."""
-        answers = await self._peers.ask(question) if self._peers.leader is not None else {}
-        found: dict[str, Any] = answers.get(LEADER) or await self.answer(question)
+        found: dict[str, Any] = await self._peers.ask_leader(question) or await self.answer(question)
         return found
 
     async def _own_timeline(self, request_id: str, owner: str | None) -> dict[str, Any] | None:

@@ -30,7 +30,8 @@ class Question(StrEnum):
 
 
 class RouterPeers:
-    """
+    """The handles of the other routers.
+
     Args:
         index: of this router.
     """
@@ -43,11 +44,6 @@ class RouterPeers:
         """Knows exactly these routers from now on, by index; its own handle is ignored."""
         self._routers = {index: handle for index, handle in routers.items() if index != self._index}
 
-    @property
-    def leader(self) -> Any | None:
-        """Handle of the router that leads; ``None`` if this one does, or if it is not there."""
-        return self._routers.get(LEADER)
-
     async def ask(self, question: Question, *arguments: Any) -> dict[int, Any]:
         """The answers by index, of the routers that answer within 2 s."""
         found = dict(self._routers)
@@ -57,6 +53,16 @@ class RouterPeers:
         return {
             index: answer for index, answer in zip(found, answers, strict=True) if not isinstance(answer, BaseException)
         }
+
+    async def ask_leader(self, question: Question) -> Any | None:
+        """The leader's answer; ``None`` if this router leads, or if the leader does not answer within 2 s."""
+        leader = self._routers.get(LEADER)
+        if leader is None:
+            return None
+        try:
+            return await self._ask(leader, question, ())
+        except (RayError, TimeoutError):
+            return None
 
     async def _ask(self, handle: Any, question: Question, arguments: tuple[Any, ...]) -> Any:
         try:

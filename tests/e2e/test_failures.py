@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from baton.core.roles import POOLS
+from benchmarks.lost_routers import listeners
 from tests.e2e.conftest import SMALL_CHUNKS
 from tests.running_cluster import MODEL, RECOVERY_S, RunningCluster, wait_for
 
@@ -159,11 +160,7 @@ def test_killing_the_router_leaves_no_work_on_the_workers(cluster):
 
 
 def _listener_or_none(endpoint: str) -> int | None:
-    port = int(endpoint.rsplit(":", 1)[1])
-    for connection in psutil.net_connections("tcp"):
-        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
-            return connection.pid
-    return None
+    return next(iter(listeners(int(endpoint.rsplit(":", 1)[1]))), None)
 
 
 def _listener(endpoint: str) -> int:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 from ray.exceptions import RayTaskError
 
 from baton.core.errors import BatonError
+from benchmarks.lost_routers import listeners
 from cluster.config.config import BatonConfig
 from cluster.controller.controller import Controller
 from tests.fake_hosts import HangingHost, MisconfiguredHost, OtherLayoutHost, ServingHost
@@ -99,14 +99,6 @@ def controller(a_ray: FakeRay | RealRay, model: Path) -> Start:
             await running.stop()
 
     return run
-
-
-def listeners(port: int) -> set[int]:
-    """The ids of the processes that listen on a port."""
-    connections = psutil.net_connections("tcp")
-    return {
-        each.pid for each in connections if each.status == psutil.CONN_LISTEN and each.laddr.port == port and each.pid
-    }
 
 
 def listener_pid(endpoint: str) -> int | None:

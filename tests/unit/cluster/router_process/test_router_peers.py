@@ -42,10 +42,13 @@ async def test_answers_come_from_the_others_that_answer(monkeypatch: pytest.Monk
     assert await peers.ask(Question.COUNTS) == {4: "four"}
 
 
-def test_the_first_router_leads_the_others() -> None:
-    routers = {0: Handle("zero"), 1: Handle("one")}
+async def test_the_first_router_leads_the_others() -> None:
+    routers = {0: Handle("zero"), 1: Handle("one"), 2: Handle("two")}
     follower, leader = RouterPeers(1), RouterPeers(0)
     for peers in (follower, leader):
         peers.meet(routers)
-    assert follower.leader is routers[0]
-    assert leader.leader is None
+    assert await follower.ask_leader(Question.PLAN) == "zero"
+    assert (routers[0].asked, routers[2].asked) == ([(Question.PLAN,)], [])
+    assert await leader.ask_leader(Question.PLAN) is None
+    follower.meet({0: Handle(ActorDiedError())})
+    assert await follower.ask_leader(Question.PLAN) is None
