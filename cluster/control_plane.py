@@ -88,8 +88,10 @@ class ControlPlane:
         dispatcher = Dispatcher(
             registry, self.predictions, chooser, known, clock, self.metrics.routing, config.prefill.ordering
         )
-        self.admission = create_admission(config, dispatcher, registry, model, self.metrics.admission, clock)
-        bookings = OtherBookings(self.predictions.ledger, self.admission.poke, clock)
+        bookings = OtherBookings(self.predictions.ledger, lambda: self.admission.poke(), clock)
+        self.admission = create_admission(
+            config, dispatcher, registry, model, self.metrics.admission, clock, lambda: bookings.has_any
+        )
         self.others = booking_streams(router_id, bookings) if router_id else None
         self._traffic = TrafficMeter(clock)
         self.autoscaler = AutoscalerLoop(
@@ -144,6 +146,7 @@ def create_admission(
     model: LatencyModel,
     metrics: AdmissionMetrics,
     clock: Callable[[], float] = time.monotonic,
+    others_work: Callable[[], bool] = lambda: False,
 ) -> Admission[Placement]:
     """Builds the configured admission control.
 
@@ -151,6 +154,7 @@ def create_admission(
         dispatcher: chooses among the workers of ``registry``.
         model: predicts the latency of these workers.
         clock: monotonic seconds; a simulation passes virtual time.
+        others_work: as in :class:`Admission`.
     """
 
     def prefill_chunk_tokens() -> dict[str, int]:
@@ -164,5 +168,6 @@ def create_admission(
         config.slo.to_classes().all,
         worker_wait_s=config.router.worker_wait_s,
         batching_delay=BatchingDelay(model, prefill_chunk_tokens),
+        others_work=others_work,
         clock=clock,
     )

@@ -44,6 +44,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
         classes: SLO classes of the configuration.
         worker_wait_s: how long a request waits while a pool has no worker at all.
         batching_delay: ``None`` disables batching delays.
+        others_work: whether other routers have anything in progress on the same workers.
         clock: monotonic seconds, as in the timelines.
     """
 
@@ -56,12 +57,14 @@ class Admission(RequestObserver, Generic[PlacementT]):
         *,
         worker_wait_s: float = 30.0,
         batching_delay: BatchingDelay | None = None,
+        others_work: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._dispatcher = dispatcher
         self._config = config
         self._metrics = metrics
         self._batching_delay = batching_delay if config.gather else None
+        self._others_work = others_work
         self._clock = clock
         self._work = AdmittedWork(classes)
         self._worker_wait = WorkerWait(dispatcher, worker_wait_s, clock)
@@ -166,7 +169,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
             factors=self._work.factors(queued.slo),
             max_tokens=queued.record.request.params.max_tokens,
             residents_tpot_ms=self._work.residents_tpot_ms(decision.decode_id),
-            is_idle=not self._work.in_progress.num_sequences,
+            is_idle=not self._work.in_progress.num_sequences and not self._others_work(),
             is_crowded=self._shortages.lasts(self._clock(), waiting=queued.ticket is not None),
         )
 

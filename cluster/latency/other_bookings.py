@@ -7,7 +7,6 @@ same room.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
@@ -48,9 +47,14 @@ class OtherBookings:
         self._ledger = ledger
         self._freed = freed
         self._clock = clock
-        self._reported: defaultdict[str, set[str]] = defaultdict(set)
+        self._reported: dict[str, set[str]] = {}
         """Names of open bookings, by the worker that reports them."""
         self._decoding: dict[str, _Decoding] = {}
+
+    @property
+    def has_any(self) -> bool:
+        """Whether other routers have anything in progress."""
+        return bool(self._reported)
 
     def apply(self, worker_id: str, events: worker_pb2.BookingEvents) -> None:
         """Takes a message of ``Worker.WatchBookings``."""
@@ -65,14 +69,15 @@ class OtherBookings:
 
     def forget(self, worker_id: str) -> None:
         """Drops everything that a worker has reported."""
-        for name in list(self._reported.pop(worker_id, ())):
+        for name in list(self._reported.get(worker_id, ())):
             self._end(worker_id, name, is_computed=False)
 
     def _take(self, worker_id: str, message: worker_pb2.OpenBooking) -> None:
         booking, now_s = message.booking, self._clock()
         name, sent_s = booking.name, now_s - message.age_s
-        is_new = name not in self._reported[worker_id]
-        self._reported[worker_id].add(name)
+        names = self._reported.setdefault(worker_id, set())
+        is_new = name not in names
+        names.add(name)
         if message.is_computed:
             self._ledger.end_prompt(worker_id, name, now_s)
         elif is_new and booking.uncached_tokens:
@@ -99,7 +104,10 @@ class OtherBookings:
             known.tokens = num_tokens
 
     def _end(self, worker_id: str, name: str, *, is_computed: bool) -> None:
-        self._reported[worker_id].discard(name)
+        names = self._reported.get(worker_id, set())
+        names.discard(name)
+        if not names:
+            self._reported.pop(worker_id, None)
         self._ledger.end_prompt(worker_id, name, self._clock(), is_computed=is_computed)
         known = self._decoding.get(name)
         if known is None:

@@ -117,8 +117,15 @@ class Cluster:
         chooser = build_profile(config.routing, self.predictions.forecaster)
         self.dispatcher = Dispatcher(self.registry, self.predictions, chooser, index, self.clock)
         self.admission = create_admission(
-            config, self.dispatcher, self.registry, self.predictions.model, metrics.admission, clock=self.clock
+            config,
+            self.dispatcher,
+            self.registry,
+            self.predictions.model,
+            metrics.admission,
+            clock=self.clock,
+            others_work=lambda: self.others_work,
         )
+        self.others_work = False
 
     def record(self, num_tokens: int, request_id: str = "r", max_tokens: int = 40) -> RequestRecord:
         timeline = Timeline(request_id, clock=self.clock)
@@ -187,6 +194,21 @@ async def test_without_room_on_any_route_the_request_is_refused() -> None:
     with pytest.raises(OverloadedError) as raised:
         await cluster.admit()
     assert raised.value.reason == "prefill"
+
+
+async def test_the_work_of_other_routers_can_be_to_blame_for_a_shortage() -> None:
+    """A request is admitted however slow it will be if nothing is in progress: here, or on any router."""
+    for others_work in (False, True):
+        cluster = Cluster(IN_TURN)
+        cluster.others_work = others_work
+        for first in (1, 2):
+            cluster.occupy(4000, first=first)
+        if others_work:
+            with pytest.raises(OverloadedError):
+                await cluster.admission.admit(cluster.record(100))
+        else:
+            assert await cluster.admission.admit(cluster.record(100))
+        cluster.admission.close()
 
 
 @pytest.mark.parametrize(

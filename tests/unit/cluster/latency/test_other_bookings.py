@@ -111,9 +111,11 @@ async def test_a_worker_that_is_forgotten_leaves_nothing_behind() -> None:
     for worker in WORKERS:
         await world.listen(worker)
     assert world.heard.batch("d1") == (2, 16)
+    assert world.others.has_any
     world.others.forget("p1")
     world.others.forget("d1")
     world.others.forget("d1")
+    assert not world.others.has_any
     assert world.figures(world.heard) == world.figures(WorkLedger())
     del held
 
