@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
+from baton.client.event_stream import DONE, EventSplitter, parse_event
 from baton.core.roles import POOLS
 from baton.engine.models.default_model import DEFAULT_MODEL_NAME
 
@@ -54,6 +55,19 @@ class RunningCluster:
         """One completion, by default greedy and with token ids."""
         body = {"model": MODEL, "prompt": prompt, "temperature": 0, "return_token_ids": True, **parameters}
         return self.post("/v1/completions", body)
+
+    def stream(self, body: dict[str, Any], timeout_s: float = 120.0) -> Iterator[list[int]]:
+        """The token ids of each event of a streamed completion."""
+        body = {**body, "stream": True, "return_token_ids": True}
+        with httpx.stream("POST", f"{self.endpoint}/v1/completions", json=body, timeout=timeout_s) as response:
+            assert response.status_code == 200, response.read()
+            splitter = EventSplitter()
+            for data in response.iter_bytes():
+                for payload in splitter.feed(data):
+                    if payload != DONE:
+                        event = parse_event(payload)
+                        assert "error" not in event, event
+                        yield event["choices"][0]["token_ids"]
 
     def workers(self, pool: str | None = None) -> list[dict[str, Any]]:
         return live_workers(self.get("/admin/status"), pool)

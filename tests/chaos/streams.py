@@ -10,9 +10,8 @@ from itertools import pairwise
 from typing import Any
 
 import httpx
-import orjson
 
-from baton.client.event_stream import DONE, error_in
+from baton.client.event_stream import DONE, EventSplitter, error_in, parse_event
 from tests.chaos.workload import Question
 
 HUNG_S = 120.0
@@ -81,16 +80,15 @@ async def _read(http: httpx.AsyncClient, stream: Stream) -> None:
     async with http.stream("POST", "/v1/completions", json=stream.body) as response:
         if response.status_code != 200:
             raise StreamError(f"{response.status_code}: {(await response.aread()).decode(errors='replace')[:500]}")
-        async for line in response.aiter_lines():
-            payload = line.removeprefix("data: ").encode()
-            if not payload or payload.startswith(b":"):  # a comment of a silent stream
-                continue
-            if payload == DONE:
-                return
-            event = orjson.loads(payload)
-            if (failure := error_in(event)) is not None:
-                raise StreamError(": ".join(failure))
-            stream.arrivals_s.append(time.monotonic())
-            stream.request_id = event["id"]
-            stream.token_ids += event["choices"][0]["token_ids"]
+        splitter = EventSplitter()
+        async for data in response.aiter_bytes():
+            for payload in splitter.feed(data):
+                if payload == DONE:
+                    return
+                event = parse_event(payload)
+                if (failure := error_in(event)) is not None:
+                    raise StreamError(": ".join(failure))
+                stream.arrivals_s.append(time.monotonic())
+                stream.request_id = event["id"]
+                stream.token_ids += event["choices"][0]["token_ids"]
     raise StreamError("the stream ended without [DONE]")

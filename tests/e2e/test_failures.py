@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -32,23 +31,9 @@ Line = dict[str, Any]
 
 def stream(cluster: RunningCluster, prompt: Any, parameters: Line, num_tokens: int) -> Iterator[list[int]]:
     """The token ids of each event."""
-    body = {
-        "model": MODEL,
-        "prompt": prompt,
-        "max_tokens": num_tokens,
-        "ignore_eos": True,
-        "stream": True,
-        "return_token_ids": True,
-        **parameters,
-    }
-    with httpx.stream("POST", f"{cluster.endpoint}/v1/completions", json=body, timeout=120) as response:
-        assert response.status_code == 200, response.read()
-        for line in response.iter_lines():
-            data = line.removeprefix("data: ")
-            if data and data != "[DONE]" and not data.startswith(":"):
-                event = json.loads(data)
-                assert "error" not in event, event
-                yield event["choices"][0]["token_ids"]
+    return cluster.stream(
+        {"model": MODEL, "prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True, **parameters}
+    )
 
 
 def tokens(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -11,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 
@@ -83,19 +81,11 @@ def stream(cluster: RunningCluster, index: int, on_token: Callable[[int], None] 
         "max_tokens": own.max_tokens,
         "temperature": own.temperature,
         "seed": own.seed,
-        "stream": True,
-        "return_token_ids": True,
     }
     found: list[int] = []
-    with httpx.stream("POST", f"{cluster.endpoint}/v1/completions", json=body, timeout=300) as response:
-        assert response.status_code == 200, response.read()
-        for line in response.iter_lines():
-            data = line.removeprefix("data: ")
-            if data and data != "[DONE]" and not data.startswith(":"):
-                event = json.loads(data)
-                assert "error" not in event, event
-                found += event["choices"][0]["token_ids"]
-                on_token(len(found))
+    for new in cluster.stream(body, timeout_s=300):
+        found += new
+        on_token(len(found))
     return found
 
 
