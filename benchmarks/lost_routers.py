@@ -82,11 +82,13 @@ class Load:
 
     Args:
         tokens: length of the answers.
+        words: mean length of the prompts.
     """
 
-    def __init__(self, url: str, tokens: int, seed: int) -> None:
+    def __init__(self, url: str, tokens: int, words: int, seed: int) -> None:
         self._url = url
         self._tokens = tokens
+        self._words = words
         self._random = random.Random(seed)
         self._epoch_s = time.perf_counter()
         self.outcome = Outcome()
@@ -113,7 +115,7 @@ class Load:
                 requests.create_task(self._send(client, at_s))
 
     async def _send(self, client: LoadClient, at_s: float) -> None:
-        words = self._random.randrange(50, 500)
+        words = self._random.randrange(5, 2 * self._words - 5)
         spec = RequestSpec(" ".join(str(self._random.randrange(1000)) for _ in range(words)), None, self._tokens)
         for number in range(_TRIES):
             sample = Sample(at_s, at_s < _WARM_UP_S, None, self._tokens)
@@ -177,11 +179,11 @@ def _config(replicas: int) -> BatonConfig:
     )
 
 
-def measure(replicas: int, rate: float, seconds: float, tokens: int, kill_every_s: float | None) -> Outcome:
+def measure(replicas: int, rate: float, seconds: float, tokens: int, words: int, kill_every_s: float | None) -> Outcome:
     """Starts a cluster, puts it under load, and stops it."""
     cluster = Cluster.start(_config(replicas), lambda _: None)
     try:
-        return asyncio.run(Load(cluster.endpoint, tokens, seed=replicas).run(rate, seconds, kill_every_s))
+        return asyncio.run(Load(cluster.endpoint, tokens, words, seed=replicas).run(rate, seconds, kill_every_s))
     finally:
         cluster.stop()
 
@@ -190,6 +192,7 @@ def command(
     rate: Annotated[float, typer.Option(min=1, max=1000, help="Requests per second.")] = 100.0,
     seconds: Annotated[float, typer.Option(min=10, max=3600, help="Duration of each run.")] = 60.0,
     tokens: Annotated[int, typer.Option(min=1, max=1000, help="Tokens of each answer.")] = 32,
+    words: Annotated[int, typer.Option(min=10, max=1000, help="Mean number of words of each prompt.")] = 20,
     routers: Annotated[int, typer.Option(min=2, max=16, help="Number of routers.")] = 2,
     kill_every: Annotated[float, typer.Option(min=5, help="Seconds between two kills.")] = 10.0,
     ttft: Annotated[float, typer.Option(help="Target of the time to the first token, in seconds.")] = 1.0,
@@ -200,7 +203,7 @@ def command(
     for title in ("routers", "kills", "requests", "attainment", "broken", "open at kills", "failed", "sequences", "KV"):
         table.add_column(title, justify="right")
     for count, kills in ((1, None), (routers, None), (routers, kill_every)):
-        found = measure(count, rate, seconds, tokens, kills)
+        found = measure(count, rate, seconds, tokens, words, kills)
         failed = ", ".join(f"{number} x {name}" for name, number in found.failures.items()) or "0"
         table.add_row(
             str(count),
@@ -213,10 +216,11 @@ def command(
             f"{found.most_sequences} of {_DECODE_SEQS}",
             f"{found.most_blocks:.0%}",
         )
-    console = Console()
+    console = Console(width=120)
     console.print(table)
     console.print(
-        f"{rate:g} requests/s for {seconds:g} s each; answers of {tokens} tokens; targets {ttft:g} s and {tpot:g} s. "
+        f"{rate:g} requests/s for {seconds:g} s each; prompts of {words} words and answers of {tokens} tokens; "
+        f"targets {ttft:g} s and {tpot:g} s. "
         "sequences: the most that a decode worker had, running and waiting, and what it has room for."
     )
 
