@@ -26,6 +26,7 @@ from baton.engine.models.model_config import check_context_length
 from baton.engine.models.model_loader import LoadedModel, pick_device
 from baton.engine.models.model_source import resolve_model
 from baton.engine.models.tokenizer import Tokenizer
+from baton.grammar.compiler import GrammarCompiler
 from baton.engine.runner.device_memory import SMALL_CACHE_BLOCKS, CudaMemory, StepLimits, measure_use
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import KV_CACHES, WEIGHTS, RunnerOptions
@@ -158,6 +159,7 @@ class LLM:
             SchedulerLimits(chunk_tokens, max_num_seqs, self.max_model_len), BlockManager(kv_blocks, _BLOCK_SIZE)
         )
         self._engine = Engine(self._runner, scheduler, runs_ahead=runs_ahead)
+        self._grammars = GrammarCompiler(self.tokenizer.to_json, loaded.vocab_size, loaded.eos_token_ids)
         self._num_requests = 0
         self._lock = Lock()
         self._is_closed = False
@@ -264,7 +266,10 @@ class LLM:
 
     def _new_answer(self, prompt: list[int], params: SamplingParams) -> _Answer:
         self._num_requests += 1
-        return _Answer(Request(str(self._num_requests), prompt, params, self._runner.loaded.eos_token_ids))
+        request = Request(str(self._num_requests), prompt, params, self._runner.loaded.eos_token_ids)
+        if params.grammar:
+            request.grammar = self._grammars.compile(params.grammar)
+        return _Answer(request)
 
     def _run(self, answers: Sequence[_Answer]) -> None:
         by_id = {answer.request.request_id: answer for answer in answers}

@@ -42,6 +42,7 @@ class DecodeRole:
             proposer=speculation.controller,
             max_draft_tokens=speculation.max_draft_tokens,
             num_threads=context.num_threads,
+            grammars=context.grammars,
             runs_ahead=lambda plan: context.overlaps_scheduling and self._speculation.leaves_alone(plan),
             costs=self._speculation.costs,
         )

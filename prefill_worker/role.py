@@ -45,6 +45,7 @@ class PrefillRole:
             niceness=pick_niceness(
                 config.prefill.niceness, on_cpu=runner.device.type == "cpu", has_tiles=runner.has_tiles
             ),
+            grammars=context.grammars,
             runs_ahead=always if context.overlaps_scheduling and self._draft is None else never,
         )
         kv = config.kv_transfer

@@ -12,6 +12,7 @@ from typing import TypeGuard
 from baton.core.errors import InvalidRequestError
 from baton.core.queue_priority import NO_PRIORITY, QueuePriority
 from baton.core.steps import StepShare
+from baton.core.token_grammar import TokenGrammar
 
 MAX_LOGPROBS = 20
 SEED_LIMIT = 2**63
@@ -94,6 +95,9 @@ class SamplingParams:
     """``None`` returns none; k ≥ 0 returns the log probability of the chosen token and of the k most likely ones."""
     seed: int = 0
     """Noise is a function of (seed, position): see ``baton/engine/sampling/sampler.py``."""
+    grammar: str = ""
+    """Only texts of this grammar are generated, and they end where it ends; see :mod:`baton.grammar.forms`. Empty for
+    none."""
 
     def __post_init__(self) -> None:
         for name in _NUMBERS:
@@ -124,6 +128,10 @@ class SamplingParams:
             is_right = is_integer(self.logprobs) and 0 <= self.logprobs <= MAX_LOGPROBS
             _require(is_right, "logprobs", f"an integer between 0 and {MAX_LOGPROBS}", self.logprobs)
         _require(0 <= self.seed < SEED_LIMIT, "seed", "between 0 and 2^63 - 1", self.seed)
+        _require(isinstance(self.grammar, str), "grammar", "a text", self.grammar)
+        if self.grammar:  # it says where the answer may end
+            _require(not self.ignore_eos, "ignore_eos", "false for an answer with a grammar or schema", self.ignore_eos)
+            _require(not self.min_tokens, "min_tokens", "0 for an answer with a grammar or schema", self.min_tokens)
         for _, bias in self.logit_bias:
             _require(-100 <= bias <= 100, "logit_bias", "between -100 and 100 for every token", bias)
 
@@ -187,6 +195,8 @@ class Request:
     queue_priority: QueuePriority = NO_PRIORITY
     cache_salt: str = ""
     """Only requests with the same salt share cached prefixes and remembered outputs."""
+    grammar: TokenGrammar | None = None
+    """The state of ``params.grammar``; only the engine's thread uses it."""
     is_probe: bool = False
     """A health check, from whose steps the engine does not learn: an idle engine is slower than a busy one."""
     tpot_target_s: float = 0.0

@@ -15,6 +15,7 @@ from baton.core.drafts import ScheduledSequence
 from baton.core.errors import (
     InternalError,
     RequestCancelledError,
+    UnsupportedParameterError,
     WorkerLostError,
 )
 from baton.core.request import FinishReason, Request, SamplingParams, TokenOutput
@@ -31,6 +32,7 @@ from baton.engine.scheduling.ordering import OrderingPolicy
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.scheduling.step_cost_model import StepCostModel
 from baton.engine.step.overlap import AheadRule, never
+from baton.grammar.compiler import GrammarCompiler
 
 T = TypeVar("T")
 _Stream = asyncio.Queue[TokenOutput | WorkerLostError]
@@ -75,6 +77,7 @@ class AsyncEngine:
         proposer: a speculation method, or ``None``; drafts at most ``max_draft_tokens`` per request and step.
         runs_ahead: when a step may be launched before the tokens of the step before are known.
         costs: as in :class:`Engine`.
+        grammars: compiles those of requests; without it, requests with a grammar are refused.
 
     Attributes:
         closed: set when the engine has ended.
@@ -97,8 +100,10 @@ class AsyncEngine:
         niceness: int = 0,
         runs_ahead: AheadRule = never,
         costs: StepCostModel | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.runner = runner
+        self._grammars = grammars
         self.blocks = BlockManager(
             runner.cache.num_blocks, runner.spec.block_size, prefix_caching=prefix_caching, hash_key=hash_key
         )
@@ -182,6 +187,8 @@ class AsyncEngine:
             WorkerLostError: the engine was stopped.
         """
         self.check_request(request)
+        if request.params.grammar:
+            await self._attach_grammar(request)
         stream: _Stream = asyncio.Queue()
         finished = False
         try:
@@ -199,6 +206,13 @@ class AsyncEngine:
         finally:
             if not finished:
                 self.post(lambda: self._abort(request))
+
+    async def _attach_grammar(self, request: Request) -> None:
+        """Compiles a request's grammar, and brings it behind the request's output tokens."""
+        if self._grammars is None:
+            raise UnsupportedParameterError("This engine supports no grammars and schemas.")
+        compile_grammar, output = self._grammars.compile, request.output_token_ids
+        request.grammar = await asyncio.to_thread(compile_grammar, request.params.grammar, output)
 
     def notify_freed_threadsafe(self) -> None:
         """Like :meth:`notify_freed`, from the engine's thread."""

@@ -138,7 +138,7 @@ class Engine:
     def _verify(self, step: Step, launched: Launched) -> dict[str, VerifyResult]:
         """Returns results by request id, for the sequences that have logits. Books the step."""
         batch, logits = launched.batch, launched.logits
-        if self._overlap.can_launch_ahead(step.live_sequences()):
+        if self._can_launch_ahead(step.live_sequences()):
             chosen = choose_tokens(batch, logits)
             self._book(step, {})
             self._overlap.launch_behind(chosen)
@@ -151,6 +151,10 @@ class Engine:
             self.proposer.computed(batch, logits, results)
         self._book(step, results)
         return results
+
+    def _can_launch_ahead(self, plan: Sequence[ScheduledSequence]) -> bool:
+        """A grammar must know a token before it can say which may follow."""
+        return all(sequence.request.grammar is None for sequence in plan) and self._overlap.can_launch_ahead(plan)
 
     def _book(self, step: Step, results: Mapping[str, VerifyResult]) -> None:
         step.is_booked = True
@@ -188,7 +192,8 @@ class Engine:
         steps, request.steps = tuple(request.steps), []
         error = None
         if reason is None and result.next_token is None:
-            reason, error = FinishReason.ERROR, "the model produced logits that are not finite"
+            grammar_error = request.grammar.error if request.grammar else ""
+            reason, error = FinishReason.ERROR, grammar_error or "the model produced logits that are not finite"
             self.scheduler.blocks.forget(request)
         if reason is None and request.hands_off:
             reason = FinishReason.HANDED_OFF

@@ -26,6 +26,7 @@ _SCALARS = (
     "min_tokens",
     "logprobs",
     "seed",
+    "grammar",
 )
 
 

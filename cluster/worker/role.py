@@ -12,6 +12,7 @@ from baton.core.steps import StepProgress
 from baton.engine.async_engine import EngineStats
 from baton.engine.draft.loading import LoadedDraft
 from baton.engine.runner.model_runner import ModelRunner
+from baton.grammar.compiler import GrammarCompiler
 from baton.rpc.bookings import BookingBoard
 from baton.rpc.credentials import PeerCredentials
 from baton.rpc.step_cost_messages import pack_step_costs
@@ -33,6 +34,7 @@ class WorkerContext:
         num_threads: CPU threads of the engine.
         credentials: of calls to other workers.
         draft: the draft, if the role runs one; the runner has it too.
+        grammars: compiles grammars for the model's vocabulary; without it, requests with grammars are refused.
         bookings: those of the calls in progress, which the role's services keep.
     """
 
@@ -44,6 +46,7 @@ class WorkerContext:
     num_threads: int
     credentials: PeerCredentials
     draft: LoadedDraft | None = None
+    grammars: GrammarCompiler | None = None
     bookings: BookingBoard = field(default_factory=BookingBoard)
 
     @property

@@ -146,6 +146,7 @@ class WorkerHost:
             self._num_threads,
             credentials,
             loaded.draft,
+            loaded.grammars,
         )
         role = _import_role(self._role_path)(context)
         server = PeerServer(credentials, message_limit(context.max_model_len, self._config.kv_transfer.part_bytes))

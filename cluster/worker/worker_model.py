@@ -18,6 +18,7 @@ from baton.engine.kv_cache.paged_cache import Allocator
 from baton.engine.models.empty_model import empty_model
 from baton.engine.models.model_loader import check_architecture, load_config, pick_dtype
 from baton.engine.models.model_source import ModelSource, resolve_model
+from baton.engine.models.tokenizer import Tokenizer
 from baton.engine.parallel.followers import Followers
 from baton.engine.parallel.group import RankGroup
 from baton.engine.parallel.plan import make_plan
@@ -25,6 +26,7 @@ from baton.engine.runner.device_memory import CudaMemory
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.self_check import check_encoding, check_model
 from baton.engine.runner.served_model import load_served_model
+from baton.grammar.compiler import GrammarCompiler
 from baton.process.cores import usable_cores
 from cluster.config.config import BatonConfig
 from cluster.worker.worker_memory import limit_memory, plan_memory, runner_options
@@ -41,12 +43,14 @@ class WorkerModel:
     Attributes:
         config: the configuration, changed where a check of the model demands it.
         draft: on rank 0 only.
+        grammars: has read the vocabulary, on rank 0.
     """
 
     config: BatonConfig
     source: ModelSource
     runner: ModelRunner
     draft: LoadedDraft | None
+    grammars: GrammarCompiler
     memory: MemoryBudget
 
 
@@ -127,7 +131,12 @@ def load_worker_model(
         check_model(runner)
         logger.info("the self-check is passed")
         config = with_checked_encoding(config, runner)
-    return WorkerModel(config, source, runner, draft, budget)
+    grammars = GrammarCompiler(
+        lambda: Tokenizer.load(source.path).to_json(), loaded.vocab_size, loaded.eos_token_ids
+    )
+    if group is None or not group.rank:
+        grammars.load()
+    return WorkerModel(config, source, runner, draft, grammars, budget)
 
 
 def engine_threads(configured: int | None, device: torch.device, num_ranks: int = 1) -> int:

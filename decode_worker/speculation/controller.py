@@ -34,6 +34,7 @@ class RegisteredMethod:
         max_tokens: maximum number of tokens that it drafts, per request and step.
         is_automatic: requests with ``auto`` may get its drafts. Of several drafts the one with most expected tokens is
             taken.
+        joins_others: requests with any other method than ``none`` may get its drafts, too.
         is_verified_whole: its drafts are never cut, since it learns from every node.
         passes: the cost of its network's passes. ``None`` for a method without a network.
         state: its network's state, which the controller keeps in step with the target and which takes over requests
@@ -43,6 +44,7 @@ class RegisteredMethod:
     method: DraftMethod
     max_tokens: int
     is_automatic: bool = False
+    joins_others: bool = False
     is_verified_whole: bool = False
     passes: DraftPasses | None = None
     state: DraftState | None = None
@@ -185,8 +187,8 @@ class SpeculationController:
         return request.speculation_method or self._default
 
     def _may_use(self, request: Request, name: str) -> bool:
-        chosen = self._chosen_method(request)
-        return chosen == name or (chosen == AUTO and self._methods[name].is_automatic)
+        chosen, own = self._chosen_method(request), self._methods[name]
+        return chosen == name or (own.joins_others and chosen != NONE) or (own.is_automatic and chosen == AUTO)
 
     def _methods_to_ask(self, names: set[str], num_sequences: int) -> set[str]:
         """The methods that may draft in this step. Call once per step.
@@ -243,6 +245,8 @@ class SpeculationController:
         if not due or own is None:
             return {}
         drafts: dict[str, Draft] = self._guard(name, lambda: own.method.propose(due, room), {}, in_step=True)
+        if not own.is_verified_whole:
+            drafts = _within_grammars(due, drafts)
         self.num_drafted += sum(map(len, drafts.values()))
         for request_id in drafts:
             self._drafters.setdefault(request_id, []).append(name)
@@ -306,6 +310,18 @@ class SpeculationController:
         if in_step:
             self._faults.went_well(name)
         return result
+
+
+def _within_grammars(plan: Sequence[ScheduledSequence], drafts: Mapping[str, Draft]) -> dict[str, Draft]:
+    """The drafts without what grammars refuse; trees, and drafts that were drawn, stay as they are."""
+    kept = dict(drafts)
+    for request in (sequence.request for sequence in plan):
+        draft = drafts.get(request.request_id)
+        if draft is not None and request.grammar is not None and draft.is_chain and draft.probs is None:
+            kept[request.request_id] = draft.first(
+                request.grammar.num_allowed(request.output_token_ids, draft.token_ids)
+            )
+    return {request_id: draft for request_id, draft in kept.items() if len(draft)}
 
 
 def _keep_better(best: dict[str, tuple[float, str, Draft]], name: str, drafts: Mapping[str, Draft]) -> None:

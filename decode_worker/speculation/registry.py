@@ -24,12 +24,16 @@ from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.draft_model import DraftModelProposer
 from decode_worker.speculation.eagle.proposer import EagleProposer
 from decode_worker.speculation.eagle.tree_drafter import TreeSettings
+from decode_worker.speculation.forced import ForcedTokens
 from decode_worker.speculation.lookahead import LookaheadProposer
 from decode_worker.speculation.medusa import MedusaProposer
 from decode_worker.speculation.method import DraftMethod
 from decode_worker.speculation.ngram import NgramProposer
 from decode_worker.speculation.suffix import SuffixProposer
 from decode_worker.speculation.verification import RESIDUAL, create_verifier
+
+GRAMMAR = "grammar"
+"""The name, in statistics, of drafts of tokens that a grammar forces."""
 
 METHODS: dict[str, Callable[[SpeculationConfig], RegisteredMethod]] = {
     "lookahead": lambda config: RegisteredMethod(LookaheadProposer(), config.max_tree_tokens, is_verified_whole=True),
@@ -88,7 +92,8 @@ def create_controller(
         raise ConfigError(f"speculation.method is {default!r}; expected one of: {', '.join(method_names())}.")
     check_method(default, None if draft is None else draft.method, None if draft is None else draft.name)
     costs = StepCostModel()
-    methods = {name: create(config) for name, create in METHODS.items()}
+    methods = {GRAMMAR: RegisteredMethod(ForcedTokens(), config.max_draft_tokens, joins_others=True)}
+    methods |= {name: create(config) for name, create in METHODS.items()}
     if draft is not None:
         methods[draft.method] = _network_method(draft, runner, costs, config)
     return SpeculationController(methods, default, costs)

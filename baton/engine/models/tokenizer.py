@@ -92,6 +92,10 @@ class Tokenizer:
         token_id: int | None = self._hf.eos_token_id
         return token_id
 
+    def to_json(self) -> str:
+        """The content of a ``tokenizer.json``; empty for a tokenizer without one."""
+        return "" if self._backend is None else str(self._backend.to_str())
+
     @property
     def has_chat_template(self) -> bool:
         return bool(self._hf.chat_template)

@@ -1,6 +1,6 @@
 """Processes logits. Plain decoding and verification call the same function, row by row.
 
-Order: logit bias → min_tokens → penalties → temperature → top-k → top-p → min-p. Each later filter sees the
+Order: logit bias → min_tokens → penalties → grammar → temperature → top-k → top-p → min-p. Each later filter sees the
 distribution that the earlier ones left, as in transformers' warpers.
 
 Nothing here waits for a device: the rows alone determine the work. On the CPU, where reading a value is free, values
@@ -10,7 +10,7 @@ may be read to skip work.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ class SamplingRow:
         position: index in the sequence of the token that the row chooses.
         prompt_token_ids, output_token_ids: all tokens before that token; for a draft's row, including the path to it.
         forbidden: tokens that are excluded until there are ``min_tokens``.
+        allowed: the tokens that a grammar allows, as bits (:meth:`TokenGrammar.allowed`); ``None`` allows all.
     """
 
     params: SamplingParams
@@ -41,6 +42,7 @@ class SamplingRow:
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]
     forbidden: frozenset[int] = frozenset()
+    allowed: npt.NDArray[np.int32] | None = field(default=None, compare=False)
 
 
 def process_logits(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
@@ -59,6 +61,7 @@ def process_logits(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.T
         _add_biases(logits, rows)
         _hold_back(logits, rows)
         _penalise(logits, rows)
+        _keep_allowed(logits, rows)
     sampled = [index for index, row in enumerate(rows) if not row.params.is_greedy]
     if len(sampled) == len(rows):
         return _filter(logits, [row.params for row in rows]) if rows else logits
@@ -73,7 +76,9 @@ def process_logits(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.T
 
 def _is_edited(row: SamplingRow) -> bool:
     """Whether single tokens' logits change, which affects greedy rows too."""
-    return row.params.needs_penalties or bool(row.params.logit_bias) or _is_held_back(row)
+    return (
+        row.params.needs_penalties or bool(row.params.logit_bias) or _is_held_back(row) or row.allowed is not None
+    )
 
 
 def _is_held_back(row: SamplingRow) -> bool:
@@ -108,6 +113,18 @@ def _penalise(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
     factor, amount = upload(np.stack([factors, amounts]), logits.device).to(logits.dtype).unbind()
     scores = logits[places]
     logits.index_put_(places, torch.where(scores > 0, scores / factor, scores * factor) - amount)
+
+
+def _keep_allowed(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
+    """Excludes what the rows' grammars do not allow, in place."""
+    masks = {index: row.allowed for index, row in enumerate(rows) if row.allowed is not None}
+    if not masks:
+        return
+    places = upload_ints(list(masks), logits.device)
+    packed = upload(np.stack(list(masks.values())).view(np.uint8), logits.device)
+    bits = packed.unsqueeze(-1).bitwise_and(upload(1 << np.arange(8, dtype=np.uint8), logits.device))
+    is_allowed = bits.bool().flatten(1)[:, : logits.shape[-1]]
+    logits.index_copy_(0, places, logits.index_select(0, places).masked_fill(~is_allowed, _NEG_INF))
 
 
 @dataclass(frozen=True, slots=True)

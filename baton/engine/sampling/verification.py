@@ -29,6 +29,7 @@ def sampling_row(request: Request, drafts: Sequence[int] = ()) -> SamplingRow:
         prompt_token_ids=request.prompt_token_ids,
         output_token_ids=[*request.output_token_ids, *drafts] if drafts else request.output_token_ids,
         forbidden=forbidden,
+        allowed=request.grammar.allowed(request.output_token_ids, drafts) if request.grammar else None,
     )
 
 

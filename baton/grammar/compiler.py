@@ -1,0 +1,116 @@
+"""Compiles grammars for a model's vocabulary."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
+from threading import Lock
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from baton.core.errors import InvalidRequestError, UnsupportedParameterError
+from baton.grammar.state import GrammarState
+
+MAX_GRAMMAR_CHARS = 256 * 1024
+_CACHED_GRAMMARS = 64
+_NUM_ERROR_CHARS = 300
+
+
+class GrammarCompiler:
+    """Compiles grammars, and keeps the last ones compiled. Any thread may use it.
+
+    Args:
+        tokenizer_json: returns the content of a ``tokenizer.json``; empty for a tokenizer without one. It is called
+            once, when it is needed.
+        vocab_size: columns of the model's logits.
+        eos_token_ids: the tokens that end an answer.
+    """
+
+    def __init__(self, tokenizer_json: Callable[[], str], vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        self._tokenizer_json = tokenizer_json
+        self._vocab_size = vocab_size
+        self._eos_token_ids = sorted(eos_token_ids)
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock = Lock()
+
+    def load(self) -> None:
+        """Reads the vocabulary, so that the first grammar need not wait for it. Does nothing where this fails: the
+        first grammar says why."""
+        with self._lock:
+            try:
+                _ = self._vocabulary
+            except UnsupportedParameterError:
+                return
+
+    def compile(self, grammar: str, output: Sequence[int] = ()) -> GrammarState:
+        """The grammar's state behind some output tokens.
+
+        Args:
+            grammar: of :mod:`baton.grammar.forms`, or in Lark's notation.
+
+        Raises:
+            InvalidRequestError: the grammar is wrong, unsupported, too large or too complex, or does not allow these
+                tokens; the error says which part.
+            UnsupportedParameterError: this model's tokenizer allows no grammars.
+        """
+        return GrammarState(self._matcher(grammar).deep_copy(), self._vocab_size, output)
+
+    def _matcher(self, grammar: str) -> LLMatcher:
+        if len(grammar) > MAX_GRAMMAR_CHARS:
+            raise InvalidRequestError(
+                f"The grammar has {len(grammar)} characters; at most {MAX_GRAMMAR_CHARS} are allowed. Make the schema "
+                "smaller."
+            )
+        with self._lock:
+            vocabulary, found = self._vocabulary, self._compiled.get(grammar)
+        if found is None:
+            found = _compile(vocabulary, grammar)
+        with self._lock:
+            self._compiled[grammar] = found
+            self._compiled.move_to_end(grammar)
+            if len(self._compiled) > _CACHED_GRAMMARS:
+                self._compiled.popitem(last=False)
+        return found
+
+    @cached_property
+    def _vocabulary(self) -> LLTokenizer:
+        content = self._tokenizer_json()
+        try:
+            if not content:
+                raise ValueError("it has no tokenizer.json")
+            return LLTokenizer(content, n_vocab=self._vocab_size, eos_token=self._eos_token_ids or None)
+        except ValueError as error:
+            raise UnsupportedParameterError(
+                f"This model's tokenizer allows no grammars and schemas ({_reason(str(error))})."
+            ) from error
+
+
+def _compile(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
+    """Compiles a grammar, with its first mask: that may take a second, which later states are spared."""
+    matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=_limits())
+    has_start = any(matcher.compute_bitmask()) if not matcher.is_error() else False
+    if matcher.is_error():
+        raise InvalidRequestError(f"The grammar cannot be honoured: {_reason(matcher.get_error())}.")
+    if not has_start:
+        raise InvalidRequestError("The grammar allows no text at all; check the schema or expression.")
+    return matcher
+
+
+def _limits() -> LLParserLimits:
+    """Bounds of a grammar's time and memory: some 20 ms to compile it, 15 ms and 50 MB for its masks."""
+    return LLParserLimits(
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=200_000,
+        step_max_items=50_000,
+        max_lexer_states=50_000,
+        max_grammar_size=200_000,
+        verbose_errors=False,
+    )
+
+
+def _reason(text: str) -> str:
+    """An error of the library, short and without its final period."""
+    lines = [line.strip() for line in text.replace("<non-verbose/>", "").splitlines() if line.strip()]
+    return " ".join(lines)[:_NUM_ERROR_CHARS].rstrip(".") or "no reason is given"

@@ -1,0 +1,79 @@
+"""Grammars from what clients send: JSON schemas, regular expressions, choices, and grammars in Lark's or GBNF's notation.
+
+A grammar is a text in llguidance's own JSON form, so that all processes speak of one thing. Whether it can be compiled
+says :meth:`baton.grammar.compiler.GrammarCompiler.compile`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llguidance import LLMatcher, gbnf_to_lark
+
+from baton.core.errors import InvalidRequestError
+
+_SEPARATORS = {"item_separator": ", ", "key_separator": ": "}
+_COMPACT_SEPARATORS = {"item_separator": ",", "key_separator": ":"}
+_STRICT = {"lenient": False, "coerce_one_of": False}
+_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+
+
+def json_grammar(
+    schema: Mapping[str, Any] | bool, *, whitespace: str | None = None, is_compact: bool = False
+) -> str:
+    """JSON documents that a schema allows, with keys in the schema's order.
+
+    Documents have a space behind each comma and colon and no other white space, as Python's ``json.dumps`` writes them:
+    a small model that may write any white space can fill its answer with it.
+
+    Args:
+        schema: a JSON Schema. Unsupported keywords are refused when the grammar is compiled.
+        whitespace: a regular expression for white space between all elements.
+        is_compact: no white space at all.
+    """
+    options: dict[str, Any] = {"whitespace_flexible": False, **(_COMPACT_SEPARATORS if is_compact else _SEPARATORS)}
+    if whitespace is not None:
+        options = {"whitespace_pattern": whitespace, **_COMPACT_SEPARATORS}
+    try:
+        return LLMatcher.grammar_from_json_schema(_object_of(schema), overrides={**options, **_STRICT})
+    except ValueError as error:
+        raise InvalidRequestError(f"The JSON schema cannot be read: {str(error)[:300]}") from error
+
+
+def regex_grammar(pattern: str) -> str:
+    """Texts that a regular expression matches as a whole, in the syntax of Rust's ``regex``."""
+    return LLMatcher.grammar_from_regex(pattern)
+
+
+def choice_grammar(choices: Sequence[str]) -> str:
+    """One of some texts."""
+    return regex_grammar("|".join(f"(?:{_escaped(choice)})" for choice in choices))
+
+
+def notation_grammar(text: str) -> str:
+    """A grammar in Lark's notation, as llguidance extends it, or in GBNF (``name ::= …``).
+
+    Raises:
+        InvalidRequestError: a GBNF grammar that cannot be read.
+    """
+    if _GBNF_RULE.search(text):
+        try:
+            text = gbnf_to_lark.gbnf_to_lark(text)
+        except Exception as error:  # the parser raises whatever it meets
+            raise InvalidRequestError(f"The GBNF grammar cannot be read: {str(error)[:300]}") from error
+    return LLMatcher.grammar_from_lark(text)
+
+
+def _object_of(schema: Mapping[str, Any] | bool) -> dict[str, Any]:
+    """A schema as an object; ``true`` and ``false`` are schemas, too."""
+    if isinstance(schema, bool):
+        return {} if schema else {"enum": []}
+    return dict(schema)
+
+
+def _escaped(text: str) -> str:
+    """An expression of Rust's ``regex`` that matches ``text`` alone."""
+    return re.sub(r"[\\.+*?()|\[\]{}^$#&\-~]", lambda found: "\\" + found[0], text)

@@ -1,0 +1,87 @@
+"""A grammar in step with one request's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher
+
+from baton.core.errors import InvalidRequestError
+
+_BITS = 32
+
+
+class GrammarState:
+    """Implements :class:`baton.core.token_grammar.TokenGrammar`.
+
+    The matcher stands behind the output tokens and then behind the path of a draft. It goes from path to path by way of
+    their common beginning, so that a tree of drafts costs about one step per node.
+
+    Args:
+        matcher: at the grammar's beginning; only this state uses it.
+        vocab_size: columns of the model's logits.
+        output: tokens that the request has already.
+
+    Raises:
+        InvalidRequestError: the grammar does not allow these tokens.
+    """
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int, output: Sequence[int] = ()) -> None:
+        self.error = ""
+        self._matcher = matcher
+        self._num_words = -(-vocab_size // _BITS)
+        self._num_output = 0
+        self._path: list[int] = []
+        self._advance(output)
+        if self.error:
+            raise InvalidRequestError(f"The grammar does not allow the tokens before this call: {self.error}")
+
+    def allowed(self, output: Sequence[int], drafted: Sequence[int] = ()) -> npt.NDArray[np.int32] | None:
+        self._advance(output)
+        if self._walk(drafted) < len(drafted):
+            return None
+        words = np.zeros(self._num_words, dtype=np.int32)
+        if not self.error:
+            self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            if self._matcher.is_error():  # its limits of time and memory
+                self.error = "the grammar became too complex for its limits"
+                words[:] = 0
+        return words
+
+    def num_allowed(self, output: Sequence[int], drafted: Sequence[int]) -> int:
+        self._advance(output)
+        return self._walk(drafted)
+
+    def forced(self, output: Sequence[int]) -> list[int]:
+        self._advance(output)
+        self._walk(())
+        return [] if self.error else self._matcher.compute_ff_tokens()
+
+    def _advance(self, output: Sequence[int]) -> None:
+        """Goes behind the output tokens."""
+        if self.error or len(output) == self._num_output:
+            return
+        self._walk(())
+        added = list(output[self._num_output :])
+        if self._matcher.try_consume_tokens(added) < len(added):
+            self.error = "its tokens left the grammar"
+        self._num_output = len(output)
+
+    def _walk(self, drafted: Sequence[int]) -> int:
+        """Goes behind the output tokens and as many drafted ones as are allowed; returns how many these are."""
+        if self.error:
+            return 0
+        num_common = 0
+        for own, other in zip(self._path, drafted, strict=False):
+            if own != other:
+                break
+            num_common += 1
+        if num_back := len(self._path) - num_common:
+            self._matcher.rollback(num_back)
+            del self._path[num_common:]
+        wanted = list(drafted[num_common:])
+        if wanted:
+            self._path += wanted[: self._matcher.try_consume_tokens(wanted)]
+        return len(self._path)
