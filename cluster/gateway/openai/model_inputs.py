@@ -139,9 +139,12 @@ _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,11}")
 
 
 def build_sampling_params(
-    request: BaseRequest, card: ModelCard, max_tokens: int, num_logprobs: int | None
+    request: BaseRequest, card: ModelCard, max_tokens: int, num_logprobs: int | None, grammar: str = ""
 ) -> SamplingParams:
     """Sampling parameters of choice 0.
+
+    Args:
+        grammar: see :attr:`SamplingParams.grammar`.
 
     Raises:
         InvalidRequestError: a value is out of its range, or a token id is not in the model's vocabulary.
@@ -167,6 +170,7 @@ def build_sampling_params(
         min_tokens=request.min_tokens,
         logprobs=num_logprobs,
         seed=resolve_seed(request.seed),
+        grammar=grammar,
     )
     params.check_token_ids(card.vocab_size)
     return params

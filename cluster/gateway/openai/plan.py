@@ -12,6 +12,7 @@ from baton.core.errors import ContextLengthError, InvalidRequestError, ModelNotF
 from baton.core.request import SamplingParams, check_token_ids
 from baton.core.roles import DRAFT_METHODS, SpeculationMethod
 from baton.engine.models.tokenizer import Tokenizer
+from baton.grammar.compiler import GrammarCompiler
 from cluster.gateway.openai.json_body import shown
 from cluster.gateway.openai.model_inputs import (
     build_sampling_params,
@@ -22,6 +23,7 @@ from cluster.gateway.openai.model_inputs import (
     truncated,
 )
 from cluster.gateway.openai.schemas import BaseRequest, ChatCompletionRequest, CompletionRequest
+from cluster.gateway.openai.structured import asked_grammar
 from cluster.gateway.output_processor import StopConditions
 from cluster.requests.generation import ModelCard
 
@@ -104,6 +106,7 @@ class Planner:
     def __init__(self, tokenizer: Tokenizer, limits: GatewayLimits) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
+        self._grammars: GrammarCompiler | None = None
 
     async def plan_completion(self, request: CompletionRequest, card: ModelCard) -> GenerationPlan:
         """Raises :class:`~baton.core.errors.BatonError` if the model or the limits do not allow the request."""
@@ -119,7 +122,8 @@ class Planner:
         # Many short prompts take as long as a long one.
         size = sum(len(prompt) for prompt in prompts if request.echo or isinstance(prompt, str))
         encoded = await self._off_loop(size, self._encode, prompts, request)
-        return self._plan(request, [_plan_prompt(*found, request, card) for found in encoded], card)
+        grammar = await self._checked_grammar(request, card)
+        return self._plan(request, [_plan_prompt(*found, request, card, grammar) for found in encoded], card)
 
     def _encode(self, prompts: Sequence[str | list[int]], request: CompletionRequest) -> list[tuple[list[int], str]]:
         """Returns (token ids, text to echo) of each prompt."""
@@ -155,9 +159,25 @@ class Planner:
         # Chat clients ask for a fixed number, and their history grows until both together exceed the context.
         names = "messages", max_tokens_param
         max_tokens = resolve_max_tokens(len(token_ids), requested, None, card, names, clips=True)
-        params = build_sampling_params(request, card, max_tokens, num_top)
+        grammar = await self._checked_grammar(request, card)
+        params = build_sampling_params(request, card, max_tokens, num_top, grammar)
         prompt = PromptPlan(tuple(token_ids), params, is_continued=request.continue_final_message)
         return self._plan(request, [prompt], card)
+
+    async def _checked_grammar(self, request: BaseRequest, card: ModelCard) -> str:
+        """The grammar that the request asks for, or an empty one. It is compiled in a thread, only to see whether that
+        is possible: a worker compiles it again."""
+        asked = asked_grammar(request)
+        if asked is None:
+            return ""
+        if self._grammars is None:
+            self._grammars = GrammarCompiler(self._tokenizer.to_json, card.vocab_size, ())
+        try:
+            await asyncio.to_thread(self._grammars.compile, asked.grammar)
+        except InvalidRequestError as error:
+            error.param = asked.param
+            raise
+        return asked.grammar
 
     def _plan(self, request: BaseRequest, prompts: list[PromptPlan], card: ModelCard) -> GenerationPlan:
         options = request.stream_options
@@ -243,12 +263,14 @@ class Planner:
         return function(*args, **kwargs)
 
 
-def _plan_prompt(token_ids: list[int], echo_text: str, request: CompletionRequest, card: ModelCard) -> PromptPlan:
+def _plan_prompt(
+    token_ids: list[int], echo_text: str, request: CompletionRequest, card: ModelCard, grammar: str
+) -> PromptPlan:
     token_ids = truncated(token_ids, request.truncate_prompt_tokens, card)
     max_tokens = resolve_max_tokens(
         len(token_ids), request.max_tokens, DEFAULT_COMPLETION_TOKENS, card, ("prompt", "max_tokens")
     )
-    params = build_sampling_params(request, card, max_tokens, request.logprobs)
+    params = build_sampling_params(request, card, max_tokens, request.logprobs, grammar)
     return PromptPlan(tuple(token_ids), params, echo_text=echo_text)
 
 

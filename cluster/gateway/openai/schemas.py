@@ -63,7 +63,6 @@ REFUSED_UNLESS: Mapping[str, Rule] = {
         '{"mode": "implicit"}; the prefix cache is automatic and has no time to live',
     ),
     "prompt_cache_retention": Rule(_one_of("in_memory"), '"in_memory"'),
-    "response_format": Rule(_one_of({"type": "text"}), '{"type": "text"}'),
     "store": Rule(_one_of(False), "false, because nothing is stored"),
     "suffix": Rule(_one_of(""), "empty; insertion is not supported"),
     "tool_choice": Rule(_one_of("none", "auto"), '"none" or "auto"'),
@@ -172,6 +171,18 @@ class BaseRequest(BaseModel):
     """Only so many of the prompt's last tokens are used; -1: as many as the context holds."""
     cache_salt: str | None = None
     """Only requests with the same salt share cached prefixes, within what the API key shares."""
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    """vLLM's, with one of ``json``, ``json_object``, ``regex``, ``choice`` and ``grammar``."""
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    json_schema: dict[str, Any] | str | None = None
+    """SGLang's, like ``regex`` and ``ebnf``."""
+    regex: str | None = None
+    ebnf: str | None = None
     return_token_ids: bool = False
     """Every choice carries ``token_ids``, the exact tokens behind its text."""
 

@@ -1,0 +1,173 @@
+"""Structured output: which grammar a request asks for, under the names of OpenAI, vLLM and SGLang."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from baton.core.errors import InvalidRequestError, UnsupportedParameterError
+from baton.grammar.forms import ANY_OBJECT, choice_grammar, json_grammar, notation_grammar, regex_grammar
+from cluster.gateway.openai.json_body import json_type, shown
+from cluster.gateway.openai.schemas import BaseRequest, check_known
+
+_OPTIONS = ("whitespace_pattern", "disable_any_whitespace")
+_WITHOUT_EFFECT = ("disable_fallback", "backend", "_backend")  # there is one library, and it never falls back
+_MAX_CHOICES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class AskedGrammar:
+    """A grammar, and the parameter that asks for it."""
+
+    param: str
+    grammar: str
+
+
+def asked_grammar(request: BaseRequest) -> AskedGrammar | None:
+    """The grammar that a request asks for.
+
+    Raises:
+        InvalidRequestError: it asks for several, or a parameter is malformed.
+        UnsupportedParameterError: a format that is not supported.
+    """
+    found = [asked for asked in (_of_response_format(request), *_of_guided(request)) if asked is not None]
+    if len(found) > 1:
+        names = " and ".join(asked.param for asked in found)
+        raise InvalidRequestError(f"{names} contradict each other; send one.", param=found[1].param)
+    return found[0] if found else None
+
+
+def _of_response_format(request: BaseRequest) -> AskedGrammar | None:
+    param, wanted = "response_format", request.response_format
+    if wanted is None:
+        return None
+    kind = wanted.get("type")
+    if kind == "text":
+        check_known(wanted, ("type",), f"key in {param}:")
+        return None
+    if kind == "json_object":
+        check_known(wanted, ("type", "schema"), f"key in {param}:")
+        return AskedGrammar(param, json_grammar(_schema(wanted.get("schema") or ANY_OBJECT, f"{param}.schema")))
+    if kind == "json_schema":
+        check_known(wanted, ("type", "json_schema"), f"key in {param}:")
+        named = wanted.get("json_schema")
+        if not isinstance(named, dict) or named.get("schema") is None:
+            raise InvalidRequestError(
+                f'{param}.json_schema must be an object with a schema, such as {{"name": "answer", "schema": {{…}}}}, '
+                f"got {shown(named)}.",
+                param=param,
+            )
+        check_known(named, ("name", "description", "schema", "strict"), f"key in {param}.json_schema:")
+        return AskedGrammar(param, json_grammar(_schema(named["schema"], f"{param}.json_schema.schema")))
+    raise UnsupportedParameterError(
+        f"{param}.type must be text, json_object or json_schema, got {shown(kind)}. Grammars and regular expressions "
+        "are parameters of their own: structured_outputs.",
+        param=param,
+    )
+
+
+def _of_guided(request: BaseRequest) -> list[AskedGrammar | None]:
+    """What the older names of vLLM and the names of SGLang ask for."""
+    whitespace = request.guided_whitespace_pattern
+    given = {
+        "guided_json": ("json", request.guided_json),
+        "guided_regex": ("regex", request.guided_regex),
+        "guided_choice": ("choice", request.guided_choice),
+        "guided_grammar": ("grammar", request.guided_grammar),
+        "json_schema": ("json", request.json_schema),
+        "regex": ("regex", request.regex),
+        "ebnf": ("grammar", request.ebnf),
+    }
+    found = [
+        AskedGrammar(param, _FORMS[form](value, param, {"whitespace_pattern": whitespace}))
+        for param, (form, value) in given.items()
+        if value is not None
+    ]
+    return [_of_structured_outputs(request), *found]
+
+
+def _of_structured_outputs(request: BaseRequest) -> AskedGrammar | None:
+    param, wanted = "structured_outputs", request.structured_outputs
+    if wanted is None:
+        return None
+    given = {name: value for name, value in wanted.items() if value is not None and value is not False}
+    if "structural_tag" in given:
+        raise UnsupportedParameterError(f"{param}.structural_tag is not supported; send a grammar.", param=param)
+    check_known(given, (*_FORMS, *_OPTIONS, *_WITHOUT_EFFECT), f"key in {param}:")
+    forms = [name for name in _FORMS if name in given]
+    if len(forms) != 1:
+        raise InvalidRequestError(
+            f"{param} must have exactly one of {', '.join(_FORMS)}, got {', '.join(forms) or 'none of them'}.",
+            param=param,
+        )
+    return AskedGrammar(param, _FORMS[forms[0]](given[forms[0]], f"{param}.{forms[0]}", given))
+
+
+def _json(value: Any, where: str, options: Mapping[str, Any]) -> str:
+    whitespace = options.get("whitespace_pattern")
+    if whitespace is not None and not isinstance(whitespace, str):
+        raise InvalidRequestError(f"whitespace_pattern must be a string, got {json_type(whitespace)}.")
+    is_compact = options.get("disable_any_whitespace", False) is True
+    return json_grammar(_schema(value, where), whitespace=whitespace, is_compact=is_compact)
+
+
+def _any_object(value: Any, where: str, options: Mapping[str, Any]) -> str:
+    if value is not True:
+        raise InvalidRequestError(f"{where} must be true or absent, got {shown(value)}.", param=_root(where))
+    return _json(ANY_OBJECT, where, options)
+
+
+def _choice(value: Any, where: str, options: Mapping[str, Any]) -> str:
+    is_right = isinstance(value, list) and 1 <= len(value) <= _MAX_CHOICES and all(map(_is_text, value))
+    if not is_right:
+        raise InvalidRequestError(
+            f"{where} must be an array of 1 to {_MAX_CHOICES} strings that are not empty.", param=_root(where)
+        )
+    return choice_grammar(value)
+
+
+def _regex(value: Any, where: str, options: Mapping[str, Any]) -> str:
+    return regex_grammar(_text(value, where))
+
+
+def _notation(value: Any, where: str, options: Mapping[str, Any]) -> str:
+    return notation_grammar(_text(value, where))
+
+
+_FORMS: Mapping[str, Callable[[Any, str, Mapping[str, Any]], str]] = {
+    "json": _json,
+    "json_object": _any_object,
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _notation,
+}
+
+
+def _schema(value: Any, where: str) -> Mapping[str, Any] | bool:
+    """A JSON Schema, which vLLM's clients also send as text."""
+    if isinstance(value, str):
+        try:
+            value = orjson.loads(value)
+        except ValueError as error:
+            raise InvalidRequestError(f"{where} is not JSON: {error}.", param=_root(where)) from error
+    if not isinstance(value, dict | bool):
+        raise InvalidRequestError(f"{where} must be a JSON schema, got {json_type(value)}.", param=_root(where))
+    return value
+
+
+def _text(value: Any, where: str) -> str:
+    if not _is_text(value):
+        raise InvalidRequestError(f"{where} must be a string that is not empty, got {shown(value)}.", param=_root(where))
+    return str(value)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _root(where: str) -> str:
+    """The parameter of a path into it."""
+    return where.partition(".")[0]
