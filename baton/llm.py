@@ -26,13 +26,13 @@ from baton.engine.models.model_config import check_context_length
 from baton.engine.models.model_loader import LoadedModel, pick_device
 from baton.engine.models.model_source import resolve_model
 from baton.engine.models.tokenizer import Tokenizer
-from baton.grammar.compiler import GrammarCompiler
 from baton.engine.runner.device_memory import SMALL_CACHE_BLOCKS, CudaMemory, StepLimits, measure_use
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import KV_CACHES, WEIGHTS, RunnerOptions
 from baton.engine.runner.served_model import load_served_model
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.step.overlap import always, never
+from baton.grammar.compiler import GrammarCompiler
 from baton.process.cores import usable_cores
 
 Prompt = str | Sequence[int]

@@ -18,7 +18,7 @@ _LETTERS = "abcxyz"
 def character_tokenizer() -> Tokenizer:
     """96 tokens: the printable ASCII characters, then the one that ends a text."""
     characters = pre_tokenizers.ByteLevel.alphabet()
-    own = sorted(char for char in characters if " " < char <= "~") + ["\u0120"]  # a space
+    own = [*sorted(char for char in characters if " " < char <= "~"), "\u0120"]  # a space
     backend = Backend(models.BPE({char: index for index, char in enumerate(own)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
@@ -52,7 +52,11 @@ def _constants(chance: random.Random, depth: int) -> dict[str, Any]:
 
 
 def _pattern(chance: random.Random, depth: int) -> dict[str, Any]:
-    return {"type": "string", "pattern": chance.choice(["^[a-c]{2}$", "^(ab|cd)+x$", "^[0-9]{3}-[0-9]$"]), "maxLength": 7}
+    return {
+        "type": "string",
+        "pattern": chance.choice(["^[a-c]{2}$", "^(ab|cd)+x$", "^[0-9]{3}-[0-9]$"]),
+        "maxLength": 7,
+    }
 
 
 def _literal(chance: random.Random, depth: int) -> dict[str, Any]:

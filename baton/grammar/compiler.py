@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
@@ -99,13 +98,17 @@ def _compile(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
 
 
 def _limits() -> LLParserLimits:
-    """Bounds of a grammar's time and memory: some 20 ms to compile it, 15 ms and 50 MB for its masks."""
+    """Bounds of a grammar's time and memory: about half a second to compile it, and 50 ms for a mask.
+
+    They leave room for an object with a thousand properties, or ten thousand choices.
+    """
     return LLParserLimits(
-        initial_lexer_fuel=1_000_000,
-        step_lexer_fuel=200_000,
+        initial_lexer_fuel=200_000,
+        step_lexer_fuel=50_000,
         step_max_items=50_000,
+        max_items_in_row=4_000,
         max_lexer_states=50_000,
-        max_grammar_size=200_000,
+        max_grammar_size=10_000,
         verbose_errors=False,
     )
 

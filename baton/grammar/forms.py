@@ -1,4 +1,4 @@
-"""Grammars from what clients send: JSON schemas, regular expressions, choices, and grammars in Lark's or GBNF's notation.
+"""Grammars from what clients send: JSON schemas, regular expressions, choices, and the notations of Lark and GBNF.
 
 A grammar is a text in llguidance's own JSON form, so that all processes speak of one thing. Whether it can be compiled
 says :meth:`baton.grammar.compiler.GrammarCompiler.compile`.
@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, gbnf_to_lark
 
 from baton.core.errors import InvalidRequestError
 
-_SEPARATORS = {"item_separator": ", ", "key_separator": ": "}
-_COMPACT_SEPARATORS = {"item_separator": ",", "key_separator": ":"}
-_STRICT = {"lenient": False, "coerce_one_of": False}
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
-def json_grammar(
-    schema: Mapping[str, Any] | bool, *, whitespace: str | None = None, is_compact: bool = False
-) -> str:
+def json_grammar(schema: Mapping[str, Any] | bool, *, whitespace: str | None = None, is_compact: bool = False) -> str:
     """JSON documents that a schema allows, with keys in the schema's order.
 
     Documents have a space behind each comma and colon and no other white space, as Python's ``json.dumps`` writes them:
@@ -34,11 +32,14 @@ def json_grammar(
         whitespace: a regular expression for white space between all elements.
         is_compact: no white space at all.
     """
-    options: dict[str, Any] = {"whitespace_flexible": False, **(_COMPACT_SEPARATORS if is_compact else _SEPARATORS)}
-    if whitespace is not None:
-        options = {"whitespace_pattern": whitespace, **_COMPACT_SEPARATORS}
+    options: JsonCompileOptions = {"lenient": False, "coerce_one_of": False}
+    if whitespace is None:
+        comma, colon = (",", ":") if is_compact else (", ", ": ")
+        options.update(whitespace_flexible=False, item_separator=comma, key_separator=colon)
+    else:
+        options.update(whitespace_pattern=whitespace, item_separator=",", key_separator=":")
     try:
-        return LLMatcher.grammar_from_json_schema(_object_of(schema), overrides={**options, **_STRICT})
+        return LLMatcher.grammar_from_json_schema(_object_of(schema), overrides=options)
     except ValueError as error:
         raise InvalidRequestError(f"The JSON schema cannot be read: {str(error)[:300]}") from error
 

@@ -131,9 +131,7 @@ def load_worker_model(
         check_model(runner)
         logger.info("the self-check is passed")
         config = with_checked_encoding(config, runner)
-    grammars = GrammarCompiler(
-        lambda: Tokenizer.load(source.path).to_json(), loaded.vocab_size, loaded.eos_token_ids
-    )
+    grammars = GrammarCompiler(lambda: Tokenizer.load(source.path).to_json(), loaded.vocab_size, loaded.eos_token_ids)
     if group is None or not group.rank:
         grammars.load()
     return WorkerModel(config, source, runner, draft, grammars, budget)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from baton.grammar.compiler import GrammarCompiler
 from baton.grammar.forms import json_grammar
 from cluster.config.worker_config import SpeculationConfig
 from decode_worker.speculation.registry import GRAMMAR, create_controller
-from decode_worker.speculation.verification import MATCH, RESIDUAL, create_verifier
+from decode_worker.speculation.verification import RESIDUAL, create_verifier
 from tests.drafting import prompts
 from tests.random_schemas import EOS, character_tokenizer, random_schema
 from tests.tiny_drafts import VOCAB, tiny_draft_lm, tiny_eagle3, tiny_medusa_v1, tiny_target
@@ -84,9 +84,7 @@ class Lab:
                 arrival_s=index,
                 speculation_method=method,
             )
-            for index, (schema, prompt) in enumerate(
-                (schema, prompt) for schema in schemas for prompt in prompts(3, 5)
-            )
+            for index, (schema, prompt) in enumerate((schema, prompt) for schema in schemas for prompt in prompts(3, 5))
         ]
         for request in requests:
             request.grammar = GRAMMARS.compile(request.params.grammar)

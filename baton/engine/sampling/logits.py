@@ -76,9 +76,7 @@ def process_logits(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.T
 
 def _is_edited(row: SamplingRow) -> bool:
     """Whether single tokens' logits change, which affects greedy rows too."""
-    return (
-        row.params.needs_penalties or bool(row.params.logit_bias) or _is_held_back(row) or row.allowed is not None
-    )
+    return row.params.needs_penalties or bool(row.params.logit_bias) or _is_held_back(row) or row.allowed is not None
 
 
 def _is_held_back(row: SamplingRow) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -50,7 +51,7 @@ def _of_response_format(request: BaseRequest) -> AskedGrammar | None:
         return None
     if kind == "json_object":
         check_known(wanted, ("type", "schema"), f"key in {param}:")
-        return AskedGrammar(param, json_grammar(_schema(wanted.get("schema") or ANY_OBJECT, f"{param}.schema")))
+        return _ask(param, "json", wanted.get("schema") or ANY_OBJECT, f"{param}.schema")
     if kind == "json_schema":
         check_known(wanted, ("type", "json_schema"), f"key in {param}:")
         named = wanted.get("json_schema")
@@ -61,7 +62,7 @@ def _of_response_format(request: BaseRequest) -> AskedGrammar | None:
                 param=param,
             )
         check_known(named, ("name", "description", "schema", "strict"), f"key in {param}.json_schema:")
-        return AskedGrammar(param, json_grammar(_schema(named["schema"], f"{param}.json_schema.schema")))
+        return _ask(param, "json", named["schema"], f"{param}.json_schema.schema")
     raise UnsupportedParameterError(
         f"{param}.type must be text, json_object or json_schema, got {shown(kind)}. Grammars and regular expressions "
         "are parameters of their own: structured_outputs.",
@@ -71,7 +72,7 @@ def _of_response_format(request: BaseRequest) -> AskedGrammar | None:
 
 def _of_guided(request: BaseRequest) -> list[AskedGrammar | None]:
     """What the older names of vLLM and the names of SGLang ask for."""
-    whitespace = request.guided_whitespace_pattern
+    options = {"whitespace_pattern": request.guided_whitespace_pattern}
     given = {
         "guided_json": ("json", request.guided_json),
         "guided_regex": ("regex", request.guided_regex),
@@ -81,11 +82,7 @@ def _of_guided(request: BaseRequest) -> list[AskedGrammar | None]:
         "regex": ("regex", request.regex),
         "ebnf": ("grammar", request.ebnf),
     }
-    found = [
-        AskedGrammar(param, _FORMS[form](value, param, {"whitespace_pattern": whitespace}))
-        for param, (form, value) in given.items()
-        if value is not None
-    ]
+    found = [_ask(param, form, value, param, options) for param, (form, value) in given.items() if value is not None]
     return [_of_structured_outputs(request), *found]
 
 
@@ -103,7 +100,22 @@ def _of_structured_outputs(request: BaseRequest) -> AskedGrammar | None:
             f"{param} must have exactly one of {', '.join(_FORMS)}, got {', '.join(forms) or 'none of them'}.",
             param=param,
         )
-    return AskedGrammar(param, _FORMS[forms[0]](given[forms[0]], f"{param}.{forms[0]}", given))
+    return _ask(param, forms[0], given[forms[0]], f"{param}.{forms[0]}", given)
+
+
+def _ask(
+    param: str, form: str, value: Any, where: str, options: Mapping[str, Any] = MappingProxyType({})
+) -> AskedGrammar:
+    """
+    Args:
+        form: a key of :data:`_FORMS`.
+        where: path of the value, for error messages.
+    """
+    try:
+        return AskedGrammar(param, _FORMS[form](value, where, options))
+    except InvalidRequestError as error:
+        error.param = param
+        raise
 
 
 def _json(value: Any, where: str, options: Mapping[str, Any]) -> str:
@@ -116,16 +128,14 @@ def _json(value: Any, where: str, options: Mapping[str, Any]) -> str:
 
 def _any_object(value: Any, where: str, options: Mapping[str, Any]) -> str:
     if value is not True:
-        raise InvalidRequestError(f"{where} must be true or absent, got {shown(value)}.", param=_root(where))
+        raise InvalidRequestError(f"{where} must be true or absent, got {shown(value)}.")
     return _json(ANY_OBJECT, where, options)
 
 
 def _choice(value: Any, where: str, options: Mapping[str, Any]) -> str:
     is_right = isinstance(value, list) and 1 <= len(value) <= _MAX_CHOICES and all(map(_is_text, value))
     if not is_right:
-        raise InvalidRequestError(
-            f"{where} must be an array of 1 to {_MAX_CHOICES} strings that are not empty.", param=_root(where)
-        )
+        raise InvalidRequestError(f"{where} must be an array of 1 to {_MAX_CHOICES} strings that are not empty.")
     return choice_grammar(value)
 
 
@@ -152,22 +162,17 @@ def _schema(value: Any, where: str) -> Mapping[str, Any] | bool:
         try:
             value = orjson.loads(value)
         except ValueError as error:
-            raise InvalidRequestError(f"{where} is not JSON: {error}.", param=_root(where)) from error
+            raise InvalidRequestError(f"{where} is not JSON: {error}.") from error
     if not isinstance(value, dict | bool):
-        raise InvalidRequestError(f"{where} must be a JSON schema, got {json_type(value)}.", param=_root(where))
+        raise InvalidRequestError(f"{where} must be a JSON schema, got {json_type(value)}.")
     return value
 
 
 def _text(value: Any, where: str) -> str:
     if not _is_text(value):
-        raise InvalidRequestError(f"{where} must be a string that is not empty, got {shown(value)}.", param=_root(where))
+        raise InvalidRequestError(f"{where} must be a string that is not empty, got {shown(value)}.")
     return str(value)
 
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value)
-
-
-def _root(where: str) -> str:
-    """The parameter of a path into it."""
-    return where.partition(".")[0]

@@ -129,7 +129,6 @@ NEUTRAL: dict[str, Any] = {
     "tool_choice": "none",
     "functions": [],
     "function_call": "none",
-    "response_format": {"type": "text"},
     "modalities": ["text"],
     "verbosity": "medium",
 }

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -188,3 +192,23 @@ def test_top_p_of_a_large_vocabulary_matches_the_sorted_row(
     different = set(torch.nonzero(kept > NEG_INF).flatten().tolist()) ^ sorted_top_p(logits[0], top_p)
     mass = torch.softmax(logits[0].double(), dim=-1)[sorted(different)].sum()
     assert float(mass) < 1e-5, "float32 may round the last of many small probabilities to the other side, no more"
+
+
+@given(seeds, st.lists(st.one_of(st.none(), st.sets(tokens, min_size=1)), min_size=1, max_size=4), any_params)
+@settings(deadline=None)
+def test_a_grammar_leaves_only_its_tokens(seed: int, allowed: list[set[int] | None], params: SamplingParams) -> None:
+    logits = random_logits(seed, len(allowed))
+    rows = [replace(row(params), allowed=None if only is None else packed(only)) for only in allowed]
+    processed = process_logits(logits, rows)
+    for own, before, only in zip(processed, logits, allowed, strict=True):
+        masked = before.clone()
+        if only is not None:
+            masked[[token for token in range(VOCAB_SIZE) if token not in only]] = NEG_INF
+        torch.testing.assert_close(own, process_logits(masked[None], [row(params)])[0])
+
+
+def packed(allowed: set[int]) -> npt.NDArray[np.int32]:
+    """The bits of a set of tokens."""
+    bits = np.zeros(-(-VOCAB_SIZE // 32) * 32, dtype=np.uint8)
+    bits[list(allowed)] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.core.errors import InvalidRequestError
+from baton.grammar.compiler import GrammarCompiler
+from baton.grammar.forms import ANY_OBJECT, choice_grammar, json_grammar, notation_grammar, regex_grammar
+from tests.tiny_tokenizers import byte_level_tokenizer
+
+TOKENIZER = byte_level_tokenizer()
+GRAMMARS = GrammarCompiler(TOKENIZER.to_json, TOKENIZER.vocab_size, {0})
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def accepts(grammar: str, text: str) -> bool:
+    """Whether the grammar allows this text as a whole."""
+    state = GRAMMARS.compile(grammar)
+    tokens = TOKENIZER.encode(text)
+    if state.num_allowed([], tokens) < len(tokens):
+        return False
+    allowed = state.allowed(tokens)
+    return allowed is not None and bool(allowed[0] & 1)  # the token 0 ends a text
+
+
+@pytest.mark.parametrize(
+    ("text", "is_right"),
+    [
+        ('{"name": "Ada", "age": 36}', True),
+        ('{"name": "日本 \\"x\\"", "age": -1}', True),
+        ('{"age": 36, "name": "Ada"}', False),
+        ('{"name": "Ada", "age": 36, "city": "Rome"}', False),
+        ('{"name": "Ada", "age": "36"}', False),
+        ('{"name": "Ada"}', False),
+        ('{"name":"Ada","age":36}', False),
+        ('{"name": "Ada", "age": 36}\n', False),
+    ],
+)
+def test_documents_of_a_schema(text: str, is_right: bool) -> None:
+    assert accepts(json_grammar(PERSON), text) is is_right
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, '{"a": [1, 2]}'),
+        ({"is_compact": True}, '{"a":[1,2]}'),
+        ({"whitespace": r"[ \n]{0,2}"}, '{\n "a" : [1,2\n]}'),
+    ],
+)
+def test_white_space_is_chosen(options: Mapping[str, Any], text: str) -> None:
+    assert accepts(json_grammar(ANY_OBJECT, **options), text)
+    assert not accepts(json_grammar(ANY_OBJECT, **options), text.replace("[", "[\t"))
+
+
+@given(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=4, unique=True), st.text(max_size=8))
+@settings(deadline=None, max_examples=60)
+def test_choices_are_taken_literally(choices: list[str], other: str) -> None:
+    grammar = choice_grammar(choices)
+    for choice in choices:
+        assert accepts(grammar, choice)
+    assert accepts(grammar, other) is (other in choices)
+
+
+def test_an_expression_matches_the_whole_text() -> None:
+    assert accepts(regex_grammar("[a-c]+"), "abcab")
+    assert not accepts(regex_grammar("[a-c]+"), "abd")
+
+
+@pytest.mark.parametrize("grammar", ['start: "a" INT\nINT: /[0-9]+/', 'root ::= "a" digits\ndigits ::= [0-9]+'])
+def test_both_notations_are_understood(grammar: str) -> None:
+    assert accepts(notation_grammar(grammar), "a17")
+    assert not accepts(notation_grammar(grammar), "17")
+
+
+def test_a_broken_gbnf_grammar_is_named() -> None:
+    with pytest.raises(InvalidRequestError, match=r"GBNF grammar cannot be read: .*Unexpected end"):
+        notation_grammar('root ::= "a" [0-9')
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"not": {"type": "string"}}, r'Unimplemented keys: \["not"\]'),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"type": "string", "format": "colour"}, "Unknown format: colour"),
+        ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
+        ({"type": "frog"}, "Invalid type: frog"),
+        ({"$ref": "http://example.com/schema"}, "not present in a registry"),
+        ({"oneOf": [{"type": "string"}, {"type": "string"}]}, "oneOf constraints are not supported"),
+        ({"type": "object", "x-guidance": {"lenient": True}, "not": {}}, "not"),
+        (False, "Unsatisfiable"),
+    ],
+)
+def test_what_a_schema_asks_in_vain_is_named(schema: Any, reason: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"cannot be honoured: .*{reason}"):
+        GRAMMARS.compile(json_grammar(schema))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        ("start: missing", 'unknown name: "missing"'),
+        (json_grammar({"properties": {f"k{index}": {"type": "string"} for index in range(3000)}}), "grammar size"),
+        (regex_grammar("[^\\s\\S]"), "cannot be honoured|no text at all"),
+        ("x" * 300_000, "300000 characters; at most 262144"),
+    ],
+)
+def test_grammars_that_cannot_be_used_are_refused(grammar: str, reason: str) -> None:
+    with pytest.raises(InvalidRequestError, match=reason):
+        GRAMMARS.compile(grammar)
+
+
+def test_true_is_any_document() -> None:
+    for value in ({"a": [None, True, 1.5]}, "text", 7):
+        assert accepts(json_grammar(True), json.dumps(value))

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.core.errors import InvalidRequestError, UnsupportedParameterError
+from baton.core.token_grammar import TokenGrammar
+from baton.grammar.compiler import GrammarCompiler
+from baton.grammar.forms import json_grammar, regex_grammar
+from tests.random_schemas import EOS, character_tokenizer, random_schema
+
+TOKENIZER = character_tokenizer()
+GRAMMARS = GrammarCompiler(TOKENIZER.to_json, 96, {EOS})
+GRAMMAR = json_grammar({"type": "object", "properties": {"ab": {"enum": ["x1", "x2"]}}, "required": ["ab"]})
+
+
+def text_of(tokens: list[int]) -> str:
+    return TOKENIZER.decode(tokens, skip_special_tokens=False)
+
+
+def allowed(state: TokenGrammar, output: list[int], drafted: list[int] | None = None) -> set[int] | None:
+    words = state.allowed(output, drafted or [])
+    return None if words is None else {token for token in range(96) if words[token // 32] >> token % 32 & 1}
+
+
+def test_forced_tokens_are_the_only_text() -> None:
+    state, output = GRAMMARS.compile(GRAMMAR), TOKENIZER.encode('{"ab": "x')
+    assert text_of(state.forced([])) == '{"ab": "x'
+    assert state.forced(output) == []
+    assert allowed(state, output) == set(TOKENIZER.encode("12"))
+
+
+def test_a_grammar_that_has_ended_allows_only_the_end() -> None:
+    grammar, output = regex_grammar("abc"), TOKENIZER.encode("abc")
+    assert allowed(GRAMMARS.compile(grammar), output) == {EOS}
+    assert allowed(GRAMMARS.compile(grammar, output), output) == {EOS}
+
+
+def test_a_refused_draft_has_no_mask_and_changes_nothing() -> None:
+    state, start = GRAMMARS.compile(GRAMMAR), TOKENIZER.encode("{")
+    assert allowed(state, start, TOKENIZER.encode('"ac')) is None
+    assert state.num_allowed(start, TOKENIZER.encode('"ac')) == 2
+    assert state.num_allowed(start, [EOS]) == 0
+    assert allowed(state, start) == set(TOKENIZER.encode('"'))
+
+
+def test_output_that_the_grammar_refuses() -> None:
+    with pytest.raises(InvalidRequestError, match="does not allow the tokens before this call"):
+        GRAMMARS.compile(GRAMMAR, TOKENIZER.encode("["))
+    state = GRAMMARS.compile(GRAMMAR)
+    assert allowed(state, TOKENIZER.encode("[")) == set()
+    assert "left the grammar" in state.error
+    assert state.forced(TOKENIZER.encode("[")) == []
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=60)
+def test_a_state_depends_only_on_its_tokens(seed: int) -> None:
+    """Any walk over drafts, in any order, leaves the masks of a fresh state."""
+    chance = random.Random(seed)
+    grammar = json_grammar(random_schema(chance))
+    state, output = GRAMMARS.compile(grammar), list[int]()
+    paths: list[list[int]] = [[]]
+    for _ in range(30):
+        path = list(chance.choice(paths))
+        path = path[: chance.randrange(len(path) + 1)]
+        now = allowed(state, output, path)
+        assert now == allowed(GRAMMARS.compile(grammar, output), output, path)
+        assert now
+        if now == {EOS} and not path:
+            break
+        token = chance.choice(sorted(now - {EOS}) or [EOS])
+        if token != EOS:
+            paths.append([*path, token])
+            if chance.random() < 0.3 and not path:  # it becomes the output
+                output, paths = [*output, token], [[]]
+
+
+def test_a_model_without_a_fast_tokenizer_has_no_grammars() -> None:
+    without = GrammarCompiler(str, 96, {EOS})
+    without.load()
+    with pytest.raises(UnsupportedParameterError, match=r"allows no grammars .*no tokenizer\.json"):
+        without.compile(GRAMMAR)
+
+
+def test_every_column_of_the_logits_has_a_bit() -> None:
+    wide = GrammarCompiler(TOKENIZER.to_json, 130, {EOS}).compile(GRAMMAR)
+    words = wide.allowed([])
+    assert words is not None
+    assert len(words) == 5
+    assert not words[3:].any()
