@@ -32,12 +32,15 @@ def json_grammar(schema: Mapping[str, Any] | bool, *, whitespace: str | None = N
         whitespace: a regular expression for white space between all elements.
         is_compact: no white space at all.
     """
-    options: JsonCompileOptions = {"lenient": False, "coerce_one_of": False}
-    if whitespace is None:
-        comma, colon = (",", ":") if is_compact else (", ", ": ")
-        options.update(whitespace_flexible=False, item_separator=comma, key_separator=colon)
-    else:
-        options.update(whitespace_pattern=whitespace, item_separator=",", key_separator=":")
+    is_plain = whitespace is None and not is_compact
+    options: JsonCompileOptions = {
+        "lenient": False,
+        "coerce_one_of": False,
+        "whitespace_flexible": whitespace is not None,
+        "whitespace_pattern": whitespace,
+        "item_separator": ", " if is_plain else ",",
+        "key_separator": ": " if is_plain else ":",
+    }
     try:
         return LLMatcher.grammar_from_json_schema(_object_of(schema), overrides=options)
     except ValueError as error:
