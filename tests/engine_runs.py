@@ -16,6 +16,7 @@ from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import RunnerOptions
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.step.overlap import AheadRule, never
+from baton.grammar.compiler import GrammarCompiler
 from benchmarks.device_run.attention_world import poison
 
 BLOCK_SIZE = 4
@@ -67,9 +68,15 @@ def greedy(max_tokens: int) -> SamplingParams:
 
 
 def run(
-    engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams]
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams | Sequence[SamplingParams],
+    grammars: GrammarCompiler | None = None,
 ) -> list[Outcome]:
     """Sends all prompts at once and steps until every one is finished.
+
+    Args:
+        grammars: compiles those of the parameters.
 
     Raises:
         RuntimeError: the engine stopped making progress.
@@ -77,7 +84,10 @@ def run(
     each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
     outcomes = {f"request-{index}": Outcome() for index in range(len(prompts))}
     for index, (prompt, own) in enumerate(zip(prompts, each, strict=True)):
-        engine.scheduler.add(Request(f"request-{index}", list(prompt), own, arrival_s=index))
+        request = Request(f"request-{index}", list(prompt), own, arrival_s=index)
+        if own.grammar and grammars is not None:
+            request.grammar = grammars.compile(own.grammar)
+        engine.scheduler.add(request)
     for _ in range(_MAX_STEPS):
         if not engine.scheduler.has_work():
             return list(outcomes.values())

@@ -112,6 +112,7 @@ def counts(findings: Findings) -> dict[str, int]:
         **Counter(strike.kind for strike in findings.strikes),
         "requests": len(streams),
         "greedy": sum(not stream.question.temperature for stream in streams),
+        "with a schema": sum(stream.question.has_schema for stream in streams),
         "moved": sum(bool(stream.moves_s) for stream in streams),
         "cancelled": sum(stream.is_cancelled for stream in streams),
     }

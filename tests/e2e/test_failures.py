@@ -24,6 +24,21 @@ PROMPT = "Write a long story about a lighthouse keeper and the ship that he saw 
 LONG_PROMPT = list(range(1000, 1800))
 GREEDY = {"temperature": 0}
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
+CONSTRAINED = {
+    "temperature": 0.9,
+    "seed": 3,
+    "ignore_eos": False,
+    "guided_json": {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"}},
+            "required": ["name", "age"],
+            "additionalProperties": False,
+        },
+        "minItems": 30,
+    },
+}
 NUM_TOKENS = 48
 
 Line = dict[str, Any]
@@ -86,16 +101,16 @@ def assert_recovered(cluster: RunningCluster, pool: str, dead: Line) -> None:
 
 
 def test_streams_continue_after_the_decode_worker_is_killed(cluster):
-    undisturbed = [tokens(cluster, PROMPT, parameters) for parameters in (GREEDY, SAMPLED)]
-    assert [len(found) for found in undisturbed] == [NUM_TOKENS] * 2
+    undisturbed = [tokens(cluster, PROMPT, parameters) for parameters in (GREEDY, SAMPLED, CONSTRAINED)]
+    assert [len(found) for found in undisturbed] == [NUM_TOKENS] * 3
     victim = only_worker(cluster, "decode")
     retries = num_retries(cluster)
 
     kill_in_the_middle = kill_at(NUM_TOKENS // 3, victim["pid"])
     with ThreadPoolExecutor() as threads:
-        sampled = threads.submit(tokens, cluster, PROMPT, SAMPLED)
+        others = [threads.submit(tokens, cluster, PROMPT, parameters) for parameters in (SAMPLED, CONSTRAINED)]
         greedy = threads.submit(tokens, cluster, PROMPT, GREEDY, NUM_TOKENS, kill_in_the_middle)
-        disturbed = [greedy.result(), sampled.result()]
+        disturbed = [greedy.result(), *(other.result() for other in others)]
 
     assert disturbed == undisturbed
     assert num_retries(cluster) > retries

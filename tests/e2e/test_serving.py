@@ -6,12 +6,13 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import httpx
 import psutil
 import pytest
 from openai import AsyncOpenAI, OpenAI
+from pydantic import BaseModel, Field
 
 from baton.engine.models.default_model import ensure_default_model
 from baton.engine.models.tokenizer import Tokenizer
@@ -26,6 +27,13 @@ CONTEXT_LENGTH = 8192
 SMOLLM2_KV_BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 4 + 1 * 2 * 9 * 64 * 4
 TOLD_S = 30.0
 SCALED_S = 240.0
+
+
+class Sailor(BaseModel):
+    name: str = Field(max_length=20)
+    age: int
+    rank: Literal["captain", "cook"]
+    ports: list[Annotated[str, Field(max_length=12)]] = Field(max_length=3)
 
 
 def eventually(condition: Callable[[], bool]) -> None:
@@ -69,6 +77,20 @@ class TestOpenAIClient:
         assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == whole
         assert chunks[-1].usage is not None
         assert chunks[-1].usage.completion_tokens == 24
+
+    def test_structured_answers_are_parsed(self, client: OpenAI) -> None:
+        for options in ({"temperature": 0}, {"temperature": 1, "seed": 5}):
+            answer = client.chat.completions.parse(
+                model=MODEL,
+                messages=[{"role": "user", "content": "Invent a sailor."}],
+                max_tokens=200,
+                response_format=Sailor,
+                **options,
+            )
+            sailor = answer.choices[0].message.parsed
+            assert sailor is not None
+            assert sailor.rank in ("captain", "cook")
+            assert answer.choices[0].finish_reason == "stop"
 
     def test_choices_logprobs_and_stop_strings_work(self, client: OpenAI) -> None:
         answer = client.chat.completions.create(

@@ -17,7 +17,7 @@ from tests.chaos.run import Findings
 from tests.chaos.streams import Stream
 from tests.chaos.workload import Question
 
-QUESTION = Question((1, 2), 0.0, 0, (7, 8, 9))
+QUESTION = Question((1, 2), 0.0, 0, False, (7, 8, 9))
 
 
 def stream(token_ids: list[int], **values: Any) -> Stream:
