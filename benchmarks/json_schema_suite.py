@@ -125,7 +125,9 @@ def main() -> None:
     for draft in _DRAFTS:
         for name, library in libraries.items():
             outcome = judge(library, list(read_cases(folder, draft)), tokenizer)
-            times = [f"{value * 1e6:.0f} µs" for found in (outcome.compile_s, outcome.mask_s) for value in _shares(found)]
+            times = [
+                f"{value * 1e6:.0f} µs" for found in (outcome.compile_s, outcome.mask_s) for value in _shares(found)
+            ]
             table.add_row(draft, name, *(str(outcome.verdicts[verdict]) for verdict in _VERDICTS), *times)
             for line in outcome.wrong[:20]:
                 console.print(f"{draft} {name} wrong: {line}", markup=False)

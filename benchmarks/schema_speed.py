@@ -92,7 +92,9 @@ class Lab:
             grammar=json_grammar(_SCHEMA) if has_schema else "",
         )
         self._num_requests += 1
-        request = Request(str(self._num_requests), prompt, params, speculation_method=GRAMMAR if way == _FORCED else NONE)
+        request = Request(
+            str(self._num_requests), prompt, params, speculation_method=GRAMMAR if way == _FORCED else NONE
+        )
         if has_schema:
             request.grammar = self._grammars.compile(params.grammar)
         return request

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -118,11 +119,22 @@ def _keep_allowed(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
     masks = {index: row.allowed for index, row in enumerate(rows) if row.allowed is not None}
     if not masks:
         return
-    places = upload_ints(list(masks), logits.device)
-    packed = upload(np.stack(list(masks.values())).view(np.uint8), logits.device)
-    bits = packed.unsqueeze(-1).bitwise_and(upload(1 << np.arange(8, dtype=np.uint8), logits.device))
-    is_allowed = bits.bool().flatten(1)[:, : logits.shape[-1]]
-    logits.index_copy_(0, places, logits.index_select(0, places).masked_fill(~is_allowed, _NEG_INF))
+    packed = np.stack(list(masks.values())).view(np.uint8).astype(np.int64)
+    addends = (
+        upload(_addends_of_bytes(), logits.device)
+        .to(logits.dtype)
+        .index_select(0, upload(packed.ravel(), logits.device))
+    )
+    addends = addends.view(len(masks), -1)[:, : logits.shape[-1]]
+    logits.index_add_(0, upload_ints(list(masks), logits.device), addends)
+
+
+@cache
+def _addends_of_bytes() -> npt.NDArray[np.float32]:
+    """0 for each bit that is set in a byte and -inf for the others, ``[256, 8]``: adding takes a tenth of the time of
+    selecting."""
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    return np.where(bits, np.float32(0), np.float32(_NEG_INF))
 
 
 @dataclass(frozen=True, slots=True)
