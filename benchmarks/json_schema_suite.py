@@ -1,4 +1,4 @@
-"""Which JSON schemas a grammar library honours, refuses or gets wrong: ``python -m benchmarks.json_schema_suite FOLDER``.
+"""Which JSON schemas a grammar honours, refuses or gets wrong: ``python -m benchmarks.json_schema_suite FOLDER``.
 
 FOLDER holds the JSON-Schema-Test-Suite, or the unpacked source of the package ``jsonschema``, which has it under
 ``json/``. A schema is *wrong* if its grammar allows a document that the suite calls invalid, *narrow* if it refuses one
