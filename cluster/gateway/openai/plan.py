@@ -6,12 +6,15 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ParamSpec, TypeVar, get_args
 
 from baton.core.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError, UnsupportedParameterError
 from baton.core.request import SamplingParams, check_token_ids
 from baton.core.roles import DRAFT_METHODS, SpeculationMethod
 from baton.engine.models.tokenizer import Tokenizer
+from cluster.gateway.formats.base import OutputParser
+from cluster.gateway.formats.dialect import Dialect
 from cluster.gateway.openai.json_body import shown
 from cluster.gateway.openai.model_inputs import (
     build_sampling_params,
@@ -22,6 +25,8 @@ from cluster.gateway.openai.model_inputs import (
     truncated,
 )
 from cluster.gateway.openai.schemas import BaseRequest, ChatCompletionRequest, CompletionRequest
+from cluster.gateway.openai.tool_messages import num_chars
+from cluster.gateway.openai.tool_use import ToolUse, resolve_tools
 from cluster.gateway.output_processor import StopConditions
 from cluster.requests.generation import ModelCard
 
@@ -92,6 +97,10 @@ class GenerationPlan:
     return_token_ids: bool = False
     speculation_method: str | None = None
     cache_salt: str = ""
+    new_parser: Callable[[], OutputParser] | None = None
+    """Makes the parser of one choice; ``None``: all text is content."""
+    shown_token_ids: frozenset[int] = frozenset()
+    """Special tokens whose text the parser needs."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -99,11 +108,16 @@ class GenerationPlan:
 
 
 class Planner:
-    """Builds plans for one served model."""
+    """Builds plans for one served model.
 
-    def __init__(self, tokenizer: Tokenizer, limits: GatewayLimits) -> None:
+    Args:
+        dialect: how the model writes calls and reasoning; ``None`` finds it out.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, limits: GatewayLimits, dialect: Dialect | None = None) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
+        self.dialect = Dialect(tokenizer) if dialect is None else dialect
 
     async def plan_completion(self, request: CompletionRequest, card: ModelCard) -> GenerationPlan:
         """Raises :class:`~baton.core.errors.BatonError` if the model or the limits do not allow the request."""
@@ -139,25 +153,44 @@ class Planner:
         max_tokens_param, requested = _agreed_max_tokens(request)
         add_generation_prompt = _resolve_generation_prompt(request)
         num_top = _resolve_top_logprobs(request)
+        tools = self._tools(request)
         messages = check_messages(request.messages)
-        num_chars = sum(len(message["content"]) for message in messages)
-        self._check_text_length(num_chars, card, "messages")
+        size = num_chars(messages, tools.listed)
+        self._check_text_length(size, card, "messages")
+        messages, listed = self.dialect.template_inputs(messages, tools.listed)
         token_ids = await self._off_loop(
-            num_chars,
+            size,
             self._tokenizer.apply_chat_template,
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=request.continue_final_message,
             add_special_tokens=request.add_special_tokens,
             template_kwargs=request.template_kwargs,
+            tools=listed,
         )
         token_ids = truncated(token_ids, request.truncate_prompt_tokens, card)
         # Chat clients ask for a fixed number, and their history grows until both together exceed the context.
         names = "messages", max_tokens_param
         max_tokens = resolve_max_tokens(len(token_ids), requested, None, card, names, clips=True)
         params = build_sampling_params(request, card, max_tokens, num_top)
+        end = self.dialect.prompt_end(token_ids)
+        if tools.rule is not None:
+            params = constrained(params, self.dialect.call_grammar(tools.rule, end), tools)
         prompt = PromptPlan(tuple(token_ids), params, is_continued=request.continue_final_message)
-        return self._plan(request, [prompt], card)
+        plan = self._plan(request, [prompt], card)
+        if not self.dialect.needs_parser(tools.functions):
+            return plan
+        new_parser = partial(self.dialect.parser, tools.functions, end, is_single=tools.is_single)
+        return dataclasses.replace(plan, new_parser=new_parser, shown_token_ids=self.dialect.shown_token_ids())
+
+    def _tools(self, request: ChatCompletionRequest) -> ToolUse:
+        tools = resolve_tools(request)
+        if tools.functions and not self.dialect.allows_tools:
+            raise UnsupportedParameterError(
+                "tools are not supported, because router.tool_parser is none on this endpoint; leave them out.",
+                param="tools",
+            )
+        return tools
 
     def _plan(self, request: BaseRequest, prompts: list[PromptPlan], card: ModelCard) -> GenerationPlan:
         options = request.stream_options
@@ -241,6 +274,20 @@ class Planner:
         if size > self._limits.inline_text_chars:
             return await asyncio.to_thread(function, *args, **kwargs)
         return function(*args, **kwargs)
+
+
+def constrained(params: SamplingParams, grammar: str, tools: ToolUse) -> SamplingParams:
+    """The seam to structured output: ``params`` whose output follows ``grammar``, in llguidance's Lark dialect.
+
+    Raises:
+        UnsupportedParameterError: a call is required.
+    """
+    if tools.is_required:
+        raise UnsupportedParameterError(
+            "tool_choice required, or a named function, needs structured output, which is not supported; use auto.",
+            param="tool_choice",
+        )
+    return params
 
 
 def _plan_prompt(token_ids: list[int], echo_text: str, request: CompletionRequest, card: ModelCard) -> PromptPlan:

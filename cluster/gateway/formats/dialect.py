@@ -1,0 +1,119 @@
+"""How one served model writes calls and reasoning, and what its chat template expects of earlier ones."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from baton.engine.models.tokenizer import Tokenizer
+from cluster.gateway.formats.base import CallRule, Function, OutputParser, Steps
+from cluster.gateway.formats.calls import plain_text
+from cluster.gateway.formats.conversation import SHORT_ID_CHARS, Message, as_text, find_style, lists_tools
+from cluster.gateway.formats.grammar import literal
+from cluster.gateway.formats.harmony import Harmony
+from cluster.gateway.formats.registry import AUTO, reasoning_format, tool_format
+from cluster.gateway.formats.response_template import parse_with_template
+from cluster.gateway.formats.source import Source
+
+_NUM_PROMPT_TOKENS = 64
+"""Enough of a prompt's end to hold the beginning of the assistant's message that the template writes."""
+
+
+class Dialect:
+    """The tool and reasoning formats of one model.
+
+    A tokenizer's ``response_template`` is used where both formats are chosen automatically.
+
+    Args:
+        tool_parser: a name of :data:`~cluster.gateway.formats.registry.TOOL_FORMATS`, ``auto`` or ``none``.
+        reasoning_parser: a name of :data:`~cluster.gateway.formats.registry.REASONING_FORMATS`, ``auto`` or ``none``.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, tool_parser: str = AUTO, reasoning_parser: str = AUTO) -> None:
+        self._tokenizer = tokenizer
+        template = tokenizer.tool_chat_template
+        self._tools = tool_format(tool_parser, template)
+        self._is_framed = isinstance(self._tools, Harmony)
+        self._reasoning = None if self._is_framed else reasoning_format(reasoning_parser, template)
+        is_auto = tool_parser == reasoning_parser == AUTO
+        self._response_template = tokenizer.response_template if is_auto else None
+        self._lists_tools = lists_tools(tokenizer)
+        self._style = find_style(tokenizer)
+
+    @property
+    def allows_tools(self) -> bool:
+        return self._tools is not None
+
+    def template_inputs(
+        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
+    ) -> tuple[Sequence[Message], Sequence[dict[str, Any]] | None]:
+        """Messages and tools for the chat template, from those of a request."""
+        has_calls = any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
+        if tools and not self._lists_tools:
+            return as_text(messages, tools), None
+        if has_calls and self._style is None:
+            return as_text(messages, ()), tools or None
+        if has_calls and self._style is not None:
+            return self._style.apply(messages, thinks_aside=self._is_framed), tools or None
+        return messages, tools or None
+
+    def new_call_id(self) -> str:
+        if self._style is not None and self._style.short_ids:
+            return secrets.token_hex(SHORT_ID_CHARS)[:SHORT_ID_CHARS]
+        return f"call_{secrets.token_hex(12)}"
+
+    def shown_token_ids(self) -> frozenset[int]:
+        """Special tokens that the parser must see."""
+        if self._response_template is not None:
+            return self._tokenizer.special_ids
+        marks = (*(self._tools.markers if self._tools else ()), *(self._reasoning.markers if self._reasoning else ()))
+        ids = (self._tokenizer.special_id(mark) for mark in marks)
+        return frozenset(token_id for token_id in ids if token_id is not None)
+
+    def prompt_end(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids[-_NUM_PROMPT_TOKENS:], skip_special_tokens=False)
+
+    def needs_parser(self, functions: Sequence[Function]) -> bool:
+        """Whether the output is more than content."""
+        return bool(functions or self._reasoning or self._is_framed or self._response_template)
+
+    def parser(self, functions: Sequence[Function], prompt_end: str, *, is_single: bool = False) -> OutputParser:
+        """A parser of one output.
+
+        Args:
+            functions: those that the model may call; without any, calls are content.
+            prompt_end: :meth:`prompt_end` of the request's prompt.
+            is_single: the output ends with its first call.
+        """
+        source = Source()
+        return OutputParser(source, self._steps(source, functions, prompt_end), is_single)
+
+    def _steps(self, source: Source, functions: Sequence[Function], prompt_end: str) -> Steps:
+        if self._response_template is not None:
+            yield from parse_with_template(source, self._response_template, prompt_end, functions)
+            return
+        if self._reasoning is not None:
+            yield from self._reasoning.parse(source, self._reasoning.begins_in(prompt_end))
+        if self._tools is not None and (functions or self._is_framed):
+            yield from self._tools.parse(source, functions)
+        else:
+            yield from plain_text(source)
+
+    def call_grammar(self, rule: CallRule, prompt_end: str) -> str:
+        """Grammar in llguidance's Lark dialect of an output that follows ``rule``, its reasoning included.
+
+        Raises:
+            ValueError: the model has no tool format.
+        """
+        if self._tools is None:
+            raise ValueError("a model without a tool format has no grammar of calls")
+        calls = self._tools.grammar(rule, self._token)
+        reasoning = self._reasoning
+        if reasoning is None or prompt_end.rstrip().endswith(reasoning.close):
+            return f"start: calls\n{calls}"
+        return f"start: reasoning calls\n{reasoning.grammar(self._token, reasoning.begins_in(prompt_end))}{calls}"
+
+    def _token(self, text: str) -> str:
+        token_id = self._tokenizer.special_id(text)
+        return literal(text) if token_id is None else f"<[{token_id}]>"

@@ -1,0 +1,89 @@
+"""Channels: ``<|channel|>analysis<|message|>…``. gpt-oss."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+
+from cluster.gateway.formats.base import (
+    CallEnd,
+    CallRule,
+    Function,
+    Reasoning,
+    Steps,
+    Text,
+    TokenRefs,
+)
+from cluster.gateway.formats.calls import Attempt, arguments, attempt, gathered
+from cluster.gateway.formats.grammar import ANY_TEXT, alternatives, argument_rules, literal
+from cluster.gateway.formats.source import Source
+
+START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
+END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+_ENDS = (END, CALL, RETURN, START)
+_ANALYSIS = "analysis"
+_RECIPIENT = "to=functions."
+_FUNCTION = re.compile(r"functions\.([\w.-]+)")
+
+
+class Harmony:
+    """Messages to a function are calls, the channel ``analysis`` is reasoning, and all else is content."""
+
+    name = "harmony"
+    markers = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
+
+    def parse(self, source: Source, functions: Sequence[Function]) -> Steps:
+        names = {function.name for function in functions}
+        kinds: set[type] = set()
+        while not (yield from source.at_end()):
+            if not (yield from attempt(source, _read_message(source, names, kinds))):
+                yield from source.until(_ENDS, Text, trims=False)
+            for end in _ENDS[:-1]:
+                yield from source.skip(end)
+
+    def grammar(self, rule: CallRule, token: TokenRefs) -> str:
+        head = f'{token(START)} "assistant" '
+        analysis = f'{token(CHANNEL)} "analysis" {token(MESSAGE)} text {token(END)} {head}'
+        final = f' | {token(CHANNEL)} "final" {token(MESSAGE)} text'
+        bodies = [
+            f'{literal(f"{_RECIPIENT}{function.name} ")} {token(CONSTRAIN)} "json" {token(MESSAGE)} arguments_{index}'
+            for index, function in enumerate(rule.functions)
+        ]
+        call = f'{token(CHANNEL)} "commentary " body'
+        calls = f"calls: ({analysis})? ({call}{'' if rule.is_required else final})\ntext: {ANY_TEXT}\n"
+        return calls + alternatives("body", bodies) + argument_rules(rule)
+
+
+def _read_message(source: Source, names: Collection[str], kinds: set[type]) -> Attempt:
+    """Reads a header and its message. The generation prompt ends before the channel of the first header.
+
+    Args:
+        kinds: kinds of earlier messages, so that texts of the same kind are kept apart.
+    """
+    for opener in (START, CHANNEL, " to="):
+        if (yield from source.skip(opener)):
+            break
+    else:
+        return False
+    header, found = yield from gathered(source.until((MESSAGE, *_ENDS), str, trims=False))
+    if found != MESSAGE:
+        return False
+    yield from source.skip(MESSAGE)
+    recipient = _FUNCTION.search(header)
+    if recipient is not None:
+        yield from source.skip_space()
+        if recipient[1] not in names or not (yield from arguments(source, recipient[1])):
+            return False
+        yield CallEnd()
+        yield from source.skip_space()
+        return True
+    kind = Reasoning if _ANALYSIS in header else Text
+    if kind in kinds:
+        yield kind("\n\n")
+    kinds.add(kind)
+    source.in_reasoning = kind is Reasoning
+    yield from source.until(_ENDS, kind, trims=source.in_reasoning)
+    if source.in_reasoning:
+        yield from source.skip_space()
+    source.in_reasoning = False
+    return True
