@@ -53,7 +53,7 @@ class Tokenizer:
         self._special_ids = frozenset(hf_tokenizer.all_special_ids) | {
             token_id for token_id, token in added.items() if token.special
         }
-        self._special_by_text = {self._added_text[i]: i for i in self._special_ids if i in self._added_text}
+        self._added_ids = {text: token_id for token_id, text in self._added_text.items()}
         self._alphabet = _byte_level_alphabet()
         self._vocab_size = len(hf_tokenizer)
         self._bytes: dict[int, bytes] = {}
@@ -122,9 +122,9 @@ class Tokenizer:
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special_ids
 
-    def special_id(self, text: str) -> int | None:
-        """Id of the special token that is written as ``text``."""
-        return self._special_by_text.get(text)
+    def added_id(self, text: str) -> int | None:
+        """Id of the added token that is written as ``text``; it may be special or not."""
+        return self._added_ids.get(text)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``; ``add_special_tokens`` adds those of the model's own post-processor (often BOS).

@@ -94,7 +94,8 @@ class CallRule:
 
 class TokenRefs(Protocol):
     def __call__(self, text: str) -> str:
-        """How a grammar names ``text``: as a token where it is a special token, as a string otherwise."""
+        """How a grammar names a mark: ``<[id]>`` if it is a special token, a string if it is none, and in parentheses
+        both if it is an added token that may be taken for either."""
         ...
 
 

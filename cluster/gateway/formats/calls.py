@@ -36,7 +36,8 @@ def _after_space(source: Source, steps: Attempt) -> Attempt:
 
 
 def attempt(source: Source, steps: Attempt) -> Attempt:
-    """Runs ``steps`` over what may be a call. If it is none, white space and one more character become content."""
+    """Runs ``steps`` over what may be a call. If it is none, all that they read becomes content, and is not read again,
+    so that the work for an output grows with its length only."""
     source.mark()
     is_open = False
     while True:
@@ -47,14 +48,9 @@ def attempt(source: Source, steps: Attempt) -> Attempt:
             break
         is_open = isinstance(event, CallStart) or (is_open and not isinstance(event, CallEnd))
         yield event
-    if is_whole:
-        source.since_mark()
-    elif is_open:
-        yield CallBroken(source.since_mark())
-    else:
-        source.rewind()
-        space = yield from source.skip_space()
-        yield Text(space + source.take(1))
+    text = source.since_mark()
+    if not is_whole and text:
+        yield CallBroken(text) if is_open else Text(text)
     return is_whole
 
 

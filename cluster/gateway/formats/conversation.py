@@ -149,16 +149,16 @@ def find_style(tokenizer: Tokenizer) -> HistoryStyle | None:
     if not tokenizer.has_chat_template:
         return None
     arguments = json.dumps({_PROBE_KEY: "Oslo"})
-    calls = [
+    calls: list[Message] = [
         {"id": f"call_{name}", "type": "function", "function": {"name": name, "arguments": arguments}}
         for name in ("probe_first", "probe_second")
     ]
-    results = [
+    results: list[Message] = [
         {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": "rain"}
         for call in calls
     ]
-    user = {"role": "user", "content": "hello"}
-    messages = [user, {"role": "assistant", "content": "", "tool_calls": calls}, *results]
+    user: Message = {"role": "user", "content": "hello"}
+    messages: list[Message] = [user, {"role": "assistant", "content": "", "tool_calls": calls}, *results]
     for choice in product((False, True), repeat=4):
         style = HistoryStyle(*choice)
         try:

@@ -68,7 +68,7 @@ class Dialect:
         if self._response_template is not None:
             return self._tokenizer.special_ids
         marks = (*(self._tools.markers if self._tools else ()), *(self._reasoning.markers if self._reasoning else ()))
-        ids = (self._tokenizer.special_id(mark) for mark in marks)
+        ids = map(self._tokenizer.added_id, marks)
         return frozenset(token_id for token_id in ids if token_id is not None)
 
     def prompt_end(self, token_ids: Sequence[int]) -> str:
@@ -115,5 +115,9 @@ class Dialect:
         return f"start: reasoning calls\n{reasoning.grammar(self._token, reasoning.begins_in(prompt_end))}{calls}"
 
     def _token(self, text: str) -> str:
-        token_id = self._tokenizer.special_id(text)
-        return literal(text) if token_id is None else f"<[{token_id}]>"
+        token_id = self._tokenizer.added_id(text)
+        if token_id is None:
+            return literal(text)
+        if self._tokenizer.is_special(token_id):
+            return f"<[{token_id}]>"
+        return f"(<[{token_id}]> | {literal(text)})"  # llguidance may take it for special by its look

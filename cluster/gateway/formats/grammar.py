@@ -48,6 +48,18 @@ def alternatives(name: str, options: Sequence[str]) -> str:
     return f"{name}: " + "\n    | ".join(options) + "\n"
 
 
+def up_to(name: str, token: TokenRefs, mark: str) -> str:
+    """Text up to a mark, which is included. A special token cannot be a part of text. See :func:`up_to_rules`."""
+    ref = token(mark)
+    options = ([f"text_{name} {ref}"] if "<[" in ref else []) + ([name] if '"' in ref else [])
+    return f"({' | '.join(options)})"
+
+
+def up_to_rules(name: str, mark: str) -> str:
+    """The rules that :func:`up_to` names."""
+    return f"text_{name}: {ANY_TEXT}\n{name}[lazy]: /(.|\\n)*{pattern(mark)}/\n"
+
+
 def many(rule: CallRule, first: str, further: str) -> str:
     """One call, or several."""
     return first if rule.is_single else f"{first} ({further})*"
@@ -66,9 +78,6 @@ def unmarked_rule(rule: CallRule, calls: str, first: str) -> str:
 
 def calls_rule(rule: CallRule, token: TokenRefs, opener: str, rest: str) -> str:
     """The rule ``calls``: what begins with ``opener`` and goes on with ``rest``, or text if no call is required."""
-    begin = token(opener)
     if rule.is_required:
-        return f"calls: {begin} {rest}\n"
-    if begin.startswith("<["):  # text cannot contain a special token
-        return f"calls: text ({begin} {rest})?\ntext: {ANY_TEXT}\n"
-    return f"calls: text | head {rest}\ntext: {ANY_TEXT}\nhead[lazy]: /(.|\\n)*{pattern(opener)}/\n"
+        return f"calls: {token(opener)} {rest}\n"
+    return f"calls: text | {up_to('head', token, opener)} {rest}\ntext: {ANY_TEXT}\n" + up_to_rules("head", opener)

@@ -77,7 +77,7 @@ def _read_message(source: Source, names: Collection[str], kinds: set[type]) -> A
         yield CallEnd()
         yield from source.skip_space()
         return True
-    kind = Reasoning if _ANALYSIS in header else Text
+    kind: type[Reasoning | Text] = Reasoning if _ANALYSIS in header else Text
     if kind in kinds:
         yield kind("\n\n")
     kinds.add(kind)

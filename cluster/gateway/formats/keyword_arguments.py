@@ -14,17 +14,31 @@ def properties_of(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     found = schema.get("properties") or {}
     required = [name for name in schema.get("required") or () if name in found]
     order = [*required, *(name for name in found if name not in required)]
-    return {name: {**found[name], **shared} if isinstance(found[name], Mapping) else shared for name in order}
+    return {name: {**_resolved(found[name], schema), **shared} for name in order}
+
+
+def _resolved(value: Any, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``value``, or what it refers to within the function's schema."""
+    reference = value.get("$ref") if isinstance(value, Mapping) else None
+    if isinstance(reference, str) and reference.startswith("#/"):
+        target: Any = schema
+        for part in reference.removeprefix("#/").split("/"):
+            target = target.get(part) if isinstance(target, Mapping) else None
+        value = target
+    return value if isinstance(value, Mapping) else {}
 
 
 def keyword_rules(
-    name: str, schema: Mapping[str, Any], write: Callable[[str, Mapping[str, Any]], str], separator: str
+    name: str, schema: Mapping[str, Any], write: Callable[[str, Mapping[str, Any]], str], any_item: str, separator: str
 ) -> str:
     """Rules of ``name``: arguments in a fixed order, of which only the required ones must be there.
 
     Args:
         write: the rule of one argument, from its name and schema.
+        any_item: the rule of an argument where the schema names none.
     """
+    if "properties" not in schema:
+        return f"{name}: ({any_item} ({literal(separator)} {any_item})*)?\n"
     properties = properties_of(schema)
     required = set(schema.get("required") or ())
     rules = [f"{name}: {name}_first_0\n"]

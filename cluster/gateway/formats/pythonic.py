@@ -36,11 +36,12 @@ class Pythonic:
             f'{literal(f"{function.name}(")} arguments_{index} ")"' for index, function in enumerate(rule.functions)
         ]
         arguments = [
-            keyword_rules(f"arguments_{index}", rule.schema_of(function), _keyword_rule, ", ")
+            keyword_rules(f"arguments_{index}", rule.schema_of(function), _keyword_rule, "any_keyword", ", ")
             for index, function in enumerate(rule.functions)
         ]
         calls = listed(rule, "body")
-        return unmarked_rule(rule, calls, r"\[") + alternatives("body", bodies) + "".join(arguments)
+        keyword = f'any_keyword: NAME "=" any_value\nNAME: /[A-Za-z_][A-Za-z0-9_]*/\nany_value: {json_rule({})}\n'
+        return unmarked_rule(rule, calls, r"\[") + keyword + alternatives("body", bodies) + "".join(arguments)
 
 
 def _keyword_rule(key: str, schema: Mapping[str, Any]) -> str:

@@ -10,12 +10,16 @@ from typing import Any
 from cluster.gateway.formats.base import Arguments, CallEnd, CallRule, CallStart, Event, Function, Steps, TokenRefs
 from cluster.gateway.formats.calls import Attempt, gathered, marked_calls
 from cluster.gateway.formats.grammar import alternatives, calls_rule, json_rule, literal, many
-from cluster.gateway.formats.keyword_arguments import keyword_rules, types_of
+from cluster.gateway.formats.keyword_arguments import keyword_rules, properties_of, types_of
 from cluster.gateway.formats.source import Source, Wait
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
+_VALUE_RULES = r"""any_parameter: "<parameter=" NAME ">\n" string_value
+NAME: /[^<>\n]+/
+string_value[lazy]: /(.|\n)*\n<\/parameter>\n/
+"""
 _VALUE_ENDS = ("\n" + PARAMETER_END, PARAMETER_END)
 
 
@@ -24,7 +28,7 @@ class QwenXml:
     markers = (OPEN, CLOSE)
 
     def parse(self, source: Source, functions: Sequence[Function]) -> Steps:
-        schemas = {function.name: function.parameters.get("properties") or {} for function in functions}
+        schemas = {function.name: properties_of(function.parameters) for function in functions}
         return marked_calls(source, (OPEN, FUNCTION), partial(_read, source, schemas))
 
     def grammar(self, rule: CallRule, token: TokenRefs) -> str:
@@ -34,12 +38,11 @@ class QwenXml:
             for index, function in enumerate(rule.functions)
         ]
         arguments = [
-            keyword_rules(f"arguments_{index}", rule.schema_of(function), _parameter_rule, "")
+            keyword_rules(f"arguments_{index}", rule.schema_of(function), _parameter_rule, "any_parameter", "")
             for index, function in enumerate(rule.functions)
         ]
         calls = calls_rule(rule, token, OPEN, many(rule, rest, f'"\\n" {token(OPEN)} {rest}'))
-        value = "string_value[lazy]: /(.|\\n)*\\n<\\/parameter>\\n/\n"
-        return calls + alternatives("body", bodies) + "".join(arguments) + value
+        return calls + alternatives("body", bodies) + "".join(arguments) + _VALUE_RULES
 
 
 def _parameter_rule(key: str, schema: Mapping[str, Any]) -> str:

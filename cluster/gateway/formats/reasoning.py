@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.gateway.formats.base import Reasoning, Steps, TokenRefs
-from cluster.gateway.formats.grammar import ANY_TEXT, pattern
+from cluster.gateway.formats.grammar import up_to, up_to_rules
 from cluster.gateway.formats.source import Source
 
 
@@ -48,10 +48,6 @@ class ReasoningFormat:
 
     def grammar(self, token: TokenRefs, is_open: bool) -> str:
         """The rule ``reasoning``, which may be empty unless the reasoning has begun in the prompt."""
-        close = token(self.close)
-        text = "think" if not close.startswith("<[") else f"think_text {close}"
-        rule = f"{text} SPACE" if is_open else f"({token(self.open)} {text} SPACE)?"
-        end = (
-            f"think_text: {ANY_TEXT}\n" if close.startswith("<[") else f"think[lazy]: /(.|\\n)*{pattern(self.close)}/\n"
-        )
-        return f"reasoning: {rule}\n{end}SPACE: /[ \\n]{{0,2}}/\n"
+        text = f"{up_to('think', token, self.close)} SPACE"
+        rule = text if is_open else f"({token(self.open)} {text})?"
+        return f"reasoning: {rule}\nSPACE: /[ \\n]{{0,2}}/\n" + up_to_rules("think", self.close)

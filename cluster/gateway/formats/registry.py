@@ -27,7 +27,7 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
     form.name: form
     for form in (
         ReasoningFormat("think", "<think>", "</think>"),
-        ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
+        ReasoningFormat("magistral", "[THINK]", "[/THINK]"),
         ReasoningFormat("seed", "<seed:think>", "</seed:think>"),
     )
 }

@@ -23,7 +23,7 @@ def parse_with_template(source: Source, template: Any, prompt: str, functions: S
     """
     from transformers.utils.chat_parsing import ResponseParser
 
-    tools = [{"name": function.name, "parameters": dict(function.parameters)} for function in functions]
+    tools: list[Any] = [{"name": function.name, "parameters": dict(function.parameters)} for function in functions]
     parser = ResponseParser(template, prefix=prompt, tools=tools)
     source.in_reasoning = _ends_in_reasoning(parser.initial_events)
     pending = ""  # what was read and not yielded

@@ -157,11 +157,11 @@ class Planner:
         messages = check_messages(request.messages)
         size = num_chars(messages, tools.listed)
         self._check_text_length(size, card, "messages")
-        messages, listed = self.dialect.template_inputs(messages, tools.listed)
+        inputs, listed = self.dialect.template_inputs(messages, tools.listed)
         token_ids = await self._off_loop(
             size,
             self._tokenizer.apply_chat_template,
-            messages,
+            inputs,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=request.continue_final_message,
             add_special_tokens=request.add_special_tokens,

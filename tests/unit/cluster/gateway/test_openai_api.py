@@ -331,7 +331,7 @@ def test_incomplete_characters_are_written_as_openai_does() -> None:
 
 
 def test_chat_completions_validate_against_the_official_types() -> None:
-    output = ChatFormat("chatcmpl-1", "m", TOKENIZER, with_logprobs=True)
+    output = ChatFormat("chatcmpl-1", "m", TOKENIZER, with_logprobs=True, new_call_id=lambda: "call_1")
     first = OutputDelta("hello", (entry("hello", 0),))
     last = OutputDelta("", (), FinishReason.LENGTH)
     choice = ChoiceOutput(0)
