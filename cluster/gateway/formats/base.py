@@ -112,6 +112,11 @@ class ToolFormat(Protocol):
         """Texts that the parser must see even if they are special tokens."""
         ...
 
+    @property
+    def example(self) -> str:
+        """A call as the model must write it, for templates that do not say so."""
+        ...
+
     def parse(self, source: Source, functions: Sequence[Function]) -> Steps:
         """Parses the output after the reasoning. Decisions depend on the text alone, not on how it arrives."""
         ...

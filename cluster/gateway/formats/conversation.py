@@ -27,10 +27,8 @@ You are provided with function signatures within <tools></tools> XML tags:
 {tools}
 </tools>
 
-For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
-<tool_call>
-{{"name": <function-name>, "arguments": <args-json-object>}}
-</tool_call>"""
+For each function call, write its name and its arguments like this:
+{example}"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +38,14 @@ class HistoryStyle:
     Attributes:
         short_ids: ids of calls have nine letters and digits.
         one_call: a message has one call. Parallel ones become messages of their own, each before its result.
-        null_content: the content of a message without text is null, not empty.
         arguments_as_text: arguments are JSON text, not an object.
+        omits_content: a message without text has no content, instead of an empty one.
     """
 
     short_ids: bool
     one_call: bool
-    null_content: bool
     arguments_as_text: bool
+    omits_content: bool
 
     def apply(self, messages: Sequence[Message], *, thinks_aside: bool = False) -> list[Message]:
         """Messages for the template. The arguments of calls arrive as JSON text.
@@ -67,8 +65,8 @@ class HistoryStyle:
             if thinks_aside:
                 texts = [found.pop("reasoning_content", ""), found["content"]]
                 found["content"] = "\n\n".join(filter(None, texts))
-            if self.null_content and not found["content"]:
-                found["content"] = None
+            if self.omits_content and not found["content"]:
+                del found["content"]
         return found
 
     def _call(self, call: Mapping[str, Any]) -> Message:
@@ -110,11 +108,22 @@ def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
                 yield result
 
 
-def as_text(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """The Hermes form in plain messages, for templates without tools.
+def with_tools_listed(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], example: str) -> list[Message]:
+    """Lists the tools in the system message, for templates that do not.
 
-    Tools are listed in the system message, calls are text of the assistant, and results are messages of the user.
+    Args:
+        example: a call as the model must write it.
     """
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    prompt = _TOOLS_PROMPT.format(tools=listed, example=example)
+    if messages and messages[0]["role"] == "system":
+        return [{**messages[0], "content": f"{messages[0]['content']}\n\n{prompt}"}, *messages[1:]]
+    return [{"role": "system", "content": prompt}, *messages]
+
+
+def calls_as_text(messages: Sequence[Message]) -> list[Message]:
+    """Calls as text of the assistant in the Hermes form, and results as messages of the user, for templates that render
+    neither."""
     found: list[Message] = []
     for message in messages:
         role, content = message["role"], message["content"]
@@ -127,11 +136,6 @@ def as_text(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> 
         text = "\n".join(filter(None, [content, *calls]))
         kept = {key: value for key, value in message.items() if key not in ("tool_calls", "tool_call_id")}
         found.append({**kept, "role": role, "content": text})
-    if tools:
-        prompt = _TOOLS_PROMPT.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
-        if found and found[0]["role"] == "system":
-            prompt = f"{found.pop(0)['content']}\n\n{prompt}"
-        found.insert(0, {"role": "system", "content": prompt})
     return found
 
 
@@ -159,14 +163,15 @@ def find_style(tokenizer: Tokenizer) -> HistoryStyle | None:
     ]
     user: Message = {"role": "user", "content": "hello"}
     messages: list[Message] = [user, {"role": "assistant", "content": "", "tool_calls": calls}, *results]
-    for choice in product((False, True), repeat=4):
+    either = (False, True)
+    for choice in product(either, either, either, (True, False)):
         style = HistoryStyle(*choice)
         try:
-            text = tokenizer.render_chat(style.apply(messages))
+            text = tokenizer.render_chat(style.apply(messages)).rpartition(user["content"])[2]
         except InvalidRequestError:
             continue
         is_complete = all(call["function"]["name"] in text for call in calls) and _PROBE_KEY in text
-        if is_complete and f"'{_PROBE_KEY}'" not in text and f'\\"{_PROBE_KEY}' not in text:
+        if is_complete and "None" not in text and f"'{_PROBE_KEY}'" not in text and f'\\"{_PROBE_KEY}' not in text:
             return style
     return None
 

@@ -25,6 +25,12 @@ class DeepSeek:
         self.name = name
         self._is_fenced = is_fenced
 
+    @property
+    def example(self) -> str:
+        plain = f"<function-name>{SEPARATOR}<args-json-object>"
+        fenced = f"function{SEPARATOR}<function-name>\n```json\n<args-json-object>\n```"
+        return f"{CALLS}{CALL}{fenced if self._is_fenced else plain}{CALL_END}{CALLS_END}"
+
     def parse(self, source: Source, functions: Sequence[Function]) -> Steps:
         return marked_calls(source, (CALLS, CALL), lambda opener: _read(source, opener))
 

@@ -9,7 +9,14 @@ from typing import Any
 from baton.engine.models.tokenizer import Tokenizer
 from cluster.gateway.formats.base import CallRule, Function, OutputParser, Steps
 from cluster.gateway.formats.calls import plain_text
-from cluster.gateway.formats.conversation import SHORT_ID_CHARS, Message, as_text, find_style, lists_tools
+from cluster.gateway.formats.conversation import (
+    SHORT_ID_CHARS,
+    Message,
+    calls_as_text,
+    find_style,
+    lists_tools,
+    with_tools_listed,
+)
 from cluster.gateway.formats.grammar import literal
 from cluster.gateway.formats.harmony import Harmony
 from cluster.gateway.formats.registry import AUTO, reasoning_format, tool_format
@@ -33,13 +40,14 @@ class Dialect:
     def __init__(self, tokenizer: Tokenizer, tool_parser: str = AUTO, reasoning_parser: str = AUTO) -> None:
         self._tokenizer = tokenizer
         template = tokenizer.tool_chat_template
-        self._tools = tool_format(tool_parser, template)
+        self._lists_tools = lists_tools(tokenizer)
+        self._style = find_style(tokenizer)
+        knows_calls = self._lists_tools or self._style is not None
+        self._tools = tool_format(tool_parser, template if knows_calls else "")
         self._is_framed = isinstance(self._tools, Harmony)
         self._reasoning = None if self._is_framed else reasoning_format(reasoning_parser, template)
         is_auto = tool_parser == reasoning_parser == AUTO
         self._response_template = tokenizer.response_template if is_auto else None
-        self._lists_tools = lists_tools(tokenizer)
-        self._style = find_style(tokenizer)
 
     @property
     def allows_tools(self) -> bool:
@@ -49,13 +57,11 @@ class Dialect:
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
     ) -> tuple[Sequence[Message], Sequence[dict[str, Any]] | None]:
         """Messages and tools for the chat template, from those of a request."""
-        has_calls = any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
-        if tools and not self._lists_tools:
-            return as_text(messages, tools), None
-        if has_calls and self._style is None:
-            return as_text(messages, ()), tools or None
-        if has_calls and self._style is not None:
-            return self._style.apply(messages, thinks_aside=self._is_framed), tools or None
+        if any(message["role"] == "tool" or message.get("tool_calls") for message in messages):
+            style = self._style
+            messages = style.apply(messages, thinks_aside=self._is_framed) if style else calls_as_text(messages)
+        if tools and self._tools is not None and not self._lists_tools:
+            return with_tools_listed(messages, tools, self._tools.example), None
         return messages, tools or None
 
     def new_call_id(self) -> str:

@@ -31,6 +31,7 @@ class Harmony:
 
     name = "harmony"
     markers = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
+    example = f"{CHANNEL}commentary {_RECIPIENT}name {CONSTRAIN}json{MESSAGE}<args-json-object>{CALL}"
 
     def parse(self, source: Source, functions: Sequence[Function]) -> Steps:
         names = {function.name for function in functions}

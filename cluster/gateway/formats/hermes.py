@@ -15,6 +15,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 class Hermes:
     name = "hermes"
     markers = (OPEN, CLOSE)
+    example = f'{OPEN}\n{{"name": <function-name>, "arguments": <args-json-object>}}\n{CLOSE}'
 
     def parse(self, source: Source, functions: Sequence[Function]) -> Steps:
         def read(opener: str) -> Attempt:

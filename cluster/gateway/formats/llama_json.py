@@ -17,6 +17,7 @@ class LlamaJson:
 
     name = "llama_json"
     markers = (TAG,)
+    example = '{"name": <function-name>, "parameters": <args-json-object>}'
 
     def parse(self, source: Source, functions: Sequence[Function]) -> Steps:
         names = {function.name for function in functions}

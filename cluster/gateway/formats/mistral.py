@@ -29,6 +29,11 @@ class Mistral:
         self.name = name
         self._is_list = is_list
 
+    @property
+    def example(self) -> str:
+        call = '[{"name": <function-name>, "arguments": <args-json-object>}]'
+        return CALLS + (call if self._is_list else f"<function-name>{ARGS}<args-json-object>")
+
     def parse(self, source: Source, functions: Sequence[Function]) -> Steps:
         while (yield from source.until((CALLS,), Text)) is not None:
             yield from call_list(source, _read(source), lambda: object_call(source))

@@ -23,6 +23,7 @@ class Pythonic:
 
     name = "pythonic"
     markers = (START, END)
+    example = "[function_name(key=value)]"
 
     def parse(self, source: Source, functions: Sequence[Function]) -> Steps:
         names = {function.name for function in functions}

@@ -26,6 +26,7 @@ _VALUE_ENDS = ("\n" + PARAMETER_END, PARAMETER_END)
 class QwenXml:
     name = "qwen_xml"
     markers = (OPEN, CLOSE)
+    example = f"{OPEN}\n<function=name>\n<parameter=key>\nvalue\n</parameter>\n</function>\n{CLOSE}"
 
     def parse(self, source: Source, functions: Sequence[Function]) -> Steps:
         schemas = {function.name: properties_of(function.parameters) for function in functions}
