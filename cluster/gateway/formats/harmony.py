@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from cluster.gateway.formats.base import (
     CallEnd,
     CallRule,
+    Event,
     Function,
     Reasoning,
     Steps,
@@ -35,9 +36,9 @@ class Harmony:
 
     def parse(self, source: Source, functions: Sequence[Function]) -> Steps:
         names = {function.name for function in functions}
-        kinds: set[type] = set()
+        earlier: set[bool] = set()
         while not (yield from source.at_end()):
-            if not (yield from attempt(source, _read_message(source, names, kinds))):
+            if not (yield from attempt(source, _read_message(source, names, earlier))):
                 yield from source.until(_ENDS, Text, trims=False)
             for end in _ENDS[:-1]:
                 yield from source.skip(end)
@@ -55,11 +56,11 @@ class Harmony:
         return calls + alternatives("body", bodies) + argument_rules(rule)
 
 
-def _read_message(source: Source, names: Collection[str], kinds: set[type]) -> Attempt:
+def _read_message(source: Source, names: Collection[str], earlier: set[bool]) -> Attempt:
     """Reads a header and its message. The generation prompt ends before the channel of the first header.
 
     Args:
-        kinds: kinds of earlier messages, so that texts of the same kind are kept apart.
+        earlier: whether there were messages with reasoning, and others; texts of one kind are kept apart.
     """
     for opener in (START, CHANNEL, " to="):
         if (yield from source.skip(opener)):
@@ -78,13 +79,14 @@ def _read_message(source: Source, names: Collection[str], kinds: set[type]) -> A
         yield CallEnd()
         yield from source.skip_space()
         return True
-    kind: type[Reasoning | Text] = Reasoning if _ANALYSIS in header else Text
-    if kind in kinds:
-        yield kind("\n\n")
-    kinds.add(kind)
-    source.in_reasoning = kind is Reasoning
-    yield from source.until(_ENDS, kind, trims=source.in_reasoning)
-    if source.in_reasoning:
+    is_reasoning = _ANALYSIS in header
+    make: Callable[[str], Event] = Reasoning if is_reasoning else Text
+    if is_reasoning in earlier:
+        yield make("\n\n")
+    earlier.add(is_reasoning)
+    source.in_reasoning = is_reasoning
+    yield from source.until(_ENDS, make, trims=is_reasoning)
+    if is_reasoning:
         yield from source.skip_space()
     source.in_reasoning = False
     return True

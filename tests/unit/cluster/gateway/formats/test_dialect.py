@@ -17,6 +17,8 @@ from cluster.gateway.formats.registry import (
     reasoning_format,
     tool_format,
 )
+from cluster.gateway.openai.model_inputs import check_messages
+from tests.unit.cluster.gateway.formats.agent_transcript import turn
 from tests.unit.cluster.gateway.formats.chat_templates import TEMPLATES
 from tests.unit.cluster.gateway.formats.samples import FUNCTIONS, WEATHER, whole
 from tests.unit.cluster.gateway.formats.tool_tokenizers import SPECIAL, marked_tokenizer
@@ -173,18 +175,10 @@ def test_tokens_of_reasoning_are_counted_with_their_marks() -> None:
     assert parser.num_reasoning_tokens == 5
 
 
-RESPONSE_TEMPLATE = {
-    "start_anchor": "<|im_start|>assistant\n",
-    "defaults": {"role": "assistant"},
-    "fields": {
-        "reasoning_content": {"open": "<think>", "close": "</think>"},
-        "tool_calls": {
-            "open": "<call>",
-            "close": "</call>",
-            "content": "json",
-            "repeats": True,
-            "transform": {"type": "function", "function": "{content}"},
-        },
-        "content": {},
-    },
-}
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_forty_turns_of_a_coding_agent_are_rendered_by_every_template(name: str) -> None:
+    messages = check_messages([message for index in range(40) for message in turn(index)])
+    text = rendered(name, messages, TOOL)
+    assert all(text.count(f"Step {index}\n") == 1 for index in range(40))
+    assert text.count("src/0.py") == 40
+    assert text.count("src/3.py") == 10
