@@ -249,6 +249,7 @@ def _chats(model: str, context_length: int) -> list[BadInput]:
         case("tool without a name", {"tools": [{"type": "function", "function": {}}]}, "tools", "function.name"),
         case("tool with an odd name", {"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "'a b'"),
         case("two tools of one name", {"tools": [tool, tool]}, "tools", "two functions"),
+        case("many tools", {"tools": [tool] * 1025}, "tools", "at most 1024"),
         case("tool with an unknown key", {"tools": [{**tool, "functoin": {}}]}, "functoin", "'function'"),
         case("strict number", {"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]}, "tools",
              "strict must be a boolean"),

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import groupby, product
 from typing import Any
 
 from baton.core.errors import InvalidRequestError
@@ -125,18 +125,19 @@ def calls_as_text(messages: Sequence[Message]) -> list[Message]:
     """Calls as text of the assistant in the Hermes form, and results as messages of the user, for templates that render
     neither."""
     found: list[Message] = []
-    for message in messages:
-        role, content = message["role"], message["content"]
-        if role == "tool":
-            role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
-            if found and found[-1]["role"] == role and found[-1]["content"].endswith("</tool_response>"):
-                found[-1]["content"] += "\n" + content
-                continue
-        calls = [f"{OPEN}\n{_call_text(call)}\n{CLOSE}" for call in message.get("tool_calls") or ()]
-        text = "\n".join(filter(None, [content, *calls]))
-        kept = {key: value for key, value in message.items() if key not in ("tool_calls", "tool_call_id")}
-        found.append({**kept, "role": role, "content": text})
+    for is_result, group in groupby(messages, lambda message: message["role"] == "tool"):
+        if is_result:
+            results = (f"<tool_response>\n{message['content']}\n</tool_response>" for message in group)
+            found.append({"role": "user", "content": "\n".join(results)})
+        else:
+            found += map(_with_calls_as_text, group)
     return found
+
+
+def _with_calls_as_text(message: Message) -> Message:
+    calls = [f"{OPEN}\n{_call_text(call)}\n{CLOSE}" for call in message.get("tool_calls") or ()]
+    kept = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**kept, "content": "\n".join(filter(None, [message["content"], *calls]))}
 
 
 def _call_text(call: Mapping[str, Any]) -> str:

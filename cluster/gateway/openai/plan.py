@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ParamSpec, TypeVar, get_args
+from typing import Any, ParamSpec, TypeVar, get_args
 
 from baton.core.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError, UnsupportedParameterError
 from baton.core.request import SamplingParams, check_token_ids
@@ -157,10 +157,41 @@ class Planner:
         messages = check_messages(request.messages)
         size = num_chars(messages, tools.listed)
         self._check_text_length(size, card, "messages")
-        inputs, listed = self.dialect.template_inputs(messages, tools.listed)
         token_ids = await self._off_loop(
-            size,
-            self._tokenizer.apply_chat_template,
+            size, self._encode_chat, messages, tools.listed, add_generation_prompt, request
+        )
+        token_ids = truncated(token_ids, request.truncate_prompt_tokens, card)
+        # Chat clients ask for a fixed number, and their history grows until both together exceed the context.
+        names = "messages", max_tokens_param
+        max_tokens = resolve_max_tokens(len(token_ids), requested, None, card, names, clips=True)
+        params = build_sampling_params(request, card, max_tokens, num_top)
+        prompt = PromptPlan(tuple(token_ids), params, is_continued=request.continue_final_message)
+        plan = self._plan(request, [prompt], card)
+        return self._with_parser(plan, tools) if self.dialect.needs_parser(tools.functions) else plan
+
+    def _with_parser(self, plan: GenerationPlan, tools: ToolUse) -> GenerationPlan:
+        """A chat whose output is parsed, and follows a grammar if calls are required or strict."""
+        (prompt,) = plan.prompts
+        end = self.dialect.prompt_end(prompt.token_ids)
+        if tools.rule is not None:
+            params = constrained(prompt.params, self.dialect.call_grammar(tools.rule, end), tools)
+            prompt = dataclasses.replace(prompt, params=params)
+        return dataclasses.replace(
+            plan,
+            prompts=(prompt,),
+            new_parser=partial(self.dialect.parser, tools.functions, end, is_single=tools.is_single),
+            shown_token_ids=self.dialect.shown_token_ids(),
+        )
+
+    def _encode_chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]],
+        add_generation_prompt: bool,
+        request: ChatCompletionRequest,
+    ) -> list[int]:
+        inputs, listed = self.dialect.template_inputs(messages, tools)
+        return self._tokenizer.apply_chat_template(
             inputs,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=request.continue_final_message,
@@ -168,20 +199,6 @@ class Planner:
             template_kwargs=request.template_kwargs,
             tools=listed,
         )
-        token_ids = truncated(token_ids, request.truncate_prompt_tokens, card)
-        # Chat clients ask for a fixed number, and their history grows until both together exceed the context.
-        names = "messages", max_tokens_param
-        max_tokens = resolve_max_tokens(len(token_ids), requested, None, card, names, clips=True)
-        params = build_sampling_params(request, card, max_tokens, num_top)
-        end = self.dialect.prompt_end(token_ids)
-        if tools.rule is not None:
-            params = constrained(params, self.dialect.call_grammar(tools.rule, end), tools)
-        prompt = PromptPlan(tuple(token_ids), params, is_continued=request.continue_final_message)
-        plan = self._plan(request, [prompt], card)
-        if not self.dialect.needs_parser(tools.functions):
-            return plan
-        new_parser = partial(self.dialect.parser, tools.functions, end, is_single=tools.is_single)
-        return dataclasses.replace(plan, new_parser=new_parser, shown_token_ids=self.dialect.shown_token_ids())
 
     def _tools(self, request: ChatCompletionRequest) -> ToolUse:
         tools = resolve_tools(request)

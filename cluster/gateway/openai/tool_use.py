@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,7 @@ from cluster.gateway.formats.base import CallRule, Function
 from cluster.gateway.openai.json_body import json_type, shown
 from cluster.gateway.openai.schemas import ChatCompletionRequest, check_known
 
+MAX_TOOLS = 1024
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}
 _CHOICES = 'none, auto, required, {"type": "function", "function": {"name": …}} or {"type": "allowed_tools", …}'
@@ -49,10 +51,12 @@ def resolve_tools(request: ChatCompletionRequest) -> ToolUse:
         UnsupportedParameterError: a tool is not a function.
     """
     tools, choice = request.tools or [], request.tool_choice
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequestError(f"tools has {len(tools)} tools; at most {MAX_TOOLS} are allowed.", param="tools")
     functions = [_check_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
-    names = [function.name for function in functions]
-    if twice := next((name for index, name in enumerate(names) if name in names[:index]), None):
-        raise InvalidRequestError(f"tools has two functions with the name {twice!r}.", param="tools")
+    if len({function.name for function in functions}) < len(functions):
+        (name, _), *_ = Counter(function.name for function in functions).most_common(1)
+        raise InvalidRequestError(f"tools has two functions with the name {name!r}.", param="tools")
     if not functions:
         if choice not in (None, "none", "auto"):
             raise InvalidRequestError("tool_choice asks for a call, but tools is empty.", param="tool_choice")

@@ -28,18 +28,28 @@ def test_a_sample_means_what_it_says(sample: Sample) -> None:
     assert message.get("reasoning_content", "") == sample.reasoning
 
 
-@ALL
-def test_cuts_do_not_change_the_message(sample: Sample) -> None:
+def check_cuts(sample: Sample, step: int) -> None:
+    """Compares all single cuts, all pairs of cuts at multiples of ``step``, and single characters with no cut."""
     text, end = sample.text, len(sample.text)
     events = parsed(parser_of(sample), [text])
     expected, joined = whole(events), streamed(events)
-    step = 1 + end // 80  # all pairs of a long text take seconds
     pairs = combinations(range(0, end + 1, step), 2)
     for places in ((), *((cut,) for cut in range(end + 1)), *pairs, tuple(range(end + 1))):
         pieces = [text[start:stop] for start, stop in zip((0, *places), (*places, end), strict=True)]
         events = parsed(parser_of(sample), pieces)
         assert whole(events) == expected, pieces
         assert streamed(events) == joined, pieces
+
+
+@ALL
+def test_cuts_do_not_change_the_message(sample: Sample) -> None:
+    check_cuts(sample, step=1 + len(sample.text) // 80)
+
+
+@pytest.mark.thorough(covered_by="test_cuts_do_not_change_the_message")
+@ALL
+def test_pairs_of_cuts_do_not_change_the_message(sample: Sample) -> None:
+    check_cuts(sample, step=1)
 
 
 WHOLE = [sample for sample in SAMPLES if "broken" not in sample.name and "cut off" not in sample.name]
