@@ -70,6 +70,24 @@ class TestOpenAIClient:
         assert chunks[-1].usage is not None
         assert chunks[-1].usage.completion_tokens == 24
 
+    def test_tools_and_their_results_reach_a_model_whose_template_has_none(
+        self, client: OpenAI, tokenizer: Tokenizer
+    ) -> None:
+        tool: Any = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
+        call: Any = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
+        answer = client.chat.completions.create(
+            model=MODEL,
+            messages=[
+                {"role": "user", "content": "What is the weather in Oslo?"},
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "call_1", "content": "It is snowing in Oslo."},
+            ],
+            tools=[tool], max_tokens=40, temperature=0,
+        )  # fmt: skip
+        assert "snow" in (answer.choices[0].message.content or "")
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens > len(tokenizer.encode(str(tool)))
+
     def test_choices_logprobs_and_stop_strings_work(self, client: OpenAI) -> None:
         answer = client.chat.completions.create(
             model=MODEL,
