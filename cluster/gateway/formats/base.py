@@ -77,16 +77,18 @@ class CallRule:
     """What a grammar of calls must allow.
 
     Attributes:
-        functions: those that may be called, at least one.
+        functions: those that may be called.
         is_required: the output must have a call; otherwise it may be text.
         is_single: not more than one call.
         constrains: whether the arguments of a function follow its schema; those of others are any JSON object.
+        answer: the rule of an answer without a call; empty if it is any text.
     """
 
     functions: Sequence[Function]
     is_required: bool
     is_single: bool
     constrains: Callable[[Function], bool] = lambda _: True
+    answer: str = ""
 
     def schema_of(self, function: Function) -> Mapping[str, Any]:
         return function.parameters if self.constrains(function) else {"type": "object"}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from baton.engine.models.tokenizer import Tokenizer
@@ -17,7 +19,7 @@ from cluster.gateway.formats.conversation import (
     lists_tools,
     with_tools_listed,
 )
-from cluster.gateway.formats.grammar import literal
+from cluster.gateway.formats.grammar import ANY_TEXT, literal
 from cluster.gateway.formats.harmony import Harmony
 from cluster.gateway.formats.registry import AUTO, reasoning_format, tool_format
 from cluster.gateway.formats.response_template import parse_with_template
@@ -106,19 +108,35 @@ class Dialect:
         else:
             yield from plain_text(source)
 
-    def call_grammar(self, rule: CallRule, prompt_end: str) -> str:
-        """Grammar in llguidance's Lark dialect of an output that follows ``rule``, its reasoning included.
+    def grammar(self, rule: CallRule | None, answer: str, prompt_end: str) -> str:
+        """Grammar of a whole output, its reasoning included, in llguidance's JSON form.
+
+        Args:
+            rule: what the output's calls must follow; ``None`` if there are none.
+            answer: grammar in the same form of an answer without a call; empty if it is any text.
 
         Raises:
-            ValueError: the model has no tool format.
+            ValueError: there are calls, but the model has no tool format.
         """
-        if self._tools is None:
-            raise ValueError("a model without a tool format has no grammar of calls")
-        calls = self._tools.grammar(rule, self._token)
+        rule = CallRule((), is_required=False, is_single=True) if rule is None else rule
+        answers: list[dict[str, Any]] = []
+        if answer and not rule.is_required:
+            rule = replace(rule, answer="@answer")
+            answers = [{**json.loads(answer)["grammars"][0], "name": "answer"}]
         reasoning = self._reasoning
         if reasoning is None or prompt_end.rstrip().endswith(reasoning.close):
-            return f"start: calls\n{calls}"
-        return f"start: reasoning calls\n{reasoning.grammar(self._token, reasoning.begins_in(prompt_end))}{calls}"
+            lark = f"start: calls\n{self._calls_grammar(rule)}"
+        else:
+            thinking = reasoning.grammar(self._token, reasoning.begins_in(prompt_end))
+            lark = f"start: reasoning calls\n{thinking}{self._calls_grammar(rule)}"
+        return json.dumps({"grammars": [{"lark_grammar": lark}, *answers]})
+
+    def _calls_grammar(self, rule: CallRule) -> str:
+        if not rule.functions and not self._is_framed:
+            return f"calls: {rule.answer or ANY_TEXT}\n"
+        if self._tools is None:
+            raise ValueError("a model without a tool format has no grammar of calls")
+        return self._tools.grammar(rule, self._token)
 
     def _token(self, text: str) -> str:
         token_id = self._tokenizer.added_id(text)

@@ -72,12 +72,18 @@ def listed(rule: CallRule, call: str) -> str:
 
 
 def unmarked_rule(rule: CallRule, calls: str, first: str) -> str:
-    """The rule ``calls`` of forms without a mark: text must not begin with the character ``first``."""
-    return f"calls: {calls}\n" if rule.is_required else f"calls: TEXT | {calls}\nTEXT: /([^{first}](.|\\n)*)?/\n"
+    """The rule ``calls`` of forms without a mark: free text must not begin with the character ``first``."""
+    if rule.is_required:
+        return f"calls: {calls}\n"
+    if rule.answer:
+        return f"calls: {rule.answer} | {calls}\n"
+    return f"calls: TEXT | {calls}\nTEXT: /([^{first}](.|\\n)*)?/\n"
 
 
 def calls_rule(rule: CallRule, token: TokenRefs, opener: str, rest: str) -> str:
     """The rule ``calls``: what begins with ``opener`` and goes on with ``rest``, or text if no call is required."""
     if rule.is_required:
         return f"calls: {token(opener)} {rest}\n"
+    if rule.answer:
+        return f"calls: {rule.answer} | {token(opener)} {rest}\n"
     return f"calls: text | {up_to('head', token, opener)} {rest}\ntext: {ANY_TEXT}\n" + up_to_rules("head", opener)

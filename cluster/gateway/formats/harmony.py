@@ -46,13 +46,16 @@ class Harmony:
     def grammar(self, rule: CallRule, token: TokenRefs) -> str:
         head = f'{token(START)} "assistant" '
         analysis = f'{token(CHANNEL)} "analysis" {token(MESSAGE)} text {token(END)} {head}'
-        final = f' | {token(CHANNEL)} "final" {token(MESSAGE)} text'
+        final = f'{token(CHANNEL)} "final" {token(MESSAGE)} {rule.answer or "text"}'
+        text = f"text: {ANY_TEXT}\n"
+        if not rule.functions:
+            return f"calls: ({analysis})? {final}\n{text}"
         bodies = [
             f'{literal(f"{_RECIPIENT}{function.name} ")} {token(CONSTRAIN)} "json" {token(MESSAGE)} arguments_{index}'
             for index, function in enumerate(rule.functions)
         ]
         call = f'{token(CHANNEL)} "commentary " body'
-        calls = f"calls: ({analysis})? ({call}{'' if rule.is_required else final})\ntext: {ANY_TEXT}\n"
+        calls = f"calls: ({analysis})? ({call if rule.is_required else f'{call} | {final}'})\n{text}"
         return calls + alternatives("body", bodies) + argument_rules(rule)
 
 

@@ -36,4 +36,6 @@ class LlamaJson:
 
     def grammar(self, rule: CallRule, token: TokenRefs) -> str:
         calls = many(rule, "body", '"; " body')
+        if rule.answer:  # an object, too: the tag tells them apart
+            calls = f"{token(TAG)} {calls}"
         return unmarked_rule(rule, calls, "{") + object_call_rules(rule, "parameters")

@@ -174,7 +174,7 @@ class Planner:
         (prompt,) = plan.prompts
         end = self.dialect.prompt_end(prompt.token_ids)
         if tools.rule is not None:
-            params = constrained(prompt.params, self.dialect.call_grammar(tools.rule, end), tools)
+            params = constrained(prompt.params, self.dialect.grammar(tools.rule, "", end), tools)
             prompt = dataclasses.replace(prompt, params=params)
         return dataclasses.replace(
             plan,
@@ -294,7 +294,7 @@ class Planner:
 
 
 def constrained(params: SamplingParams, grammar: str, tools: ToolUse) -> SamplingParams:
-    """The seam to structured output: ``params`` whose output follows ``grammar``, in llguidance's Lark dialect.
+    """The seam to structured output: ``params`` whose output follows ``grammar``, in llguidance's JSON form.
 
     Raises:
         UnsupportedParameterError: a call is required.

@@ -91,9 +91,9 @@ def tokenizers(name: str, kind: str) -> tuple[Any, LLTokenizer, Dialect]:
     return wrapped, from_tokenizer(wrapped), Dialect(Tokenizer(wrapped), name, reasoning)
 
 
-def accepts(form: Form, kind: str, rule: CallRule, text: str, prompt: str = "") -> bool:
+def accepts(form: Form, kind: str, rule: CallRule | None, text: str, prompt: str = "", answer: str = "") -> bool:
     wrapped, guided, dialect = tokenizers(form.name, kind)
-    grammar = LLMatcher.grammar_from_lark(dialect.call_grammar(rule, prompt))
+    grammar = dialect.grammar(rule, answer, prompt)
     assert LLMatcher.validate_grammar(grammar, guided) == ""
     matcher = LLMatcher(guided, grammar, log_level=0)
     token_ids = wrapped.encode(text, add_special_tokens=False)
@@ -184,3 +184,34 @@ def test_a_function_that_is_not_strict_takes_any_object_unless_a_call_is_require
     call = form.call(WRONG_TYPE)
     assert not accepts(form, SPECIAL, required(functions=(function,)), call)
     assert accepts(form, SPECIAL, free, call)
+
+
+ANSWER = LLMatcher.grammar_from_json_schema(
+    {"type": "object", "properties": {"rain": {"type": "boolean"}}, "required": ["rain"]},
+    overrides={"whitespace_flexible": False},
+)
+RIGHT, WRONG = '{"rain":true}', '{"rain":3}'
+
+
+@KIND
+@FAMILY
+def test_an_answer_with_a_schema_may_be_a_call_instead(form: Form, kind: str) -> None:
+    right, wrong = (form.text.replace("It rains.", text) for text in (RIGHT, WRONG))
+    free = CallRule(FUNCTIONS, False, False, lambda _: False)
+    call = form.call(GOOD) if form.name != "llama_json" else f"<|python_tag|>{form.call(GOOD)}"
+    for rule in (free, AUTO, None):
+        assert accepts(form, kind, rule, right, answer=ANSWER)
+        assert not accepts(form, kind, rule, wrong, answer=ANSWER)
+        assert not accepts(form, kind, rule, form.text, answer=ANSWER)
+        assert accepts(form, kind, rule, call, answer=ANSWER) == (rule is not None)
+    assert accepts(form, kind, required(), form.call(GOOD), answer=ANSWER)
+    assert not accepts(form, kind, required(), right, answer=ANSWER)
+
+
+@KIND
+@pytest.mark.parametrize("form", FORMS[:-1], ids=lambda form: form.name)
+def test_reasoning_precedes_an_answer_with_a_schema(form: Form, kind: str) -> None:
+    assert accepts(form, kind, None, f"<think>\nHm.\n</think>\n\n{RIGHT}", answer=ANSWER)
+    assert accepts(form, kind, None, f"Hm.</think>{RIGHT}", "<think>\n", answer=ANSWER)
+    assert not accepts(form, kind, None, RIGHT, "<think>\n", answer=ANSWER)
+    assert not accepts(form, kind, None, f"<think>\nHm.\n</think>\n\n{WRONG}", answer=ANSWER)
