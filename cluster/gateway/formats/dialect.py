@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from baton.core.errors import UnsupportedParameterError
 from baton.engine.models.tokenizer import Tokenizer
 from cluster.gateway.formats.base import CallRule, Function, OutputParser, Steps
 from cluster.gateway.formats.calls import plain_text
@@ -21,7 +22,7 @@ from cluster.gateway.formats.conversation import (
 )
 from cluster.gateway.formats.grammar import ANY_TEXT, literal
 from cluster.gateway.formats.harmony import Harmony
-from cluster.gateway.formats.registry import AUTO, reasoning_format, tool_format
+from cluster.gateway.formats.registry import AUTO, DEFAULT_TOOL_FORMAT, NONE, reasoning_format, tool_format
 from cluster.gateway.formats.response_template import parse_with_template
 from cluster.gateway.formats.source import Source
 
@@ -32,7 +33,8 @@ _NUM_PROMPT_TOKENS = 64
 class Dialect:
     """The tool and reasoning formats of one model.
 
-    A tokenizer's ``response_template`` is used where both formats are chosen automatically.
+    A tokenizer's ``response_template`` parses outputs where both formats are chosen automatically. Constrained outputs
+    have the format that the chat template shows, and are parsed as such.
 
     Args:
         tool_parser: a name of :data:`~cluster.gateway.formats.registry.TOOL_FORMATS`, ``auto`` or ``none``.
@@ -45,15 +47,16 @@ class Dialect:
         self._lists_tools = lists_tools(tokenizer)
         self._style = find_style(tokenizer)
         knows_calls = self._lists_tools or self._style is not None
-        self._tools = tool_format(tool_parser, template if knows_calls else "")
-        self._is_framed = isinstance(self._tools, Harmony)
-        self._reasoning = None if self._is_framed else reasoning_format(reasoning_parser, template)
         is_auto = tool_parser == reasoning_parser == AUTO
         self._response_template = tokenizer.response_template if is_auto else None
+        default = DEFAULT_TOOL_FORMAT if self._response_template is None else NONE
+        self._tools = tool_format(tool_parser, template if knows_calls else "", default)
+        self._is_framed = isinstance(self._tools, Harmony)
+        self._reasoning = None if self._is_framed else reasoning_format(reasoning_parser, template)
 
     @property
     def allows_tools(self) -> bool:
-        return self._tools is not None
+        return self._tools is not None or self._response_template is not None
 
     def template_inputs(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
@@ -86,19 +89,27 @@ class Dialect:
         """Whether the output is more than content."""
         return bool(functions or self._reasoning or self._is_framed or self._response_template)
 
-    def parser(self, functions: Sequence[Function], prompt_end: str, *, is_single: bool = False) -> OutputParser:
+    def parser(
+        self,
+        functions: Sequence[Function],
+        prompt_end: str,
+        *,
+        is_single: bool = False,
+        is_constrained: bool = False,
+    ) -> OutputParser:
         """A parser of one output.
 
         Args:
             functions: those that the model may call; without any, calls are content.
             prompt_end: :meth:`prompt_end` of the request's prompt.
             is_single: the output ends with its first call.
+            is_constrained: the output follows a :meth:`grammar` of calls.
         """
         source = Source()
-        return OutputParser(source, self._steps(source, functions, prompt_end), is_single)
+        return OutputParser(source, self._steps(source, functions, prompt_end, is_constrained), is_single)
 
-    def _steps(self, source: Source, functions: Sequence[Function], prompt_end: str) -> Steps:
-        if self._response_template is not None:
+    def _steps(self, source: Source, functions: Sequence[Function], prompt_end: str, is_constrained: bool) -> Steps:
+        if self._response_template is not None and not is_constrained:
             yield from parse_with_template(source, self._response_template, prompt_end, functions)
             return
         if self._reasoning is not None:
@@ -116,7 +127,7 @@ class Dialect:
             answer: grammar in the same form of an answer without a call; empty if it is any text.
 
         Raises:
-            ValueError: there are calls, but the model has no tool format.
+            UnsupportedParameterError: there are calls, whose format only the tokenizer's ``response_template`` knows.
         """
         rule = CallRule((), is_required=False, is_single=True) if rule is None else rule
         answers: list[dict[str, Any]] = []
@@ -135,7 +146,11 @@ class Dialect:
         if not rule.functions and not self._is_framed:
             return f"calls: {rule.answer or ANY_TEXT}\n"
         if self._tools is None:
-            raise ValueError("a model without a tool format has no grammar of calls")
+            raise UnsupportedParameterError(
+                "tool_choice required, a named function and strict functions are not supported for this model: its "
+                "chat template shows no known form of calls. Name one in router.tool_parser.",
+                param="tools",
+            )
         return self._tools.grammar(rule, self._token)
 
     def _token(self, text: str) -> str:

@@ -49,11 +49,12 @@ _TOOL_MARKS: tuple[tuple[tuple[str, ...], str], ...] = (
 )
 
 
-def tool_format(name: str, chat_template: str) -> ToolFormat | None:
-    """The format ``name``, or with ``auto`` the one whose marks are in the template; ``None`` for ``none``."""
+def tool_format(name: str, chat_template: str, default: str = DEFAULT_TOOL_FORMAT) -> ToolFormat | None:
+    """The format ``name``, or with ``auto`` the one whose marks are in the template, or ``default``; ``None`` for
+    ``none``."""
     if name == AUTO:
         found = (known for marks, known in _TOOL_MARKS if all(mark in chat_template for mark in marks))
-        name = next(found, DEFAULT_TOOL_FORMAT)
+        name = next(found, default)
     return None if name == NONE else TOOL_FORMATS[name]
 
 

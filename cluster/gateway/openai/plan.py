@@ -179,7 +179,13 @@ class Planner:
         return dataclasses.replace(
             plan,
             prompts=(prompt,),
-            new_parser=partial(self.dialect.parser, tools.functions, end, is_single=tools.is_single),
+            new_parser=partial(
+                self.dialect.parser,
+                tools.functions,
+                end,
+                is_single=tools.is_single,
+                is_constrained=tools.rule is not None,
+            ),
             shown_token_ids=self.dialect.shown_token_ids(),
         )
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from cluster.gateway.formats.base import OutputParser
+from baton.core.errors import UnsupportedParameterError
+from cluster.gateway.formats.base import CallRule, OutputParser
 from cluster.gateway.formats.dialect import Dialect
+from tests.unit.cluster.gateway.formats.chat_templates import QWEN
 from tests.unit.cluster.gateway.formats.samples import FUNCTIONS, parsed, whole
 from tests.unit.cluster.gateway.formats.tool_tokenizers import SPECIAL, marked_tokenizer
 
@@ -30,8 +32,8 @@ PROMPT = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
 CALL = '<call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</call>'
 
 
-def dialect(tool_parser: str = "auto") -> Dialect:
-    tokenizer = marked_tokenizer(("<call>", "</call>", "<think>", "</think>"), SPECIAL)
+def dialect(tool_parser: str = "auto", chat_template: str | None = None) -> Dialect:
+    tokenizer = marked_tokenizer(("<call>", "</call>", "<think>", "</think>"), SPECIAL, chat_template)
     tokenizer._hf.response_template = TEMPLATE
     return Dialect(tokenizer, tool_parser)
 
@@ -71,3 +73,18 @@ def test_all_special_tokens_reach_the_parser() -> None:
     tokens = dialect()._tokenizer
     assert dialect().shown_token_ids() == tokens.special_ids
     assert dialect("hermes").shown_token_ids() < tokens.special_ids
+
+
+def test_calls_of_an_unknown_form_cannot_be_required() -> None:
+    rule = CallRule(FUNCTIONS, True, False)
+    with pytest.raises(UnsupportedParameterError, match=r"router\.tool_parser"):
+        dialect().grammar(rule, "", PROMPT)
+    assert "tool_call" in dialect("hermes").grammar(rule, "", PROMPT)
+
+
+def test_constrained_outputs_have_the_form_of_the_chat_template() -> None:
+    found = dialect(chat_template=QWEN)
+    assert "tool_call" in found.grammar(CallRule(FUNCTIONS, True, False), "", PROMPT)
+    parser = found.parser(FUNCTIONS, PROMPT, is_constrained=True)
+    message = whole(parsed(parser, ['<tool_call>{"name": "now"}</tool_call>']))
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["now"]
