@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from baton.core.config_section import NonEmptyString, PositiveInt, PositiveSeconds, Section
 from cluster.gateway.api_keys import ApiKeyConfig
+from cluster.gateway.formats.registry import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS
 from cluster.gateway.origins import host_of, is_origin
 from cluster.gateway.tls import TlsConfig
 
@@ -47,6 +49,20 @@ class RouterConfig(Section):
     cors_origins: list[NonEmptyString] = Field(default_factory=list)
     """Origins such as https://chat.example.com whose web pages may use the endpoint and read its answers (CORS); "*"
     means all, and needs API keys."""
+    tool_parser: NonEmptyString = AUTO
+    """How the model writes tool calls (docs/tools.md); none: tools are refused."""
+    reasoning_parser: NonEmptyString = AUTO
+    """How the model marks its reasoning; none: it is content."""
+
+    @field_validator("tool_parser")
+    @classmethod
+    def _known_tool_format(cls, name: str) -> str:
+        return _known(name, TOOL_FORMATS)
+
+    @field_validator("reasoning_parser")
+    @classmethod
+    def _known_reasoning_format(cls, name: str) -> str:
+        return _known(name, REASONING_FORMATS)
 
     @field_validator("cors_origins")
     @classmethod
@@ -74,3 +90,9 @@ class RouterConfig(Section):
                     " baton.example.com or [2001:db8::1]"
                 )
         return names
+
+
+def _known(name: str, formats: Iterable[str]) -> str:
+    if name not in (names := (AUTO, NONE, *formats)):
+        raise ValueError(f"{name!r} is not a known format; expected one of {', '.join(names)}")
+    return name

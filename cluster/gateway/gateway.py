@@ -20,6 +20,7 @@ from baton.explain.timelines import Order
 from cluster.gateway.access import AccessControl, OriginGuard, api_key_of
 from cluster.gateway.api_keys import ApiKeys
 from cluster.gateway.bodies import BodyReader
+from cluster.gateway.formats.dialect import Dialect
 from cluster.gateway.generation_endpoint import GenerationEndpoint
 from cluster.gateway.http_edge import (
     JsonResponse,
@@ -133,6 +134,7 @@ def create_app(
     origins: OriginPolicy | None = None,
     cors_origins: Sequence[str] = (),
     is_kept: Callable[[str], bool] = lambda _: False,
+    dialect: Dialect | None = None,
 ) -> FastAPI:
     """The application for one served model. It has no global state.
 
@@ -145,6 +147,7 @@ def create_app(
         origins: what web pages may do while requests need no key; ``None`` means everything.
         cors_origins: origins whose web pages may read answers.
         is_kept: whether an id belongs to the timeline of an earlier request, so that it must not be used again.
+        dialect: how the model writes calls and reasoning; ``None`` finds it out.
     """
     api_keys = ApiKeys() if api_keys is None else api_keys
     access = [Depends(AccessControl(api_keys, open_paths).check)]
@@ -170,7 +173,7 @@ def create_app(
     app.add_exception_handler(HTTPException, _on_http_exception)
     bodies = BodyReader(limits.max_body_bytes)
     endpoint = GenerationEndpoint(
-        generator, tokenizer, limits, slo_classes or SloClasses(), bodies, on_finished, is_kept
+        generator, tokenizer, limits, slo_classes or SloClasses(), bodies, on_finished, is_kept, dialect
     )
     _add_generation_routes(app, generator, endpoint)
     _add_health_routes(app, generator)

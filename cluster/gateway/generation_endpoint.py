@@ -19,6 +19,7 @@ from baton.engine.models.tokenizer import Tokenizer
 from cluster.gateway.access import Allowance, KeyLimiter, api_key_of
 from cluster.gateway.api_keys import cache_salt_of
 from cluster.gateway.bodies import BodyReader
+from cluster.gateway.formats.dialect import Dialect
 from cluster.gateway.http_edge import (
     ArrivalTimes,
     JsonResponse,
@@ -114,6 +115,7 @@ class GenerationEndpoint:
     Args:
         on_finished: called for every request that reached the generator, when its response has been sent.
         is_kept: whether an id belongs to the timeline of an earlier request, so that it must not be used again.
+        dialect: how the model writes calls and reasoning; ``None`` finds it out.
     """
 
     def __init__(
@@ -125,13 +127,15 @@ class GenerationEndpoint:
         bodies: BodyReader,
         on_finished: Callable[[FinishedRequest], None] | None = None,
         is_kept: Callable[[str], bool] = lambda _: False,
+        dialect: Dialect | None = None,
     ) -> None:
         self._generator = generator
         self._tokenizer = tokenizer
         self._limits = limits
         self._slo_classes = slo_classes
         self._bodies = bodies
-        self._planner = Planner(tokenizer, limits)
+        self._dialect = Dialect(tokenizer) if dialect is None else dialect
+        self._planner = Planner(tokenizer, limits, self._dialect)
         self._active_ids = ActiveIds(is_kept)
         self._on_finished = on_finished
         self._key_limiter = KeyLimiter()
@@ -173,7 +177,14 @@ class GenerationEndpoint:
         tier = None if parsed.service_tier is None else self._slo_classes.tier_used(slo, parsed.service_tier)
 
         def make_format(request_id: str) -> ResponseFormat:
-            return ChatFormat(request_id, card.name, self._tokenizer, with_logprobs=parsed.logprobs, service_tier=tier)
+            return ChatFormat(
+                request_id,
+                card.name,
+                self._tokenizer,
+                with_logprobs=parsed.logprobs,
+                service_tier=tier,
+                new_call_id=self._dialect.new_call_id,
+            )
 
         salt = cache_salt_of(api_key_of(request), plan.cache_salt)
         job = _Job("chat", slo, plan, make_format, parsed_s, time.monotonic(), allowance, salt)
@@ -285,6 +296,7 @@ class GenerationEndpoint:
         detokenizer = self._tokenizer.detokenizer(
             skip_special_tokens=plan.skip_special_tokens,
             prompt_token_ids=prompt.token_ids[-_NUM_CONTEXT_TOKENS:] if prompt.is_continued else (),
+            shown_token_ids=plan.shown_token_ids,
         )
         return SequenceSpec(
             index=index,
@@ -297,7 +309,7 @@ class GenerationEndpoint:
                 job.slo,
                 job.cache_salt,
             ),
-            processor=OutputProcessor(detokenizer, plan.stop),
+            processor=OutputProcessor(detokenizer, plan.stop, plan.new_parser and plan.new_parser()),
             starts_after=index - choice if choice else None,
         )
 
@@ -328,7 +340,7 @@ def _record(specs: list[SequenceSpec], event: Event) -> None:
 
 
 def _has_news(delta: OutputDelta) -> bool:
-    return bool(delta.text or delta.entries or delta.finish_reason)
+    return bool(delta.text or delta.events or delta.entries or delta.finish_reason)
 
 
 def _usage(plan: GenerationPlan, specs: list[SequenceSpec]) -> Usage:
@@ -339,4 +351,5 @@ def _usage(plan: GenerationPlan, specs: list[SequenceSpec]) -> Usage:
         cached_tokens=sum(spec.processor.num_cached_tokens for spec in specs if spec.starts_after is None),
         drafted_tokens=sum(spec.processor.num_drafted for spec in specs),
         accepted_tokens=sum(spec.processor.num_accepted for spec in specs),
+        reasoning_tokens=sum(spec.processor.num_reasoning_tokens for spec in specs),
     )

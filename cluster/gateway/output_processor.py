@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from baton.core.errors import InternalError
 from baton.core.request import FinishReason, TokenLogprobs
 from baton.engine.models.tokenizer import IncrementalDetokenizer
+from cluster.gateway.formats.base import Event, OutputParser
 from cluster.requests.generation import TokenChunk
 
 
@@ -47,12 +48,14 @@ class OutputDelta:
     Attributes:
         entries: empty when the request asked for no logprobs.
         token_ids: the chunk's tokens up to the sequence's end, whether or not their text was released.
+        events: with a parser, what the text means; ``text`` is empty then.
     """
 
     text: str = ""
     entries: tuple[TokenEntry, ...] = ()
     finish_reason: FinishReason | None = None
     token_ids: tuple[int, ...] = ()
+    events: tuple[Event, ...] = ()
 
 
 class StopMatcher:
@@ -118,10 +121,16 @@ class OutputProcessor:
     """Turns the chunks of one sequence into text.
 
     It takes every chunk until :attr:`is_finished`. The caller then closes the generator, which cancels the work.
+
+    Args:
+        parser: finds calls and reasoning in the text, after stop strings; ``None``: the text is passed on.
     """
 
-    def __init__(self, detokenizer: IncrementalDetokenizer, stop: StopConditions) -> None:
+    def __init__(
+        self, detokenizer: IncrementalDetokenizer, stop: StopConditions, parser: OutputParser | None = None
+    ) -> None:
         self._detokenizer = detokenizer
+        self._parser = parser
         self._stop = stop
         self._matcher = StopMatcher(stop.strings)
         self._held = ""
@@ -158,6 +167,7 @@ class OutputProcessor:
         self.num_drafted += chunk.num_drafted
         self.num_accepted += chunk.num_accepted
         pieces: list[str] = []
+        events: list[Event] = []
         num_before = self.num_completion_tokens
         last = len(chunk.token_ids) - 1
         for index, token_id in enumerate(chunk.token_ids):
@@ -170,15 +180,28 @@ class OutputProcessor:
                 entry = TokenEntry(token_id, start, chunk.logprobs[index])
                 self._waiting.append((entry, start + len(text)))
             pieces.append(self._advance(text))
+            if self._parser is not None:
+                events += self._parser.push_token(pieces.pop())
+                if self._parser.is_complete and not self.is_finished:
+                    self._finish(FinishReason.STOP)
             if self.is_finished:
                 break
         if not self.is_finished and chunk.finish_reason is not None:
             pieces.append(self._advance(self._detokenizer.flush()))
             if not self.is_finished:
                 pieces.append(self._finish(chunk.finish_reason))
+        if self._parser is not None:
+            events += self._parser.push("".join(pieces))
+            pieces.clear()
+            if self.is_finished:
+                events += self._parser.finish()
         self.num_accepted = min(self.num_accepted, self.num_completion_tokens)  # a stop string may have cut some off
         taken = chunk.token_ids[: self.num_completion_tokens - num_before]
-        return OutputDelta("".join(pieces), self._release_entries(), self.finish_reason, taken)
+        return OutputDelta("".join(pieces), self._release_entries(), self.finish_reason, taken, tuple(events))
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return 0 if self._parser is None else self._parser.num_reasoning_tokens
 
     @property
     def _num_chars(self) -> int:

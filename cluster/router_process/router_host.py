@@ -26,6 +26,7 @@ from cluster.config.config import BatonConfig
 from cluster.control_plane import ControlPlane
 from cluster.gateway.api_keys import ApiKeys, Share
 from cluster.gateway.connections import choose_max_connections
+from cluster.gateway.formats.dialect import Dialect
 from cluster.gateway.gateway import create_app
 from cluster.gateway.http_protocol import Edge
 from cluster.gateway.http_server import EdgeServer
@@ -266,6 +267,7 @@ class RouterHost:
             origins=OriginPolicy(router.host, router.allowed_hosts, router.cors_origins),
             cors_origins=router.cors_origins,
             is_kept=self._timelines.keeps,
+            dialect=Dialect(self._tokenizer, router.tool_parser, router.reasoning_parser),
         )
         self._server = EdgeServer(
             app,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import time
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import httpx
+import jsonschema
 import psutil
 import pytest
 from openai import AsyncOpenAI, OpenAI
@@ -91,6 +93,48 @@ class TestOpenAIClient:
             assert sailor is not None
             assert sailor.rank in ("captain", "cook")
             assert answer.choices[0].finish_reason == "stop"
+
+    def test_tools_and_their_results_reach_a_model_whose_template_has_none(
+        self, client: OpenAI, tokenizer: Tokenizer
+    ) -> None:
+        tool: Any = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
+        call: Any = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
+        answer = client.chat.completions.create(
+            model=MODEL,
+            messages=[
+                {"role": "user", "content": "What is the weather in Oslo?"},
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "call_1", "content": "It is snowing in Oslo."},
+            ],
+            tools=[tool], max_tokens=40, temperature=0,
+        )  # fmt: skip
+        assert "snow" in (answer.choices[0].message.content or "")
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens > len(tokenizer.encode(str(tool)))
+
+    def test_required_calls_are_valid(self, client: OpenAI) -> None:
+        """Of a small model, which has hardly seen a tool."""
+        schema = {
+            "type": "object",
+            "properties": {"city": {"enum": ["Oslo", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        }
+        tool: Any = {"type": "function", "function": {"name": "get_weather", "parameters": schema}}
+        question: Any = {"role": "user", "content": "What will the weather be in Oslo?"}
+        ask: Any = {"model": MODEL, "messages": [question], "tools": [tool], "max_tokens": 100, "temperature": 0}
+        whole = client.chat.completions.create(**ask, tool_choice="required", parallel_tool_calls=False).choices[0]
+        assert whole.finish_reason == "tool_calls"
+        [call] = whole.message.tool_calls or []
+        assert call.type == "function"
+        assert call.function.name == "get_weather"
+        jsonschema.validate(json.loads(call.function.arguments), schema)
+        named = {"type": "function", "function": {"name": "get_weather"}}
+        with client.chat.completions.stream(**ask, tool_choice=named) as stream:
+            for _ in stream:
+                pass
+            [streamed] = stream.get_final_completion().choices[0].message.tool_calls or []
+        assert streamed.function.arguments == call.function.arguments
 
     def test_choices_logprobs_and_stop_strings_work(self, client: OpenAI) -> None:
         answer = client.chat.completions.create(

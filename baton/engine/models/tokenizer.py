@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -53,6 +53,7 @@ class Tokenizer:
         self._special_ids = frozenset(hf_tokenizer.all_special_ids) | {
             token_id for token_id, token in added.items() if token.special
         }
+        self._added_ids = {text: token_id for token_id, text in self._added_text.items()}
         self._alphabet = _byte_level_alphabet()
         self._vocab_size = len(hf_tokenizer)
         self._bytes: dict[int, bytes] = {}
@@ -100,13 +101,34 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return bool(self._hf.chat_template)
 
+    @property
+    def tool_chat_template(self) -> str:
+        """Source of the chat template for conversations with tools; empty if there is none."""
+        found = self._hf.chat_template
+        if isinstance(found, Mapping):
+            found = found.get("tool_use") or found.get("default")
+        return found or ""
+
+    @property
+    def response_template(self) -> Any:
+        """How transformers parses the model's output; ``None`` if the tokenizer does not say."""
+        return getattr(self._hf, "response_template", None)
+
     @cached_property
     def max_token_chars(self) -> int:
         """Characters of the longest vocabulary entry; bounds a text's number of tokens from below."""
         return max((len(token) for token in self._hf.get_vocab()), default=1)
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return self._special_ids
+
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special_ids
+
+    def added_id(self, text: str) -> int | None:
+        """Id of the added token that is written as ``text``; it may be special or not."""
+        return self._added_ids.get(text)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``; ``add_special_tokens`` adds those of the model's own post-processor (often BOS).
@@ -127,8 +149,9 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """Renders ``messages`` with the model's chat template.
+        """Renders ``messages`` and ``tools`` with the model's chat template.
 
         Raises:
             InvalidRequestError: there is no chat template, it refuses these messages, or ``template_kwargs`` names an
@@ -150,6 +173,7 @@ class Tokenizer:
         try:
             text: str = self._hf.apply_chat_template(
                 [dict(message) for message in messages],
+                tools=tools,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
@@ -170,6 +194,7 @@ class Tokenizer:
         continue_final_message: bool = False,
         add_special_tokens: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
         """Token ids of the rendered chat. Templates write their own special tokens, so none are added by default.
 
@@ -181,6 +206,7 @@ class Tokenizer:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             template_kwargs=template_kwargs,
+            tools=tools,
         )
         return self.encode(text, add_special_tokens=add_special_tokens)
 
@@ -223,12 +249,18 @@ class Tokenizer:
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
     def detokenizer(
-        self, *, skip_special_tokens: bool = True, prompt_token_ids: Sequence[int] = ()
+        self,
+        *,
+        skip_special_tokens: bool = True,
+        prompt_token_ids: Sequence[int] = (),
+        shown_token_ids: Collection[int] = (),
     ) -> IncrementalDetokenizer:
         """Creates a detokenizer for one sequence.
 
-        ``prompt_token_ids`` are the tokens before the output: sentencepiece-like vocabularies keep the leading space of
-        the first token only when something comes before it.
+        Args:
+            prompt_token_ids: the tokens before the output: sentencepiece-like vocabularies keep the leading space of
+                the first token only when something comes before it.
+            shown_token_ids: special tokens that are not skipped.
         """
         strategy: _Strategy
         if self._is_byte_level:
@@ -238,7 +270,8 @@ class Tokenizer:
             strategy = _WindowStrategy(
                 lambda token_ids: self.decode(token_ids, skip_special_tokens=False), visible[-_CONTEXT_TOKENS:]
             )
-        return IncrementalDetokenizer(strategy, self._special_ids if skip_special_tokens else frozenset())
+        hidden = self._special_ids.difference(shown_token_ids) if skip_special_tokens else frozenset[int]()
+        return IncrementalDetokenizer(strategy, hidden)
 
 
 def _check_encodable(text: str) -> None:

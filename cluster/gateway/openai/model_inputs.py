@@ -12,16 +12,17 @@ from baton.core.errors import ContextLengthError, InvalidRequestError, Unsupport
 from baton.core.request import MAX_LOGPROBS, SEED_LIMIT, SamplingParams
 from cluster.gateway.openai.json_body import json_type, shown
 from cluster.gateway.openai.schemas import BaseRequest, check_known
+from cluster.gateway.openai.tool_messages import check_call_id, check_tool_calls, name_results
 from cluster.requests.generation import ModelCard
 
 _PROMPT_FORMS = "a non-empty string, an array of token ids, or an array of either"
-_ROLES = ("system", "developer", "user", "assistant")
-_UNSUPPORTED_ROLES = ("tool", "function")
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 _KEYS = frozenset({"role", "content", "name", "cache_control"})
 _ASSISTANTS_KEYS = _KEYS | {
     "refusal", "annotations", "reasoning_content", "reasoning", "audio", "function_call", "tool_calls",
 }  # fmt: skip
-_EMPTY_ONLY = ("audio", "function_call", "tool_calls")
+_TOOLS_KEYS = _KEYS | {"tool_call_id"}
+_EMPTY_ONLY = ("audio", "function_call")
 
 
 def split_prompts(prompt: Any) -> list[str | list[int]]:
@@ -61,35 +62,37 @@ def _is_token_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and set(map(type, value)) == {int}
 
 
-def check_messages(messages: Sequence[Any]) -> list[dict[str, str]]:
-    """The conversation in the form that chat templates expect: plain strings, with ``developer`` renamed ``system``.
+def check_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """The conversation with contents as plain strings, arguments as JSON text, and ``developer`` renamed ``system``.
 
     Raises:
         InvalidRequestError: there are no messages, or one is malformed; the error text names it.
-        UnsupportedParameterError: roles or content parts that need tools, images or sound.
+        UnsupportedParameterError: roles or content parts that need images, sound, or calls of anything but functions.
     """
     if not messages:
         raise InvalidRequestError("messages is empty; it must have at least one message.", param="messages")
-    return [_check_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    checked = [_check_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    name_results(checked)
+    return checked
 
 
-def _check_message(message: Any, where: str) -> dict[str, str]:
+def _check_message(message: Any, where: str) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise InvalidRequestError(f"{where} must be an object, got {json_type(message)}.", param="messages")
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
-        if isinstance(role, str) and role in _UNSUPPORTED_ROLES:
+        if role == "function":
             raise UnsupportedParameterError(
-                f"{where}.role {role!r} is not supported, because tools are not.", param="messages"
+                f"{where}.role 'function' is not supported; use the role 'tool'.", param="messages"
             )
         raise InvalidRequestError(
             f"{where}.role must be one of {', '.join(_ROLES)}, got {shown(role)}.", param="messages"
         )
-    check_known(message, _ASSISTANTS_KEYS if role == "assistant" else _KEYS, f"key in {where}:")
+    check_known(message, {"assistant": _ASSISTANTS_KEYS, "tool": _TOOLS_KEYS}.get(role, _KEYS), f"key in {where}:")
     for field in _EMPTY_ONLY:
         if message.get(field):
             raise UnsupportedParameterError(f"{where}.{field} is not supported; leave it out.", param="messages")
-    checked = {"role": "system" if role == "developer" else role}
+    checked: dict[str, Any] = {"role": "system" if role == "developer" else role}
     refusal = _check_string(message, "refusal", where)
     checked["content"] = _check_content(message.get("content"), f"{where}.content") or refusal
     if name := _check_string(message, "name", where):
@@ -97,6 +100,10 @@ def _check_message(message: Any, where: str) -> dict[str, str]:
     reasonings = [_check_string(message, key, where) for key in ("reasoning_content", "reasoning")]
     if reasoning := next(filter(None, reasonings), ""):
         checked["reasoning_content"] = reasoning  # templates of reasoning models know it, others leave it out
+    if message.get("tool_calls"):
+        checked["tool_calls"] = check_tool_calls(message["tool_calls"], f"{where}.tool_calls")
+    if role == "tool":
+        checked["tool_call_id"] = check_call_id(message, where)
     return checked
 
 

@@ -6,13 +6,16 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar, get_args
+from functools import partial
+from typing import Any, ParamSpec, TypeVar, get_args
 
 from baton.core.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError, UnsupportedParameterError
 from baton.core.request import SamplingParams, check_token_ids
 from baton.core.roles import DRAFT_METHODS, SpeculationMethod
 from baton.engine.models.tokenizer import Tokenizer
 from baton.grammar.compiler import GrammarCompiler
+from cluster.gateway.formats.base import OutputParser
+from cluster.gateway.formats.dialect import Dialect
 from cluster.gateway.openai.json_body import shown
 from cluster.gateway.openai.model_inputs import (
     build_sampling_params,
@@ -23,7 +26,9 @@ from cluster.gateway.openai.model_inputs import (
     truncated,
 )
 from cluster.gateway.openai.schemas import BaseRequest, ChatCompletionRequest, CompletionRequest
-from cluster.gateway.openai.structured import asked_grammar
+from cluster.gateway.openai.structured import AskedGrammar, asked_grammar
+from cluster.gateway.openai.tool_messages import num_chars
+from cluster.gateway.openai.tool_use import ToolUse, resolve_tools
 from cluster.gateway.output_processor import StopConditions
 from cluster.requests.generation import ModelCard
 
@@ -94,6 +99,10 @@ class GenerationPlan:
     return_token_ids: bool = False
     speculation_method: str | None = None
     cache_salt: str = ""
+    new_parser: Callable[[], OutputParser] | None = None
+    """Makes the parser of one choice; ``None``: all text is content."""
+    shown_token_ids: frozenset[int] = frozenset()
+    """Special tokens whose text the parser needs."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -101,12 +110,17 @@ class GenerationPlan:
 
 
 class Planner:
-    """Builds plans for one served model."""
+    """Builds plans for one served model.
 
-    def __init__(self, tokenizer: Tokenizer, limits: GatewayLimits) -> None:
+    Args:
+        dialect: how the model writes calls and reasoning; ``None`` finds it out.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, limits: GatewayLimits, dialect: Dialect | None = None) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
         self._grammars: GrammarCompiler | None = None
+        self.dialect = Dialect(tokenizer) if dialect is None else dialect
 
     async def plan_completion(self, request: CompletionRequest, card: ModelCard) -> GenerationPlan:
         """Raises :class:`~baton.core.errors.BatonError` if the model or the limits do not allow the request."""
@@ -122,7 +136,9 @@ class Planner:
         # Many short prompts take as long as a long one.
         size = sum(len(prompt) for prompt in prompts if request.echo or isinstance(prompt, str))
         encoded = await self._off_loop(size, self._encode, prompts, request)
-        grammar = await self._checked_grammar(request, card)
+        asked = asked_grammar(request)
+        await self._check_grammar(asked, card)
+        grammar = asked.grammar if asked is not None else ""
         return self._plan(request, [_plan_prompt(*found, request, card, grammar) for found in encoded], card)
 
     def _encode(self, prompts: Sequence[str | list[int]], request: CompletionRequest) -> list[tuple[list[int], str]]:
@@ -143,33 +159,84 @@ class Planner:
         max_tokens_param, requested = _agreed_max_tokens(request)
         add_generation_prompt = _resolve_generation_prompt(request)
         num_top = _resolve_top_logprobs(request)
+        tools = self._tools(request)
         messages = check_messages(request.messages)
-        num_chars = sum(len(message["content"]) for message in messages)
-        self._check_text_length(num_chars, card, "messages")
+        size = num_chars(messages, tools.listed)
+        self._check_text_length(size, card, "messages")
         token_ids = await self._off_loop(
-            num_chars,
-            self._tokenizer.apply_chat_template,
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=request.continue_final_message,
-            add_special_tokens=request.add_special_tokens,
-            template_kwargs=request.template_kwargs,
+            size, self._encode_chat, messages, tools.listed, add_generation_prompt, request
         )
         token_ids = truncated(token_ids, request.truncate_prompt_tokens, card)
         # Chat clients ask for a fixed number, and their history grows until both together exceed the context.
         names = "messages", max_tokens_param
         max_tokens = resolve_max_tokens(len(token_ids), requested, None, card, names, clips=True)
-        grammar = await self._checked_grammar(request, card)
+        end = self.dialect.prompt_end(token_ids)
+        asked = self._asked_in_chat(request, tools, end)
+        await self._check_grammar(asked, card)
+        grammar = asked.grammar if asked is not None else ""
         params = build_sampling_params(request, card, max_tokens, num_top, grammar)
         prompt = PromptPlan(tuple(token_ids), params, is_continued=request.continue_final_message)
-        return self._plan(request, [prompt], card)
+        plan = self._plan(request, [prompt], card)
+        if not self.dialect.needs_parser(tools.functions):
+            return plan
+        return dataclasses.replace(
+            plan,
+            new_parser=partial(
+                self.dialect.parser,
+                tools.functions,
+                end,
+                is_single=tools.is_single,
+                is_constrained=bool(grammar and tools.functions),
+            ),
+            shown_token_ids=self.dialect.shown_token_ids(),
+        )
 
-    async def _checked_grammar(self, request: BaseRequest, card: ModelCard) -> str:
-        """The grammar that the request asks for, or an empty one. It is compiled in a thread, only to see whether that
-        is possible: a worker compiles it again."""
+    def _asked_in_chat(self, request: ChatCompletionRequest, tools: ToolUse, prompt_end: str) -> AskedGrammar | None:
+        """The grammar of a whole output: reasoning, then calls or an answer. ``None`` if everything is free."""
         asked = asked_grammar(request)
+        rule = tools.rule(has_answer=asked is not None)
+        if asked is None and rule is None:
+            return None
+        if not self.dialect.needs_parser(tools.functions):
+            return asked
+        answer = asked.grammar if asked is not None else ""
+        param = asked.param if asked is not None else "tools"
+        return AskedGrammar(param, self.dialect.grammar(rule, answer, prompt_end))
+
+    def _encode_chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]],
+        add_generation_prompt: bool,
+        request: ChatCompletionRequest,
+    ) -> list[int]:
+        inputs, listed = self.dialect.template_inputs(messages, tools)
+        return self._tokenizer.apply_chat_template(
+            inputs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            add_special_tokens=request.add_special_tokens,
+            template_kwargs=request.template_kwargs,
+            tools=listed,
+        )
+
+    def _tools(self, request: ChatCompletionRequest) -> ToolUse:
+        tools = resolve_tools(request)
+        if tools.functions and not self.dialect.allows_tools:
+            raise UnsupportedParameterError(
+                "tools are not supported, because router.tool_parser is none on this endpoint; leave them out.",
+                param="tools",
+            )
+        return tools
+
+    async def _check_grammar(self, asked: AskedGrammar | None, card: ModelCard) -> None:
+        """Compiles a grammar in a thread, only to see whether that is possible: a worker compiles it again.
+
+        Raises:
+            InvalidRequestError: it cannot be honoured.
+        """
         if asked is None:
-            return ""
+            return
         if self._grammars is None:
             self._grammars = GrammarCompiler(self._tokenizer.to_json, card.vocab_size, ())
         try:
@@ -177,7 +244,6 @@ class Planner:
         except InvalidRequestError as error:
             error.param = asked.param
             raise
-        return asked.grammar
 
     def _plan(self, request: BaseRequest, prompts: list[PromptPlan], card: ModelCard) -> GenerationPlan:
         options = request.stream_options

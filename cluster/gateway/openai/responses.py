@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from baton.core.errors import BatonError, OverloadedError
 from baton.core.request import FinishReason
 from baton.engine.models.tokenizer import Tokenizer
+from cluster.gateway.formats.base import Event, Text
+from cluster.gateway.openai.chat_message import ChatMessage
 from cluster.gateway.output_processor import OutputDelta, TokenEntry
 from cluster.requests.generation import ModelCard
 
@@ -27,6 +29,7 @@ class Usage:
         prompt_tokens: each prompt counts once, regardless of its choices.
         cached_tokens: prompt tokens that came from the prefix cache.
         drafted_tokens: tokens proposed by speculation; ``accepted_tokens`` of them were accepted.
+        reasoning_tokens: those of the completion that are reasoning.
     """
 
     prompt_tokens: int
@@ -34,6 +37,7 @@ class Usage:
     cached_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    reasoning_tokens: int = 0
 
     def to_json(self) -> Json:
         return {
@@ -42,6 +46,7 @@ class Usage:
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
             "completion_tokens_details": {
+                "reasoning_tokens": self.reasoning_tokens,
                 "accepted_prediction_tokens": self.accepted_tokens,
                 "rejected_prediction_tokens": self.drafted_tokens - self.accepted_tokens,
             },
@@ -56,10 +61,12 @@ class ChoiceOutput:
     texts: list[str] = field(default_factory=list)
     entries: list[TokenEntry] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
     def add(self, delta: OutputDelta) -> None:
         self.texts.append(delta.text)
+        self.events.extend(delta.events)
         self.entries.extend(delta.entries)
         self.token_ids.extend(delta.token_ids)
         self.finish_reason = delta.finish_reason or self.finish_reason
@@ -183,38 +190,59 @@ class CompletionFormat(_Format):
 
 
 class ChatFormat(_Format):
-    """``/v1/chat/completions``. ``service_tier`` is the tier that serves the request, or ``None``."""
+    """``/v1/chat/completions``.
+
+    Args:
+        service_tier: the tier that serves the request, or ``None``.
+        new_call_id: makes the id of a tool call.
+    """
 
     object_whole = "chat.completion"
     object_chunk = "chat.completion.chunk"
 
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        tokenizer: Tokenizer,
+        *,
+        with_logprobs: bool,
+        service_tier: str | None = None,
+        new_call_id: Callable[[], str],
+    ) -> None:
+        super().__init__(request_id, model, tokenizer, with_logprobs=with_logprobs, service_tier=service_tier)
+        self._new_call_id = new_call_id
+        self._messages: dict[int, ChatMessage] = {}
+
     def choice_chunk(self, index: int, delta: OutputDelta, *, is_first: bool) -> Json:
-        content: Json = {"role": "assistant"} if is_first else {}
-        if delta.text or is_first:
-            content["content"] = delta.text
+        message = self._messages.setdefault(index, ChatMessage(self._new_call_id))
+        added = message.add(delta.events or (Text(delta.text),) if delta.text or delta.events else ())
+        if is_first:
+            added = {"role": "assistant", "content": "", **added}
         return self._envelope(
             self.object_chunk,
             [
                 {
                     "index": index,
-                    "delta": content,
+                    "delta": added,
                     "logprobs": self._logprobs(delta.entries) if self._with_logprobs else None,
-                    "finish_reason": delta.finish_reason,
+                    "finish_reason": _chat_reason(delta.finish_reason, message.has_begun_calls),
                 }
             ],
         )
 
     def whole(self, choices: Sequence[ChoiceOutput], usage: Usage) -> Json:
-        body = [
-            {
-                "index": choice.index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": self._logprobs(choice.entries) if self._with_logprobs else None,
-                "finish_reason": choice.finish_reason,
-            }
-            for choice in choices
-        ]
-        return self._envelope(self.object_whole, body) | {"usage": usage.to_json()}
+        return self._envelope(self.object_whole, list(map(self._choice, choices))) | {"usage": usage.to_json()}
+
+    def _choice(self, choice: ChoiceOutput) -> Json:
+        message = ChatMessage(self._new_call_id)
+        message.add(choice.events or (Text(choice.text),))
+        return {
+            "index": choice.index,
+            "message": message.to_json(),
+            "logprobs": self._logprobs(choice.entries) if self._with_logprobs else None,
+            "finish_reason": _chat_reason(choice.finish_reason, message.has_calls),
+        }
 
     def _logprobs(self, entries: Sequence[TokenEntry]) -> Json:
         return {
@@ -232,6 +260,10 @@ class ChatFormat(_Format):
             "logprob": _finite(logprob),
             "bytes": list(self._tokenizer.token_bytes(token_id)),
         }
+
+
+def _chat_reason(reason: FinishReason | None, has_calls: bool) -> str | None:
+    return "tool_calls" if has_calls and reason is FinishReason.STOP else reason
 
 
 def _finite(logprob: float) -> float:

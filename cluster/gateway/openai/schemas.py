@@ -43,7 +43,6 @@ _ANY_STRING = Rule(lambda value: isinstance(value, str), "a string")
 
 ACCEPTED: Mapping[str, Rule] = {
     "metadata": Rule(lambda value: isinstance(value, dict), "an object"),
-    "parallel_tool_calls": Rule(lambda value: isinstance(value, bool), "a boolean"),
     "priority": Rule(lambda value: type(value) is int, "an integer"),
     "prompt_cache_key": _ANY_STRING,
     "safety_identifier": _ANY_STRING,
@@ -65,8 +64,6 @@ REFUSED_UNLESS: Mapping[str, Rule] = {
     "prompt_cache_retention": Rule(_one_of("in_memory"), '"in_memory"'),
     "store": Rule(_one_of(False), "false, because nothing is stored"),
     "suffix": Rule(_one_of(""), "empty; insertion is not supported"),
-    "tool_choice": Rule(_one_of("none", "auto"), '"none" or "auto"'),
-    "tools": Rule(_one_of([]), 'absent, an empty array, or any array with tool_choice: "none"'),
     "verbosity": Rule(_one_of("medium"), '"medium"; state the length of the answer in the prompt'),
     "web_search_options": _NOTHING,
 }
@@ -105,10 +102,7 @@ def check_ignored(values: Mapping[str, Any]) -> None:
         UnsupportedParameterError: a value asks for something that is not supported.
         InvalidRequestError: an accepted parameter has the wrong type.
     """
-    without_tools = values.get("tool_choice") == "none" and isinstance(values.get("tools"), list)
     for name, value in values.items():
-        if name == "tools" and without_tools:
-            continue
         if (rule := ACCEPTED.get(name)) and not rule.allows(value):
             raise InvalidRequestError(f"{name} must be {rule.expected}, got {json_type(value)}.", param=name)
         if (rule := REFUSED_UNLESS.get(name)) and not rule.allows(value):
@@ -215,6 +209,10 @@ class ChatCompletionRequest(BaseRequest):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Any] | None = None
+    """See :func:`cluster.gateway.openai.tool_use.resolve_tools`."""
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     """Given to the chat template, with ``enable_thinking: false`` for ``none``."""
 

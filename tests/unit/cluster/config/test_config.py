@@ -89,6 +89,14 @@ def test_a_configuration_is_immutable():
         ("router: {port: 70000}", "router.port must be less than or equal to 65535, got 70000."),
         ("router: {port: 1.5}", "router.port must be a valid integer, got 1.5"),
         ("router: {port: true}", "router.port must be a valid integer, got True."),
+        (
+            "router: {tool_parser: hermse}",
+            "router.tool_parser: 'hermse' is not a known format; expected one of auto, none, hermes, qwen_xml,",
+        ),
+        (
+            "router: {reasoning_parser: r1}",
+            "router.reasoning_parser: 'r1' is not a known format; expected one of auto,",
+        ),
         ("router: 8000", "router must be a section with keys of its own, got 8000."),
         ("decode: {workers: 0}", "decode.workers must be greater than or equal to 1, got 0."),
         ("dtype: bfloat61", "dtype must be 'auto', 'float32', 'bfloat16' or 'float16', got 'bfloat61'. Did you mean"),

@@ -47,11 +47,6 @@ async def test_prompts_are_truncated_from_the_left() -> None:
     assert chat_plan.prompts[0].token_ids == (await plan_chat()).prompts[0].token_ids[-2:]
 
 
-def test_tools_that_may_not_be_called_are_accepted() -> None:
-    tool = {"type": "function", "function": {"name": "f"}}
-    assert chat(tools=[tool], tool_choice="none") == chat()
-
-
 def test_stream_options_without_a_stream_have_no_effect() -> None:
     assert not chat(stream_options={"include_usage": True}).stream
 

@@ -124,9 +124,6 @@ NEUTRAL: dict[str, Any] = {
     "prompt_cache_options": {"mode": "implicit"},
     "prompt_cache_retention": "in_memory",
     "safety_identifier": "s",
-    "parallel_tool_calls": True,
-    "tools": [],
-    "tool_choice": "none",
     "functions": [],
     "function_call": "none",
     "modalities": ["text"],
@@ -330,7 +327,7 @@ def test_incomplete_characters_are_written_as_openai_does() -> None:
 
 
 def test_chat_completions_validate_against_the_official_types() -> None:
-    output = ChatFormat("chatcmpl-1", "m", TOKENIZER, with_logprobs=True)
+    output = ChatFormat("chatcmpl-1", "m", TOKENIZER, with_logprobs=True, new_call_id=lambda: "call_1")
     first = OutputDelta("hello", (entry("hello", 0),))
     last = OutputDelta("", (), FinishReason.LENGTH)
     choice = ChoiceOutput(0)

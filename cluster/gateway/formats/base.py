@@ -1,0 +1,169 @@
+"""What every family of output formats provides, and the events that a parsed output consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from cluster.gateway.formats.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Content of the message."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Reasoning that precedes the content."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """A call begins. Its arguments follow, then :class:`CallEnd` or :class:`CallBroken`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """A piece of the arguments of the call that began last, which is JSON text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """The call is complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallBroken:
+    """The call that began last has no valid end.
+
+    Attributes:
+        source: what the model wrote from the beginning of the call on, for the content of a whole response.
+    """
+
+    source: str
+
+
+Event = Text | Reasoning | CallStart | Arguments | CallEnd | CallBroken
+Steps = Iterator[Event | None]
+"""What a parser yields: events, and ``None`` when it needs more text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function that the model may call.
+
+    Attributes:
+        parameters: JSON schema of its arguments, an object.
+        strict: its arguments must follow the schema, whether or not a call is required.
+    """
+
+    name: str
+    parameters: Mapping[str, Any]
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CallRule:
+    """What a grammar of calls must allow.
+
+    Attributes:
+        functions: those that may be called.
+        is_required: the output must have a call; otherwise it may be text.
+        is_single: not more than one call.
+        constrains: whether the arguments of a function follow its schema; those of others are any JSON object.
+        answer: the rule of an answer without a call; empty if it is any text.
+    """
+
+    functions: Sequence[Function]
+    is_required: bool
+    is_single: bool
+    constrains: Callable[[Function], bool] = lambda _: True
+    answer: str = ""
+
+    def schema_of(self, function: Function) -> Mapping[str, Any]:
+        return function.parameters if self.constrains(function) else {"type": "object"}
+
+
+class TokenRefs(Protocol):
+    def __call__(self, text: str) -> str:
+        """How a grammar names a mark: ``<[id]>`` if it is a special token, a string if it is none, and in parentheses
+        both if it is an added token that may be taken for either."""
+        ...
+
+
+class ToolFormat(Protocol):
+    """How a family of models writes tool calls."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the configuration."""
+        ...
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts that the parser must see even if they are special tokens."""
+        ...
+
+    @property
+    def example(self) -> str:
+        """A call as the model must write it, for templates that do not say so."""
+        ...
+
+    def parse(self, source: Source, functions: Sequence[Function]) -> Steps:
+        """Parses the output after the reasoning. Decisions depend on the text alone, not on how it arrives."""
+        ...
+
+    def grammar(self, rule: CallRule, token: TokenRefs) -> str:
+        """Rules in llguidance's Lark dialect, of which ``calls`` is the first: everything after the reasoning."""
+        ...
+
+
+@dataclass
+class OutputParser:
+    """Drives the steps of a parser with pieces of text."""
+
+    source: Source
+    steps: Steps
+    is_single: bool = False
+    """The output ends with its first call."""
+    is_complete: bool = field(default=False, init=False)
+    """Whether nothing may follow."""
+    num_reasoning_tokens: int = field(default=0, init=False)
+
+    def push_token(self, text: str) -> list[Event]:
+        """Like :meth:`push`, for the text of one token, which counts as reasoning if any of it is."""
+        was_reasoning = self.source.in_reasoning
+        events = self.push(text)
+        self.num_reasoning_tokens += was_reasoning or self.source.in_reasoning
+        return events
+
+    def push(self, text: str) -> list[Event]:
+        """Events that ``text`` completes. Not to be called once the output is complete."""
+        self.source.feed(text)
+        return self._advance()
+
+    def finish(self) -> list[Event]:
+        """The last events."""
+        self.source.end()
+        return [] if self.is_complete else self._advance()
+
+    def _advance(self) -> list[Event]:
+        events: list[Event] = []
+        for event in self.steps:
+            if event is None:
+                break
+            events.append(event)
+            if self.is_single and isinstance(event, CallEnd):
+                self.is_complete = True
+                break
+        return events

@@ -1,0 +1,139 @@
+"""The tools of a chat request: which functions the model may call, and which it must."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from baton.core.errors import InvalidRequestError, UnsupportedParameterError
+from cluster.gateway.formats.base import CallRule, Function
+from cluster.gateway.openai.json_body import json_type, shown
+from cluster.gateway.openai.schemas import ChatCompletionRequest, check_known
+
+MAX_TOOLS = 1024
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}
+_CHOICES = 'none, auto, required, {"type": "function", "function": {"name": …}} or {"type": "allowed_tools", …}'
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """Attributes:
+    listed: the request's tools, for the chat template; empty if none may be called.
+    functions: those that may be called.
+    is_required: the answer must be a call.
+    is_single: the answer has one call at most.
+    """
+
+    listed: Sequence[dict[str, Any]] = ()
+    functions: Sequence[Function] = ()
+    is_required: bool = False
+    is_single: bool = False
+
+    def rule(self, *, has_answer: bool = False) -> CallRule | None:
+        """What the output must follow; ``None`` if it is free.
+
+        Args:
+            has_answer: an answer without a call has a grammar of its own, beside which calls need one, too.
+        """
+        if self.is_required:
+            return CallRule(self.functions, True, self.is_single)
+        if any(function.strict for function in self.functions) or (has_answer and self.functions):
+            return CallRule(self.functions, False, self.is_single, lambda function: function.strict)
+        return None
+
+
+def resolve_tools(request: ChatCompletionRequest) -> ToolUse:
+    """Reads ``tools``, ``tool_choice`` and ``parallel_tool_calls``.
+
+    Raises:
+        InvalidRequestError: a tool is malformed, or the choice does not fit the tools.
+        UnsupportedParameterError: a tool is not a function.
+    """
+    tools, choice = request.tools or [], request.tool_choice
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequestError(f"tools has {len(tools)} tools; at most {MAX_TOOLS} are allowed.", param="tools")
+    functions = [_check_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    if len({function.name for function in functions}) < len(functions):
+        (name, _), *_ = Counter(function.name for function in functions).most_common(1)
+        raise InvalidRequestError(f"tools has two functions with the name {name!r}.", param="tools")
+    if not functions:
+        if choice not in (None, "none", "auto"):
+            raise InvalidRequestError("tool_choice asks for a call, but tools is empty.", param="tool_choice")
+        return ToolUse()
+    is_single = request.parallel_tool_calls is False
+    use = ToolUse([dict(tool) for tool in tools], functions, is_single=is_single)
+    if choice in (None, "auto"):
+        return use
+    if choice == "none":
+        return ToolUse()
+    if choice == "required":
+        return replace(use, is_required=True)
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        name = _function_name(choice, "tool_choice")
+        return replace(use, functions=_select([name], functions), is_required=True, is_single=True)
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        return _allowed(choice.get("allowed_tools"), use)
+    raise InvalidRequestError(f"tool_choice must be {_CHOICES}, got {shown(choice)}.", param="tool_choice")
+
+
+def _allowed(allowed: Any, use: ToolUse) -> ToolUse:
+    if not isinstance(allowed, dict) or not isinstance(allowed.get("tools"), list) or not allowed["tools"]:
+        raise InvalidRequestError("tool_choice.allowed_tools must have an array of tools.", param="tool_choice")
+    mode = allowed.get("mode")
+    if mode not in ("auto", "required"):
+        raise InvalidRequestError(
+            f"tool_choice.allowed_tools.mode must be auto or required, got {shown(mode)}.", param="tool_choice"
+        )
+    names = [_function_name(tool, f"tool_choice.allowed_tools.tools[{i}]") for i, tool in enumerate(allowed["tools"])]
+    return replace(use, functions=_select(names, use.functions), is_required=mode == "required")
+
+
+def _function_name(value: Any, where: str) -> str:
+    function = value.get("function") if isinstance(value, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise InvalidRequestError(f"{where}.function.name must be a string, got {shown(name)}.", param="tool_choice")
+    return name
+
+
+def _select(names: Sequence[str], functions: Sequence[Function]) -> list[Function]:
+    known = {function.name: function for function in functions}
+    if unknown := next((name for name in names if name not in known), None):
+        raise InvalidRequestError(
+            f"tool_choice names the function {unknown[:60]!r}, but tools has {', '.join(known)[:300]}.",
+            param="tool_choice",
+        )
+    return [known[name] for name in dict.fromkeys(names)]
+
+
+def _check_tool(tool: Any, where: str) -> Function:
+    if not isinstance(tool, dict):
+        raise InvalidRequestError(f"{where} must be an object, got {json_type(tool)}.", param="tools")
+    if tool.get("type") != "function":
+        raise UnsupportedParameterError(
+            f"{where}.type {shown(tool.get('type'))} is not supported; only functions are.", param="tools"
+        )
+    check_known(tool, ("type", "function", "cache_control"), f"key in {where}:")
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise InvalidRequestError(f"{where}.function must be an object, got {json_type(function)}.", param="tools")
+    check_known(function, ("name", "description", "parameters", "strict"), f"key in {where}.function:")
+    name = function.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidRequestError(
+            f"{where}.function.name must be 1 to 128 of A-Z, a-z, 0-9, _, . and -, got {shown(name)}.", param="tools"
+        )
+    for key, kind, expected in (
+        ("description", str, "a string"), ("parameters", dict, "an object"), ("strict", bool, "a boolean")
+    ):  # fmt: skip
+        value = function.get(key)
+        if value is not None and not isinstance(value, kind):
+            raise InvalidRequestError(
+                f"{where}.function.{key} must be {expected}, got {json_type(value)}.", param="tools"
+            )
+    parameters = function.get("parameters")
+    return Function(name, _NO_ARGUMENTS if parameters is None else parameters, bool(function.get("strict")))

@@ -1,0 +1,100 @@
+"""Parsers of all families give the same message however the text is cut."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from tests.unit.cluster.gateway.formats.samples import (
+    SAMPLES,
+    THOUGHTS,
+    Sample,
+    parsed,
+    parser_of,
+    streamed,
+    whole,
+)
+
+ALL = pytest.mark.parametrize("sample", [*SAMPLES, *THOUGHTS], ids=lambda sample: sample.name)
+
+
+@ALL
+def test_a_sample_means_what_it_says(sample: Sample) -> None:
+    message = whole(parsed(parser_of(sample), [sample.text]))
+    calls = tuple((call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ()))
+    assert calls == sample.calls
+    assert (message["content"] or "") == sample.content
+    assert message.get("reasoning_content", "") == sample.reasoning
+
+
+def check_cuts(sample: Sample, step: int) -> None:
+    """Compares all single cuts, all pairs of cuts at multiples of ``step``, and single characters with no cut."""
+    text, end = sample.text, len(sample.text)
+    events = parsed(parser_of(sample), [text])
+    expected, joined = whole(events), streamed(events)
+    pairs = combinations(range(0, end + 1, step), 2)
+    for places in ((), *((cut,) for cut in range(end + 1)), *pairs, tuple(range(end + 1))):
+        pieces = [text[start:stop] for start, stop in zip((0, *places), (*places, end), strict=True)]
+        events = parsed(parser_of(sample), pieces)
+        assert whole(events) == expected, pieces
+        assert streamed(events) == joined, pieces
+
+
+@ALL
+def test_cuts_do_not_change_the_message(sample: Sample) -> None:
+    check_cuts(sample, step=1 + len(sample.text) // 80)
+
+
+@pytest.mark.thorough(covered_by="test_cuts_do_not_change_the_message")
+@ALL
+def test_pairs_of_cuts_do_not_change_the_message(sample: Sample) -> None:
+    check_cuts(sample, step=1)
+
+
+WHOLE = [sample for sample in SAMPLES if "broken" not in sample.name and "cut off" not in sample.name]
+
+
+@pytest.mark.parametrize("sample", WHOLE, ids=lambda sample: sample.name)
+def test_a_stream_of_whole_calls_is_the_whole_message(sample: Sample) -> None:
+    events = parsed(parser_of(sample), list(sample.text))
+    message = whole(events)
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    assert list(streamed(events)["calls"].values()) == functions
+    assert streamed(events)["content"] == (message["content"] or "")
+
+
+def test_a_call_that_breaks_is_content_of_a_whole_message_and_ends_in_a_stream() -> None:
+    text = 'a <tool_call>{"name": "now", "arguments": {"x": y}}'
+    events = parsed(parser_of(Sample("", "hermes", text)), [text])
+    assert whole(events)["content"] == text
+    joined = streamed(events)
+    assert joined["calls"] == {0: {"name": "now", "arguments": '{"x": '}}
+    assert joined["content"] == "ay}}"
+
+
+def test_arguments_are_streamed_as_they_arrive() -> None:
+    text = '<tool_call>{"name": "get_weather", "arguments": {"city": "'
+    events = parser_of(Sample("", "hermes", "")).push(text)
+    assert streamed(events)["calls"] == {0: {"name": "get_weather", "arguments": '{"city": "'}}
+    events = parser_of(Sample("", "qwen_xml", "")).push("<function=get_weather><parameter=city>\nLong")
+    assert streamed(events)["calls"] == {0: {"name": "get_weather", "arguments": '{"city": "Long'}}
+
+
+@pytest.mark.parametrize("text", ["Hm</think>Hi", "\nHm\n</think>\n\nHi"])
+def test_reasoning_that_began_in_the_prompt(text: str) -> None:
+    sample = THOUGHTS[0]
+    for cut in range(len(text)):
+        message = whole(parsed(parser_of(sample, is_open=True), [text[:cut], text[cut:]]))
+        assert (message["reasoning_content"], message["content"]) == ("Hm", "Hi")
+
+
+def test_deep_nesting_in_arguments_is_content() -> None:
+    text = '<tool_call>{"name": "now", "arguments": ' + '{"a": [' * 30_000
+    assert whole(parsed(parser_of(Sample("", "hermes", text)), [text]))["content"] == text
+
+
+def test_text_that_failed_as_a_call_is_not_read_again() -> None:
+    for form, mark in [("hermes", "<tool_call>"), ("llama_json", '{"name": '), ("pythonic", "[now("), ("mistral", "[")]:
+        text = mark * 2000
+        assert whole(parsed(parser_of(Sample("", form, text)), list(text)))["content"] == text
