@@ -184,13 +184,13 @@ def _add_generation_routes(app: FastAPI, generator: Generator, endpoint: Generat
 
     @app.get("/v1/models", response_model=None)
     async def list_models() -> Response:
-        return JsonResponse({"object": "list", "data": [model_body(generator.model)]})
+        card = generator.model
+        return JsonResponse({"object": "list", "data": [model_body(name, card) for name in card.names]})
 
     # A path parameter, because hub ids contain a slash.
     @app.get("/v1/models/{name:path}", response_model=None)
     async def get_model(name: str) -> Response:
-        check_model(name, generator.model)
-        return JsonResponse(model_body(generator.model))
+        return JsonResponse(model_body(check_model(name, generator.model), generator.model))
 
 
 def _add_health_routes(app: FastAPI, generator: Generator) -> None:

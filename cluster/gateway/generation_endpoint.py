@@ -142,14 +142,13 @@ class GenerationEndpoint:
         allowance = self._admit(request)
         parsed = parse_request(CompletionRequest, body)
         slo = self._choose_class(request, parsed)
-        card = self._generator.model
-        plan = await self._planner.plan_completion(parsed, card)
+        plan = await self._planner.plan_completion(parsed, self._generator.model)
         _take_prompt(request, allowance, plan)
 
         def make_format(request_id: str) -> ResponseFormat:
             return CompletionFormat(
                 request_id,
-                card.name,
+                plan.model,
                 self._tokenizer,
                 with_logprobs=parsed.logprobs is not None,
                 echo_texts=[prompt.echo_text for prompt in plan.prompts for _ in range(plan.num_choices)],
@@ -165,15 +164,14 @@ class GenerationEndpoint:
         allowance = self._admit(request)
         parsed = parse_request(ChatCompletionRequest, body)
         slo = self._choose_class(request, parsed)
-        card = self._generator.model
-        plan = await self._planner.plan_chat(parsed, card)
+        plan = await self._planner.plan_chat(parsed, self._generator.model)
         _take_prompt(request, allowance, plan)
 
         # As with OpenAI, only requests with a tier get one back. Completions have no such field.
         tier = None if parsed.service_tier is None else self._slo_classes.tier_used(slo, parsed.service_tier)
 
         def make_format(request_id: str) -> ResponseFormat:
-            return ChatFormat(request_id, card.name, self._tokenizer, with_logprobs=parsed.logprobs, service_tier=tier)
+            return ChatFormat(request_id, plan.model, self._tokenizer, with_logprobs=parsed.logprobs, service_tier=tier)
 
         salt = cache_salt_of(api_key_of(request), plan.cache_salt)
         job = _Job("chat", slo, plan, make_format, parsed_s, time.monotonic(), allowance, salt)

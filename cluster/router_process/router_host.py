@@ -245,6 +245,7 @@ class RouterHost:
             vocab_size=info.vocab_size,
             created_unix_s=int(time.time()),
             eos_token_ids=frozenset(info.eos_token_ids),
+            aliases=self._config.served_model_names[1:],
         )
         generator = self.admin.router = self._plane.create_router(model, self._timelines)
         router = self._config.router

@@ -80,8 +80,13 @@ class PromptPlan:
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """The checked content of one HTTP request, which has ``len(prompts) * num_choices`` sequences."""
+    """The checked content of one HTTP request, which has ``len(prompts) * num_choices`` sequences.
 
+    Attributes:
+        model: the model's name in the answer.
+    """
+
+    model: str
     prompts: tuple[PromptPlan, ...]
     num_choices: int
     stop: StopConditions
@@ -107,7 +112,7 @@ class Planner:
 
     async def plan_completion(self, request: CompletionRequest, card: ModelCard) -> GenerationPlan:
         """Raises :class:`~baton.core.errors.BatonError` if the model or the limits do not allow the request."""
-        check_model(request.model, card)
+        model = check_model(request.model, card)
         _check_completion_options(request)
         prompts = split_prompts(request.prompt)
         self._check_shared(request, len(prompts))
@@ -119,7 +124,7 @@ class Planner:
         # Many short prompts take as long as a long one.
         size = sum(len(prompt) for prompt in prompts if request.echo or isinstance(prompt, str))
         encoded = await self._off_loop(size, self._encode, prompts, request)
-        return self._plan(request, [_plan_prompt(*found, request, card) for found in encoded], card)
+        return self._plan(request, model, [_plan_prompt(*found, request, card) for found in encoded], card)
 
     def _encode(self, prompts: Sequence[str | list[int]], request: CompletionRequest) -> list[tuple[list[int], str]]:
         """Returns (token ids, text to echo) of each prompt."""
@@ -134,7 +139,7 @@ class Planner:
 
     async def plan_chat(self, request: ChatCompletionRequest, card: ModelCard) -> GenerationPlan:
         """Raises :class:`~baton.core.errors.BatonError` if the model or the limits do not allow the request."""
-        check_model(request.model, card)
+        model = check_model(request.model, card)
         self._check_shared(request, num_prompts=1)
         max_tokens_param, requested = _agreed_max_tokens(request)
         add_generation_prompt = _resolve_generation_prompt(request)
@@ -157,11 +162,12 @@ class Planner:
         max_tokens = resolve_max_tokens(len(token_ids), requested, None, card, names, clips=True)
         params = build_sampling_params(request, card, max_tokens, num_top)
         prompt = PromptPlan(tuple(token_ids), params, is_continued=request.continue_final_message)
-        return self._plan(request, [prompt], card)
+        return self._plan(request, model, [prompt], card)
 
-    def _plan(self, request: BaseRequest, prompts: list[PromptPlan], card: ModelCard) -> GenerationPlan:
+    def _plan(self, request: BaseRequest, model: str, prompts: list[PromptPlan], card: ModelCard) -> GenerationPlan:
         options = request.stream_options
         return GenerationPlan(
+            model=model,
             prompts=tuple(prompts),
             num_choices=request.n,
             stop=StopConditions(
@@ -252,12 +258,18 @@ def _plan_prompt(token_ids: list[int], echo_text: str, request: CompletionReques
     return PromptPlan(tuple(token_ids), params, echo_text=echo_text)
 
 
-def check_model(name: str | None, card: ModelCard) -> None:
-    """Raises :class:`~baton.core.errors.ModelNotFoundError` unless ``name`` is the served model, or ``None``."""
-    if name is not None and name != card.name:
+def check_model(name: str | None, card: ModelCard) -> str:
+    """The name of the model in the answer: the requested one, or the main one for ``None``.
+
+    Raises:
+        ModelNotFoundError: the served model has no such name.
+    """
+    if name is not None and name not in card.names:
+        served = " and ".join(map(repr, card.names))
         raise ModelNotFoundError(
-            f"The model {name[:100]!r} does not exist; this endpoint serves {card.name!r}.", param="model"
+            f"The model {name[:100]!r} does not exist; this endpoint serves {served}.", param="model"
         )
+    return card.name if name is None else name
 
 
 def _speculation_method(request: BaseRequest, card: ModelCard) -> str | None:
