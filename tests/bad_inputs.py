@@ -202,8 +202,9 @@ def _completions(model: str, context_length: int) -> list[BadInput]:
         case("echo with logprobs", {"echo": True, "logprobs": 1}, "echo", "not supported", "unsupported_parameter"),
         case("best_of", {"best_of": 3}, "best_of", "equals n", "unsupported_parameter"),
         case("suffix", {"suffix": "end"}, "suffix", "'end'", "unsupported_parameter"),
-        case("messages", {"messages": []}, "messages", "Unknown parameter"),
-        case("max_completion_tokens", {"max_completion_tokens": 5}, "max_completion_tokens", "Unknown parameter"),
+        case("messages", {"messages": []}, "messages", "of /v1/chat/completions only", "unsupported_parameter"),
+        case("max_completion_tokens", {"max_completion_tokens": 5}, "max_completion_tokens", "chat/completions only",
+             "unsupported_parameter"),
     ]  # fmt: skip
 
 
@@ -264,7 +265,7 @@ def _chats(model: str, context_length: int) -> list[BadInput]:
         case("own template", {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs",
              "'chat_template'"),
         case("template option", {"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", "'tokenize'"),
-        case("prompt in a chat", {"prompt": "a"}, "prompt", "Unknown parameter"),
+        case("prompt in a chat", {"prompt": "a"}, "prompt", "of /v1/completions only", "unsupported_parameter"),
     ]  # fmt: skip
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from fastapi import Request, Response
 
@@ -32,7 +34,14 @@ from cluster.gateway.http_edge import (
 )
 from cluster.gateway.openai.plan import GatewayLimits, GenerationPlan, Planner
 from cluster.gateway.openai.responses import ChatFormat, ChoiceOutput, CompletionFormat, Json, ResponseFormat, Usage
-from cluster.gateway.openai.schemas import BaseRequest, ChatCompletionRequest, CompletionRequest, parse_request
+from cluster.gateway.openai.schemas import (
+    BaseRequest,
+    ChatCompletionRequest,
+    CompletionRequest,
+    RequestT,
+    parse_request,
+    without_unknown,
+)
 from cluster.gateway.output_processor import OutputDelta, OutputProcessor
 from cluster.gateway.sequence_runner import SequenceSpec, run_sequences
 from cluster.gateway.sse import DONE_EVENT, PunctualEvents, SseResponse, encode_event
@@ -40,6 +49,11 @@ from cluster.requests.generation import FinishedRequest, GenerationRequest, Gene
 
 # The end of the prompt tells the detokenizer whether the output continues a word.
 _NUM_CONTEXT_TOKENS = 32
+IGNORED_HEADER = "X-Baton-Ignored-Parameters"
+"""Names the parameters of the request that were left out because no API documents them."""
+_MAX_IGNORED_NAMES = 16
+_MAX_NAME_CHARS = 64
+_NOT_IN_HEADERS = re.compile(r"[^!-+\--~]")  # also commas, which divide the names
 _TRACE_HEADERS = ("traceparent", "tracestate")
 
 
@@ -140,7 +154,7 @@ class GenerationEndpoint:
         body = await self._bodies.read_object(request)
         parsed_s = time.monotonic()
         allowance = self._admit(request)
-        parsed = parse_request(CompletionRequest, body)
+        parsed = self._parse(request, CompletionRequest, body)
         slo = self._choose_class(request, parsed)
         plan = await self._planner.plan_completion(parsed, self._generator.model)
         _take_prompt(request, allowance, plan)
@@ -162,7 +176,7 @@ class GenerationEndpoint:
         body = await self._bodies.read_object(request)
         parsed_s = time.monotonic()
         allowance = self._admit(request)
-        parsed = parse_request(ChatCompletionRequest, body)
+        parsed = self._parse(request, ChatCompletionRequest, body)
         slo = self._choose_class(request, parsed)
         plan = await self._planner.plan_chat(parsed, self._generator.model)
         _take_prompt(request, allowance, plan)
@@ -184,6 +198,14 @@ class GenerationEndpoint:
             call_when_finished(request, lambda _: allowance.release())
             add_response_headers(request, allowance.headers)
         return allowance
+
+    def _parse(self, request: Request, schema: type[RequestT], body: dict[str, Any]) -> RequestT:
+        if self._limits.ignores_unknown:
+            body, ignored = without_unknown(schema, body)
+            if ignored:
+                names = (_NOT_IN_HEADERS.sub("?", name[:_MAX_NAME_CHARS]) for name in ignored[:_MAX_IGNORED_NAMES])
+                add_response_headers(request, {IGNORED_HEADER: ", ".join(names)})
+        return parse_request(schema, body)
 
     def _choose_class(self, request: Request, parsed: BaseRequest) -> SloClass:
         api_key = api_key_of(request)

@@ -253,6 +253,7 @@ class RouterHost:
             max_body_bytes=router.max_body_bytes,
             max_inflight=router.max_inflight,
             request_timeout_s=router.request_timeout_s,
+            ignores_unknown=router.unknown_parameters == "ignore",
         )
         app = create_app(
             generator,

@@ -40,6 +40,7 @@ class GatewayLimits:
     inline_text_chars: longer texts are tokenized in a thread, off the event loop.
     request_timeout_s: a client that has not read its stream by then is disconnected.
     comment_every_s: a stream that is silent for so long sends a comment, so that no proxy takes it for dead.
+    ignores_unknown: unknown parameters are left out, and named in a header, instead of refused.
     """
 
     max_body_bytes: int = 8 * MEBIBYTE
@@ -51,6 +52,7 @@ class GatewayLimits:
     inline_text_chars: int = 4096
     request_timeout_s: float = 600.0
     comment_every_s: float = 5.0
+    ignores_unknown: bool = False
 
 
 MAX_SALT_CHARS = 256
