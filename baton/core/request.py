@@ -148,8 +148,9 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> No
     """Raises :class:`InvalidRequestError` naming the first id outside ``[0, vocab_size)``."""
     if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
         bad = next(token for token in token_ids if not 0 <= token < vocab_size)
+        shown = f"the token id {bad}" if abs(bad) < 2**64 else "a token id of more than 64 bits"
         raise InvalidRequestError(
-            f"{param} has the token id {bad}, but the model's token ids go from 0 to {vocab_size - 1}.", param=param
+            f"{param} has {shown}, but the model's token ids go from 0 to {vocab_size - 1}.", param=param
         )
 
 

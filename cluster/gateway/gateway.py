@@ -29,11 +29,12 @@ from cluster.gateway.http_edge import (
     error_response,
 )
 from cluster.gateway.lenient_routes import LenientRoutes
-from cluster.gateway.openai.json_body import shown
+from cluster.gateway.openai.json_body import json_limits, shown
 from cluster.gateway.openai.plan import GatewayLimits, check_model
 from cluster.gateway.openai.responses import error_body, model_body
 from cluster.gateway.openai.schemas import check_known
 from cluster.gateway.origins import OriginPolicy
+from cluster.gateway.work_threads import WorkThreads
 from cluster.requests.generation import FinishedRequest, Generator
 from cluster.telemetry.metrics import HttpMetrics
 
@@ -168,9 +169,10 @@ def create_app(
     app.add_middleware(RequestTimesMiddleware)  # the last one added is the outermost
     app.add_exception_handler(BatonError, _on_baton_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    bodies = BodyReader(limits.max_body_bytes)
+    threads = WorkThreads()
+    bodies = BodyReader(limits.max_body_bytes, threads, json_limits(generator.model.max_model_len))
     endpoint = GenerationEndpoint(
-        generator, tokenizer, limits, slo_classes or SloClasses(), bodies, on_finished, is_kept
+        generator, tokenizer, limits, slo_classes or SloClasses(), bodies, threads, on_finished, is_kept
     )
     _add_generation_routes(app, generator, endpoint)
     _add_health_routes(app, generator)

@@ -45,6 +45,7 @@ from cluster.gateway.openai.schemas import (
 from cluster.gateway.output_processor import OutputDelta, OutputProcessor
 from cluster.gateway.sequence_runner import SequenceSpec, run_sequences
 from cluster.gateway.sse import DONE_EVENT, PunctualEvents, SseResponse, encode_event
+from cluster.gateway.work_threads import WorkThreads
 from cluster.requests.generation import FinishedRequest, GenerationRequest, Generator
 
 # The end of the prompt tells the detokenizer whether the output continues a word.
@@ -137,6 +138,7 @@ class GenerationEndpoint:
         limits: GatewayLimits,
         slo_classes: SloClasses,
         bodies: BodyReader,
+        threads: WorkThreads,
         on_finished: Callable[[FinishedRequest], None] | None = None,
         is_kept: Callable[[str], bool] = lambda _: False,
     ) -> None:
@@ -145,7 +147,7 @@ class GenerationEndpoint:
         self._limits = limits
         self._slo_classes = slo_classes
         self._bodies = bodies
-        self._planner = Planner(tokenizer, limits)
+        self._planner = Planner(tokenizer, limits, threads)
         self._active_ids = ActiveIds(is_kept)
         self._on_finished = on_finished
         self._key_limiter = KeyLimiter()

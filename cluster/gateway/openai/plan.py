@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar, get_args
 
@@ -14,6 +13,8 @@ from baton.core.roles import DRAFT_METHODS, SpeculationMethod
 from baton.engine.models.tokenizer import Tokenizer
 from cluster.gateway.openai.json_body import shown
 from cluster.gateway.openai.model_inputs import (
+    MAX_MESSAGES,
+    MAX_PROMPTS,
     build_sampling_params,
     check_messages,
     choice_seed,
@@ -23,6 +24,7 @@ from cluster.gateway.openai.model_inputs import (
 )
 from cluster.gateway.openai.schemas import BaseRequest, ChatCompletionRequest, CompletionRequest
 from cluster.gateway.output_processor import StopConditions
+from cluster.gateway.work_threads import WorkThreads
 from cluster.requests.generation import ModelCard
 
 MEBIBYTE = 1024 * 1024
@@ -45,7 +47,7 @@ class GatewayLimits:
 
     max_body_bytes: int = 8 * MEBIBYTE
     max_choices: int = 128
-    max_sequences: int = 1024
+    max_sequences: int = MAX_PROMPTS
     max_inflight: int = 1024
     max_stop_strings: int = 16
     max_stop_chars: int = 1024
@@ -59,6 +61,10 @@ MAX_SALT_CHARS = 256
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default ``max_tokens`` of a completion."""
 
+_MESSAGE_CHARS = 64
+"""A message costs about as much time as so many characters of text."""
+_PROBED_CHARS = 16
+"""Characters per token of the context that are encoded first of a text that has many more."""
 AUTO, NONE = "auto", "none"
 
 _P = ParamSpec("_P")
@@ -108,15 +114,16 @@ class GenerationPlan:
 class Planner:
     """Builds plans for one served model."""
 
-    def __init__(self, tokenizer: Tokenizer, limits: GatewayLimits) -> None:
+    def __init__(self, tokenizer: Tokenizer, limits: GatewayLimits, threads: WorkThreads | None = None) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
+        self._threads = threads or WorkThreads()
 
     async def plan_completion(self, request: CompletionRequest, card: ModelCard) -> GenerationPlan:
         """Raises :class:`~baton.core.errors.BatonError` if the model or the limits do not allow the request."""
         model = check_model(request.model, card)
         _check_completion_options(request)
-        prompts = split_prompts(request.prompt)
+        prompts = split_prompts(request.prompt, self._limits.max_sequences)
         self._check_shared(request, len(prompts))
         for prompt in prompts:
             if isinstance(prompt, str):
@@ -125,15 +132,17 @@ class Planner:
                 check_token_ids(prompt, card.vocab_size, "prompt")
         # Many short prompts take as long as a long one.
         size = sum(len(prompt) for prompt in prompts if request.echo or isinstance(prompt, str))
-        encoded = await self._off_loop(size, self._encode, prompts, request)
+        encoded = await self._off_loop(size, self._encode_prompts, prompts, request, card)
         return self._plan(request, model, [_plan_prompt(*found, request, card) for found in encoded], card)
 
-    def _encode(self, prompts: Sequence[str | list[int]], request: CompletionRequest) -> list[tuple[list[int], str]]:
+    def _encode_prompts(
+        self, prompts: Sequence[str | list[int]], request: CompletionRequest, card: ModelCard
+    ) -> list[tuple[list[int], str]]:
         """Returns (token ids, text to echo) of each prompt."""
         encoded = []
         for prompt in prompts:
             if isinstance(prompt, str):
-                token_ids = self._tokenizer.encode(prompt, request.add_special_tokens)
+                token_ids = self._encode(prompt, request, card, "prompt")
                 encoded.append((token_ids, prompt if request.echo else ""))
             else:
                 encoded.append((prompt, self._tokenizer.decode(prompt) if request.echo else ""))
@@ -146,18 +155,12 @@ class Planner:
         max_tokens_param, requested = _agreed_max_tokens(request)
         add_generation_prompt = _resolve_generation_prompt(request)
         num_top = _resolve_top_logprobs(request)
-        messages = check_messages(request.messages)
+        # A message has at least one token.
+        messages = check_messages(request.messages, min(card.max_model_len, MAX_MESSAGES))
         num_chars = sum(len(message["content"]) for message in messages)
         self._check_text_length(num_chars, card, "messages")
-        token_ids = await self._off_loop(
-            num_chars,
-            self._tokenizer.apply_chat_template,
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=request.continue_final_message,
-            add_special_tokens=request.add_special_tokens,
-            template_kwargs=request.template_kwargs,
-        )
+        size = num_chars + _MESSAGE_CHARS * len(messages)
+        token_ids = await self._off_loop(size, self._encode_chat, messages, add_generation_prompt, request, card)
         token_ids = truncated(token_ids, request.truncate_prompt_tokens, card)
         # Chat clients ask for a fixed number, and their history grows until both together exceed the context.
         names = "messages", max_tokens_param
@@ -165,6 +168,40 @@ class Planner:
         params = build_sampling_params(request, card, max_tokens, num_top)
         prompt = PromptPlan(tuple(token_ids), params, is_continued=request.continue_final_message)
         return self._plan(request, model, [prompt], card)
+
+    def _encode_chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        add_generation_prompt: bool,
+        request: ChatCompletionRequest,
+        card: ModelCard,
+    ) -> list[int]:
+        text = self._tokenizer.render_chat(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            template_kwargs=request.template_kwargs,
+        )
+        return self._encode(text, request, card, "messages")
+
+    def _encode(
+        self, text: str, request: CompletionRequest | ChatCompletionRequest, card: ModelCard, param: str
+    ) -> list[int]:
+        """Token ids of a prompt. Of a text that is likely to be too long, a part is encoded first.
+
+        Raises:
+            ContextLengthError: that part alone is too long. So no request costs more time than a few long prompts.
+        """
+        num_chars = _PROBED_CHARS * card.max_model_len
+        if len(text) > 2 * num_chars and request.truncate_prompt_tokens is None:
+            found = len(self._tokenizer.encode(text[:num_chars], add_special_tokens=False))
+            if found > 2 * card.max_model_len:  # the factor is for tokens that the rest of the text would change
+                raise ContextLengthError(
+                    f"This model's context is {card.max_model_len} tokens, prompt and output together, but the first "
+                    f"{num_chars} of {len(text)} characters of {param} alone have {found} tokens. Shorten it.",
+                    param=param,
+                )
+        return self._tokenizer.encode(text, add_special_tokens=request.add_special_tokens)
 
     def _plan(self, request: BaseRequest, model: str, prompts: list[PromptPlan], card: ModelCard) -> GenerationPlan:
         options = request.stream_options
@@ -247,7 +284,7 @@ class Planner:
     async def _off_loop(self, size: int, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Calls ``function``, in a thread if the text is long, since tokenizing it would delay all other streams."""
         if size > self._limits.inline_text_chars:
-            return await asyncio.to_thread(function, *args, **kwargs)
+            return await self._threads.run(size, function, *args, **kwargs)
         return function(*args, **kwargs)
 
 

@@ -105,7 +105,7 @@ class SpeculationOptions(BaseModel):
 class BaseRequest(BaseModel):
     """The parameters that both endpoints share. Null means absent, as with OpenAI."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
     endpoint: ClassVar[str]
 
     model: str | None = None
@@ -212,6 +212,11 @@ def parse_request(schema: type[RequestT], body: Mapping[str, Any]) -> RequestT:
     _check_rules(schema, given)
     integers = _integer_fields(schema)
     given = {name: _whole(value) if name in integers else value for name, value in given.items()}
+    for name, value in given.items():
+        if type(value) is int and not -(2**63) <= value < 2**63:
+            raise InvalidRequestError(
+                f"{name} must be an integer between -2^63 and 2^63 - 1, got {shown(value)}.", param=name
+            )
     if isinstance(options := given.get("stream_options"), dict):
         check_known(options, StreamOptions.model_fields, "parameter in stream_options")
         given["stream_options"] = {name: value for name, value in options.items() if value is not None}
@@ -250,17 +255,8 @@ def _explain(error: ValidationError) -> InvalidRequestError:
     if first["type"] == "literal_error":
         choices = first["msg"].removeprefix("Input should be ")
         return InvalidRequestError(f"{path[:100]} must be {choices}, got {shown(first['input'])}.", param=name)
-    if first["type"] == "int_type" and _is_huge_integer(first["input"]):
-        return InvalidRequestError(
-            f"{path[:100]} must be an integer between -2^63 and 2^63 - 1, got {shown(first['input'])}.", param=name
-        )
     expected = _EXPECTED_TYPES.get(first["type"])
     if expected is None:
         return InvalidRequestError(f"{path[:100]} is not valid: {first['msg']}.", param=name)
     value = first["input"]
     return InvalidRequestError(f"{path[:100]} must be {expected}, got {json_type(value)} ({shown(value)}).", param=name)
-
-
-def _is_huge_integer(value: object) -> bool:
-    """Whether ``value`` is a float that orjson made of an integer beyond 64 bits."""
-    return isinstance(value, float) and abs(value) >= 2.0**63

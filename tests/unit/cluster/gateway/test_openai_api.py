@@ -34,6 +34,7 @@ from cluster.gateway.openai.schemas import (
     parse_request,
 )
 from cluster.gateway.output_processor import OutputDelta, TokenEntry
+from cluster.gateway.work_threads import WorkThreads
 from cluster.requests.generation import ModelCard
 from tests.tiny_tokenizers import byte_level_tokenizer
 
@@ -207,16 +208,16 @@ async def test_long_texts_are_tokenized_like_short_ones() -> None:
     ids=["few texts", "many texts", "token ids", "token ids to echo"],
 )
 async def test_large_texts_are_tokenized_off_the_loop_in_any_number_of_prompts(
-    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], is_much: bool
+    changes: dict[str, Any], is_much: bool
 ) -> None:
     in_threads = []
 
-    async def to_thread(function: Any, *args: Any) -> Any:
-        in_threads.append(function)
-        return function(*args)
+    class Threads(WorkThreads):
+        async def run(self, size: int, function: Any, *args: Any) -> Any:
+            in_threads.append(function)
+            return function(*args)
 
-    monkeypatch.setattr("asyncio.to_thread", to_thread)
-    plan = await plan_completion(**changes)
+    plan = await Planner(TOKENIZER, GatewayLimits(), Threads()).plan_completion(completion(**changes), CARD)
     assert len(plan.prompts) == len(changes["prompt"])
     assert len(in_threads) == is_much
 
