@@ -20,6 +20,7 @@ from baton.explain.timelines import Order
 from cluster.gateway.access import AccessControl, OriginGuard, api_key_of
 from cluster.gateway.api_keys import ApiKeys
 from cluster.gateway.bodies import BodyReader
+from cluster.gateway.endpoints import ENDPOINTS
 from cluster.gateway.generation_endpoint import GenerationEndpoint
 from cluster.gateway.http_edge import (
     JsonResponse,
@@ -33,6 +34,7 @@ from cluster.gateway.openai.json_body import json_limits, shown
 from cluster.gateway.openai.plan import GatewayLimits, check_model
 from cluster.gateway.openai.responses import error_body, model_body
 from cluster.gateway.openai.schemas import check_known
+from cluster.gateway.openapi import MAX_LISTED, MAX_WORKERS, describe_api, page
 from cluster.gateway.origins import OriginPolicy
 from cluster.gateway.work_threads import WorkThreads
 from cluster.requests.generation import FinishedRequest, Generator
@@ -95,29 +97,10 @@ class AdminBackend(Protocol):
 
 _PREFLIGHT_S = 3600
 """How long a browser may remember the answer to a preflight."""
-_MAX_LISTED = 1000
-_MAX_WORKERS = 4096
 _AUTO = "auto"
 """Stands for a number of workers that the autoscaler chooses."""
+_NAMES = [endpoint.name for endpoint in ENDPOINTS]
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-ENDPOINTS = (
-    "GET /",
-    "GET /health",
-    "GET /ready",
-    "GET /metrics",
-    "GET /v1/models",
-    "GET /v1/models/{model}",
-    "POST /v1/completions",
-    "POST /v1/chat/completions",
-    "GET /v1/requests",
-    "GET /v1/requests/{id}/timeline",
-    "GET /admin/status",
-    "POST /admin/scale",
-    "POST /admin/move",
-    "GET /admin/plan",
-    "GET /admin/advise",
-)
 
 
 def create_app(
@@ -196,9 +179,20 @@ def _add_generation_routes(app: FastAPI, generator: Generator, endpoint: Generat
 
 
 def _add_health_routes(app: FastAPI, generator: Generator) -> None:
+    document = describe_api()
+    docs_page = page(document)
+
+    @app.get("/openapi.json", response_model=None)
+    async def openapi() -> Response:
+        return JsonResponse(document)
+
+    @app.get("/docs", response_model=None)
+    async def docs() -> Response:
+        return Response(docs_page, media_type="text/html")
+
     @app.get("/", response_model=None)
     async def root() -> Response:
-        return JsonResponse({"name": "baton", "version": package_version(), "endpoints": ENDPOINTS})
+        return JsonResponse({"name": "baton", "version": package_version(), "endpoints": _NAMES})
 
     @app.get("/health", response_model=None)
     async def health() -> Response:
@@ -273,9 +267,9 @@ def _parse_targets(body: dict[str, object]) -> dict[str, int | None]:
             targets[pool] = None
             continue
         # type() and not isinstance(), since a bool is an int.
-        if type(target) is not int or not 1 <= target <= _MAX_WORKERS:
+        if type(target) is not int or not 1 <= target <= MAX_WORKERS:
             raise InvalidRequestError(
-                f"{pool} must be an integer between 1 and {_MAX_WORKERS}, or {_AUTO}, got {shown(target)}.", param=pool
+                f"{pool} must be an integer between 1 and {MAX_WORKERS}, or {_AUTO}, got {shown(target)}.", param=pool
             )
         targets[pool] = target
     return targets
@@ -287,8 +281,8 @@ def _parse_listing(query: Mapping[str, str]) -> tuple[Order, int]:
     if order not in get_args(Order):
         raise InvalidRequestError(f"order must be newest or slowest, got {shown(order)}.", param="order")
     limit = query.get("limit", "20")
-    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _MAX_LISTED):
-        raise InvalidRequestError(f"limit must be between 1 and {_MAX_LISTED}, got {shown(limit)}.", param="limit")
+    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= MAX_LISTED):
+        raise InvalidRequestError(f"limit must be between 1 and {MAX_LISTED}, got {shown(limit)}.", param="limit")
     return cast(Order, order), int(limit)
 
 
@@ -302,7 +296,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         return error_response(InternalError("Internal error."))
     asked = f"{request.method} {request.url.path[:100]}"
     if error.status_code == 404:
-        near = difflib.get_close_matches(asked, ENDPOINTS, n=1, cutoff=0.6)
+        near = difflib.get_close_matches(asked, _NAMES, n=1, cutoff=0.6)
         hint = f"Did you mean {near[0]}?" if near else "GET / lists the endpoints."
         return error_response(NotFoundError(f"There is no endpoint {asked}. {hint}"))
     if error.status_code == 405:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
 
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from baton.core.roles import SpeculationMethod
@@ -84,6 +84,28 @@ def _check_rules(schema: type[BaseRequest], values: Mapping[str, Any]) -> None:
         )
 
 
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_CONTENT = {"anyOf": [{"type": ["string", "null"]}, {"type": "array", "items": _TEXT_PART}]}
+_MESSAGES = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "properties": {"role": {"enum": ["system", "developer", "user", "assistant"]}, "content": _CONTENT},
+        "required": ["role"],
+    },
+}
+_TOKEN_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+_TEXT = {"type": "string", "minLength": 1}
+_PROMPT = {
+    "anyOf": [_TEXT, _TOKEN_IDS, *({"type": "array", "minItems": 1, "items": item} for item in (_TEXT, _TOKEN_IDS))]
+}
+
+
 class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -151,7 +173,7 @@ class BaseRequest(BaseModel):
 class CompletionRequest(BaseRequest):
     endpoint: ClassVar[str] = COMPLETIONS
 
-    prompt: Any
+    prompt: Annotated[Any, WithJsonSchema(_PROMPT)]
     """A string, token ids, or an array of either; see :func:`cluster.gateway.openai.model_inputs.split_prompts`."""
     logprobs: int | None = None
     echo: bool = False
@@ -162,7 +184,7 @@ class CompletionRequest(BaseRequest):
 class ChatCompletionRequest(BaseRequest):
     endpoint: ClassVar[str] = CHAT
 
-    messages: list[Any]
+    messages: Annotated[list[Any], WithJsonSchema(_MESSAGES)]
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
