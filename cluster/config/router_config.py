@@ -35,6 +35,8 @@ class RouterConfig(Section):
     """How long a request waits while a pool has no available worker, for example during a restart."""
     unknown_parameters: Literal["refuse", "ignore"] = "refuse"
     """What happens to parameters of requests that no API documents; see docs/parameters.md."""
+    special_tokens_in_content: Literal["parse", "text"] = "parse"
+    """Whether special tokens in the content of messages, such as <|im_end|>, are control tokens or ordinary text."""
     timelines_kept: Annotated[int, Field(ge=0)] = 1000
     """Number of finished requests whose timelines are kept."""
     api_keys: list[ApiKeyConfig] = Field(default_factory=list)

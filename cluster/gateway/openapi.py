@@ -20,6 +20,8 @@ Json = dict[str, Any]
 MAX_LISTED = 1000
 MAX_WORKERS = 4096
 _REQUESTS = {schema.endpoint: schema for schema in (CompletionRequest, ChatCompletionRequest)}
+_EVENT: Json = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+"""A server-sent event: JSON in ``data``, or ``[DONE]``."""
 _NAME = re.compile(r"\{(\w+)\}")
 
 
@@ -54,7 +56,7 @@ def _operation(endpoint: Endpoint, schemas: Json) -> Json:
     if (body := _body(endpoint, schemas)) is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
     if endpoint.path in _REQUESTS:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": _EVENT}
     refusal = {"description": "An error", "content": {"application/json": {"schema": ref("Error")}}}
     operation["responses"] = {"200": {"description": "Success", "content": content}, "default": refusal}
     return operation

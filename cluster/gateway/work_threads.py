@@ -1,30 +1,30 @@
-"""Work that would delay all other requests on the event loop runs in a few threads, the smallest first."""
+"""Work that would delay all other requests on the event loop runs in a few threads, the smallest first.
+
+The threads have the event loop's priority: one that held Python's lock while it waited for a core would stop the loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
 import itertools
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-_NICENESS = 10
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
 class WorkThreads:
-    """Threads of lower priority than the event loop's.
+    """Few threads, and a queue before them.
 
     Args:
         num_threads: limit of the calls at the same time; further ones wait, and the smallest is the next.
     """
 
     def __init__(self, num_threads: int = 2) -> None:
-        # On Linux, nice() applies to the calling thread alone.
-        self._pool = ThreadPoolExecutor(num_threads, "gateway-work", initializer=os.nice, initargs=(_NICENESS,))
+        self._pool = ThreadPoolExecutor(num_threads, "gateway-work")
         self._num_free = num_threads
         self._order = itertools.count()
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []

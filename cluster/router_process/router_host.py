@@ -121,7 +121,9 @@ class RouterHost:
         self._max_connections = choose_max_connections(self._config.router.max_connections, raise_descriptor_limit())
         self._socket = listen(self._config.router.host, self._port, is_shared=self._config.router.replicas > 1)
         source = await asyncio.to_thread(resolve_model, self._config.model)
-        self._tokenizer = await asyncio.to_thread(_load_tokenizer, source.path)
+        self._tokenizer = await asyncio.to_thread(
+            _load_tokenizer, source.path, self._config.router.special_tokens_in_content == "text"
+        )
         self._port = int(self._socket.getsockname()[1])
         scheme = "http" if self._tls is None else "https"
         self._endpoint = f"{scheme}://{_url_host(self._config.router.host)}:{self._port}"
@@ -253,6 +255,7 @@ class RouterHost:
             max_body_bytes=router.max_body_bytes,
             max_inflight=router.max_inflight,
             request_timeout_s=router.request_timeout_s,
+            specials_are_text=router.special_tokens_in_content == "text",
             ignores_unknown=router.unknown_parameters == "ignore",
         )
         app = create_app(
@@ -294,10 +297,12 @@ class RouterHost:
         return ApiKeys(config.router.api_keys, Share(self._index, config.router.replicas))
 
 
-def _load_tokenizer(path: str) -> Tokenizer:
-    """Loads the tokenizer and a cached property, which would delay the first request by a tenth of a second."""
+def _load_tokenizer(path: str, specials_are_text: bool) -> Tokenizer:
+    """Loads the tokenizer and cached properties, which would delay the first request by a tenth of a second."""
     tokenizer = Tokenizer.load(path)
     _ = tokenizer.max_token_chars
+    if specials_are_text:
+        _ = tokenizer.special_tokens_as_text
     return tokenizer
 
 

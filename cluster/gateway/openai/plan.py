@@ -10,6 +10,7 @@ from typing import ParamSpec, TypeVar, get_args
 from baton.core.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError, UnsupportedParameterError
 from baton.core.request import SamplingParams, check_token_ids
 from baton.core.roles import DRAFT_METHODS, SpeculationMethod
+from baton.engine.models.literal_specials import LiteralSpecials
 from baton.engine.models.tokenizer import Tokenizer
 from cluster.gateway.openai.json_body import shown
 from cluster.gateway.openai.model_inputs import (
@@ -42,6 +43,7 @@ class GatewayLimits:
     inline_text_chars: longer texts are tokenized in a thread, off the event loop.
     request_timeout_s: a client that has not read its stream by then is disconnected.
     comment_every_s: a stream that is silent for so long sends a comment, so that no proxy takes it for dead.
+    specials_are_text: special tokens in the content of messages are encoded as text.
     ignores_unknown: unknown parameters are left out, and named in a header, instead of refused.
     """
 
@@ -54,6 +56,7 @@ class GatewayLimits:
     inline_text_chars: int = 4096
     request_timeout_s: float = 600.0
     comment_every_s: float = 5.0
+    specials_are_text: bool = False
     ignores_unknown: bool = False
 
 
@@ -176,32 +179,40 @@ class Planner:
         request: ChatCompletionRequest,
         card: ModelCard,
     ) -> list[int]:
+        literal = LiteralSpecials(self._tokenizer.special_tokens_as_text) if self._limits.specials_are_text else None
         text = self._tokenizer.render_chat(
-            messages,
+            literal.hide(messages) if literal else messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=request.continue_final_message,
             template_kwargs=request.template_kwargs,
         )
+        if literal is not None and literal.occurs_in(text):
+            self._check_part(text, request, card, "messages")
+            return self._tokenizer.encode_pieces(literal.split(text), request.add_special_tokens)
         return self._encode(text, request, card, "messages")
 
     def _encode(
         self, text: str, request: CompletionRequest | ChatCompletionRequest, card: ModelCard, param: str
     ) -> list[int]:
-        """Token ids of a prompt. Of a text that is likely to be too long, a part is encoded first.
+        self._check_part(text, request, card, param)
+        return self._tokenizer.encode(text, add_special_tokens=request.add_special_tokens)
+
+    def _check_part(self, text: str, request: BaseRequest, card: ModelCard, param: str) -> None:
+        """Encodes a part of a text that is likely to be too long, so that no request costs more than a long prompt.
 
         Raises:
-            ContextLengthError: that part alone is too long. So no request costs more time than a few long prompts.
+            ContextLengthError: that part alone is too long.
         """
         num_chars = _PROBED_CHARS * card.max_model_len
-        if len(text) > 2 * num_chars and request.truncate_prompt_tokens is None:
-            found = len(self._tokenizer.encode(text[:num_chars], add_special_tokens=False))
-            if found > 2 * card.max_model_len:  # the factor is for tokens that the rest of the text would change
-                raise ContextLengthError(
-                    f"This model's context is {card.max_model_len} tokens, prompt and output together, but the first "
-                    f"{num_chars} of {len(text)} characters of {param} alone have {found} tokens. Shorten it.",
-                    param=param,
-                )
-        return self._tokenizer.encode(text, add_special_tokens=request.add_special_tokens)
+        if len(text) <= 2 * num_chars or request.truncate_prompt_tokens is not None:
+            return
+        found = len(self._tokenizer.encode(text[:num_chars], add_special_tokens=False))
+        if found > 2 * card.max_model_len:  # the factor is for tokens that the rest of the text would change
+            raise ContextLengthError(
+                f"This model's context is {card.max_model_len} tokens, prompt and output together, but the first "
+                f"{num_chars} of {len(text)} characters of {param} alone have {found} tokens. Shorten it.",
+                param=param,
+            )
 
     def _plan(self, request: BaseRequest, model: str, prompts: list[PromptPlan], card: ModelCard) -> GenerationPlan:
         options = request.stream_options
