@@ -28,7 +28,7 @@ nor to keys within objects.
 Bounds, so that no request holds up others: `logit_bias` and `stop_token_ids` have at most 1,024 entries, `metadata` and
 `chat_template_kwargs` 64, `tools` 1,024, and `prompt` 1,024 prompts. `messages` has at most as many messages and
 content parts as the context has tokens, and never more than 8,192. A body has at most 262,144 entries of arrays and
-objects (or four times the context) and 65,536 keys.
+objects (or four times the context) and 32,768 keys.
 """
 _TITLES = {"honoured": "Honoured", "accepted": "Accepted without effect", "refused": "Refused"}
 

@@ -48,7 +48,7 @@ class JsonLimits:
     """
 
     max_entries: int = 2**18
-    max_keys: int = 2**16
+    max_keys: int = 2**15
 
 
 def json_limits(max_model_len: int) -> JsonLimits:
