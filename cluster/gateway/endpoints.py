@@ -24,6 +24,7 @@ class Endpoint:
 ENDPOINTS = (
     Endpoint("GET", "/", "Name, version and endpoints"),
     Endpoint("GET", "/health", "Whether the router answers"),
+    Endpoint("GET", "/version", "The version of baton", answer="Version"),
     Endpoint("GET", "/ready", "Whether every pool has a healthy worker"),
     Endpoint("GET", "/metrics", "Metrics in Prometheus' text format", answer=""),
     Endpoint("GET", "/openapi.json", "This description of the API"),
@@ -32,6 +33,8 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/models/{model}", "The served model by one of its names", answer="Model"),
     Endpoint("POST", COMPLETIONS, "Continue prompts", answer="Completion"),
     Endpoint("POST", CHAT, "Answer a conversation", answer="ChatCompletion"),
+    Endpoint("POST", "/tokenize", "Token ids of a text or a conversation", answer="Tokens"),
+    Endpoint("POST", "/detokenize", "The text of token ids", answer="Text"),
     Endpoint("GET", "/v1/requests", "Requests whose timelines are kept"),
     Endpoint("GET", "/v1/requests/{id}/timeline", "Where the time of a request went"),
     Endpoint("GET", "/admin/status", "Pools, workers and requests in flight"),

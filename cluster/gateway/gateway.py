@@ -32,10 +32,12 @@ from cluster.gateway.http_edge import (
 from cluster.gateway.lenient_routes import LenientRoutes
 from cluster.gateway.openai.json_body import json_limits, shown
 from cluster.gateway.openai.plan import GatewayLimits, check_model
+from cluster.gateway.openai.prompt_encoder import PromptEncoder
 from cluster.gateway.openai.responses import error_body, model_body
 from cluster.gateway.openai.schemas import check_known
 from cluster.gateway.openapi import MAX_LISTED, MAX_WORKERS, describe_api, page
 from cluster.gateway.origins import OriginPolicy
+from cluster.gateway.tokenize_endpoint import TokenizeEndpoint
 from cluster.gateway.work_threads import WorkThreads
 from cluster.requests.generation import FinishedRequest, Generator
 from cluster.telemetry.metrics import HttpMetrics
@@ -117,6 +119,7 @@ def create_app(
     origins: OriginPolicy | None = None,
     cors_origins: Sequence[str] = (),
     is_kept: Callable[[str], bool] = lambda _: False,
+    specials_are_text: bool = False,
 ) -> FastAPI:
     """The application for one served model. It has no global state.
 
@@ -129,6 +132,7 @@ def create_app(
         origins: what web pages may do while requests need no key; ``None`` means everything.
         cors_origins: origins whose web pages may read answers.
         is_kept: whether an id belongs to the timeline of an earlier request, so that it must not be used again.
+        specials_are_text: special tokens in the content of messages are encoded as text.
     """
     api_keys = ApiKeys() if api_keys is None else api_keys
     access = [Depends(AccessControl(api_keys, open_paths).check)]
@@ -154,10 +158,12 @@ def create_app(
     app.add_exception_handler(HTTPException, _on_http_exception)
     threads = WorkThreads()
     bodies = BodyReader(limits.max_body_bytes, threads, json_limits(generator.model.max_model_len))
+    encoder = PromptEncoder(tokenizer, threads, specials_are_text=specials_are_text)
     endpoint = GenerationEndpoint(
-        generator, tokenizer, limits, slo_classes or SloClasses(), bodies, threads, on_finished, is_kept
+        generator, tokenizer, limits, slo_classes or SloClasses(), bodies, encoder, on_finished, is_kept
     )
     _add_generation_routes(app, generator, endpoint)
+    _add_tokenizer_routes(app, TokenizeEndpoint(generator, tokenizer, encoder, bodies, threads))
     _add_health_routes(app, generator)
     _add_admin_routes(app, admin, bodies)
     return app
@@ -178,6 +184,11 @@ def _add_generation_routes(app: FastAPI, generator: Generator, endpoint: Generat
         return JsonResponse(model_body(check_model(name, generator.model), generator.model))
 
 
+def _add_tokenizer_routes(app: FastAPI, endpoint: TokenizeEndpoint) -> None:
+    app.post("/tokenize", response_model=None)(endpoint.tokenize)
+    app.post("/detokenize", response_model=None)(endpoint.detokenize)
+
+
 def _add_health_routes(app: FastAPI, generator: Generator) -> None:
     document = describe_api()
     docs_page = page(document)
@@ -193,6 +204,10 @@ def _add_health_routes(app: FastAPI, generator: Generator) -> None:
     @app.get("/", response_model=None)
     async def root() -> Response:
         return JsonResponse({"name": "baton", "version": package_version(), "endpoints": _NAMES})
+
+    @app.get("/version", response_model=None)
+    async def version() -> Response:
+        return JsonResponse({"version": package_version()})
 
     @app.get("/health", response_model=None)
     async def health() -> Response:

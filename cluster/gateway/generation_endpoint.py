@@ -33,6 +33,7 @@ from cluster.gateway.http_edge import (
     until_disconnect,
 )
 from cluster.gateway.openai.plan import GatewayLimits, GenerationPlan, Planner
+from cluster.gateway.openai.prompt_encoder import PromptEncoder
 from cluster.gateway.openai.responses import ChatFormat, ChoiceOutput, CompletionFormat, Json, ResponseFormat, Usage
 from cluster.gateway.openai.schemas import (
     BaseRequest,
@@ -45,7 +46,6 @@ from cluster.gateway.openai.schemas import (
 from cluster.gateway.output_processor import OutputDelta, OutputProcessor
 from cluster.gateway.sequence_runner import SequenceSpec, run_sequences
 from cluster.gateway.sse import DONE_EVENT, PunctualEvents, SseResponse, encode_event
-from cluster.gateway.work_threads import WorkThreads
 from cluster.requests.generation import FinishedRequest, GenerationRequest, Generator
 
 # The end of the prompt tells the detokenizer whether the output continues a word.
@@ -138,7 +138,7 @@ class GenerationEndpoint:
         limits: GatewayLimits,
         slo_classes: SloClasses,
         bodies: BodyReader,
-        threads: WorkThreads,
+        encoder: PromptEncoder,
         on_finished: Callable[[FinishedRequest], None] | None = None,
         is_kept: Callable[[str], bool] = lambda _: False,
     ) -> None:
@@ -147,7 +147,7 @@ class GenerationEndpoint:
         self._limits = limits
         self._slo_classes = slo_classes
         self._bodies = bodies
-        self._planner = Planner(tokenizer, limits, threads)
+        self._planner = Planner(encoder, limits)
         self._active_ids = ActiveIds(is_kept)
         self._on_finished = on_finished
         self._key_limiter = KeyLimiter()

@@ -6,6 +6,8 @@ import html
 import re
 from typing import Any, get_args
 
+from pydantic import BaseModel
+
 from baton.core.roles import POOLS
 from baton.core.version import package_version
 from baton.explain.timelines import Order
@@ -14,12 +16,17 @@ from cluster.gateway.openai.answer_schemas import ANSWER_SCHEMAS, object_of, ref
 from cluster.gateway.openai.parameter_table import parameters_of
 from cluster.gateway.openai.parameters import Parameter
 from cluster.gateway.openai.schemas import BaseRequest, ChatCompletionRequest, CompletionRequest
+from cluster.gateway.openai.tokenize_schemas import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
 
 Json = dict[str, Any]
 
 MAX_LISTED = 1000
 MAX_WORKERS = 4096
 _REQUESTS = {schema.endpoint: schema for schema in (CompletionRequest, ChatCompletionRequest)}
+_TOKENIZER_REQUESTS: dict[str, tuple[type[BaseModel], ...]] = {
+    "/tokenize": (TokenizeTextRequest, TokenizeChatRequest),
+    "/detokenize": (DetokenizeRequest,),
+}
 _EVENT: Json = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 """A server-sent event: JSON in ``data``, or ``[DONE]``."""
 _NAME = re.compile(r"\{(\w+)\}")
@@ -67,6 +74,8 @@ def _body(endpoint: Endpoint, schemas: Json) -> Json | None:
         schema = _REQUESTS[endpoint.path]
         schemas[schema.__name__] = _request_schema(schema, schemas)
         return ref(schema.__name__)
+    if endpoint.path in _TOKENIZER_REQUESTS:
+        return {"anyOf": [schema.model_json_schema() for schema in _TOKENIZER_REQUESTS[endpoint.path]]}
     if endpoint.path == "/admin/scale":
         workers = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_WORKERS}, {"const": "auto"}]}
         return {**object_of(**dict.fromkeys(POOLS, workers)), "required": [], "minProperties": 1}
@@ -119,7 +128,9 @@ def _table(operation: Json, schemas: Json) -> str:
     if "requestBody" in operation:
         schema = operation["requestBody"]["content"]["application/json"]["schema"]
         schema = schemas.get(schema.get("$ref", "").rpartition("/")[2], schema)
-        for name, found in schema["properties"].items():
-            rows.append((name, "required" if name in schema["required"] else "", found.get("description", "")))
+        for variant in schema.get("anyOf", [schema]):
+            for name, found in variant["properties"].items():
+                is_required = "required" if name in variant.get("required", ()) else ""
+                rows.append((name, is_required, found.get("description", "")))
     cells = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
     return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>" if rows else ""

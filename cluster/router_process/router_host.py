@@ -255,7 +255,6 @@ class RouterHost:
             max_body_bytes=router.max_body_bytes,
             max_inflight=router.max_inflight,
             request_timeout_s=router.request_timeout_s,
-            specials_are_text=router.special_tokens_in_content == "text",
             ignores_unknown=router.unknown_parameters == "ignore",
         )
         app = create_app(
@@ -271,6 +270,7 @@ class RouterHost:
             origins=OriginPolicy(router.host, router.allowed_hosts, router.cors_origins),
             cors_origins=router.cors_origins,
             is_kept=self._timelines.keeps,
+            specials_are_text=router.special_tokens_in_content == "text",
         )
         self._server = EdgeServer(
             app,

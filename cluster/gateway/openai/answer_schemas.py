@@ -71,6 +71,11 @@ ANSWER_SCHEMAS: Mapping[str, Json] = {
         id=STRING, object={"const": "model"}, created=INTEGER, owned_by=STRING, root=STRING, max_model_len=INTEGER
     ),
     "ModelList": object_of(object={"const": "list"}, data=_list_of(ref("Model"))),
+    "Version": object_of(version=STRING),
+    "Tokens": object_of(
+        count=INTEGER, max_model_len=INTEGER, tokens=_list_of(INTEGER), token_strs=_or_null(_list_of(STRING))
+    ),
+    "Text": object_of(prompt=STRING),
     "Usage": object_of(
         prompt_tokens=INTEGER,
         completion_tokens=INTEGER,

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar, get_args
 
-from baton.core.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError, UnsupportedParameterError
-from baton.core.request import SamplingParams, check_token_ids
+from baton.core.errors import InvalidRequestError, ModelNotFoundError, UnsupportedParameterError
+from baton.core.request import SamplingParams
 from baton.core.roles import DRAFT_METHODS, SpeculationMethod
-from baton.engine.models.literal_specials import LiteralSpecials
-from baton.engine.models.tokenizer import Tokenizer
 from cluster.gateway.openai.json_body import shown
 from cluster.gateway.openai.model_inputs import (
-    MAX_MESSAGES,
     MAX_PROMPTS,
     build_sampling_params,
-    check_messages,
     choice_seed,
     resolve_max_tokens,
     split_prompts,
     truncated,
 )
+from cluster.gateway.openai.prompt_encoder import Chat, PromptEncoder
 from cluster.gateway.openai.schemas import BaseRequest, ChatCompletionRequest, CompletionRequest
 from cluster.gateway.output_processor import StopConditions
-from cluster.gateway.work_threads import WorkThreads
 from cluster.requests.generation import ModelCard
 
 MEBIBYTE = 1024 * 1024
@@ -40,10 +35,8 @@ class GatewayLimits:
     max_inflight: number of sequences that the router runs at a time.
     max_stop_strings: highest number of ``stop`` entries.
     max_stop_chars: longest ``stop`` entry, in characters.
-    inline_text_chars: longer texts are tokenized in a thread, off the event loop.
     request_timeout_s: a client that has not read its stream by then is disconnected.
     comment_every_s: a stream that is silent for so long sends a comment, so that no proxy takes it for dead.
-    specials_are_text: special tokens in the content of messages are encoded as text.
     ignores_unknown: unknown parameters are left out, and named in a header, instead of refused.
     """
 
@@ -53,10 +46,8 @@ class GatewayLimits:
     max_inflight: int = 1024
     max_stop_strings: int = 16
     max_stop_chars: int = 1024
-    inline_text_chars: int = 4096
     request_timeout_s: float = 600.0
     comment_every_s: float = 5.0
-    specials_are_text: bool = False
     ignores_unknown: bool = False
 
 
@@ -64,10 +55,6 @@ MAX_SALT_CHARS = 256
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default ``max_tokens`` of a completion."""
 
-_MESSAGE_CHARS = 64
-"""A message costs about as much time as so many characters of text."""
-_PROBED_CHARS = 16
-"""Characters per token of the context that are encoded first of a text that has many more."""
 AUTO, NONE = "auto", "none"
 
 _P = ParamSpec("_P")
@@ -117,10 +104,9 @@ class GenerationPlan:
 class Planner:
     """Builds plans for one served model."""
 
-    def __init__(self, tokenizer: Tokenizer, limits: GatewayLimits, threads: WorkThreads | None = None) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, encoder: PromptEncoder, limits: GatewayLimits) -> None:
+        self._encoder = encoder
         self._limits = limits
-        self._threads = threads or WorkThreads()
 
     async def plan_completion(self, request: CompletionRequest, card: ModelCard) -> GenerationPlan:
         """Raises :class:`~baton.core.errors.BatonError` if the model or the limits do not allow the request."""
@@ -128,28 +114,11 @@ class Planner:
         _check_completion_options(request)
         prompts = split_prompts(request.prompt, self._limits.max_sequences)
         self._check_shared(request, len(prompts))
-        for prompt in prompts:
-            if isinstance(prompt, str):
-                self._check_text_length(len(prompt), card, "prompt")
-            else:
-                check_token_ids(prompt, card.vocab_size, "prompt")
-        # Many short prompts take as long as a long one.
-        size = sum(len(prompt) for prompt in prompts if request.echo or isinstance(prompt, str))
-        encoded = await self._off_loop(size, self._encode_prompts, prompts, request, card)
+        truncates = request.truncate_prompt_tokens is not None
+        encoded = await self._encoder.encode_prompts(
+            prompts, card, request.add_special_tokens, echo=request.echo, may_be_long=truncates
+        )
         return self._plan(request, model, [_plan_prompt(*found, request, card) for found in encoded], card)
-
-    def _encode_prompts(
-        self, prompts: Sequence[str | list[int]], request: CompletionRequest, card: ModelCard
-    ) -> list[tuple[list[int], str]]:
-        """Returns (token ids, text to echo) of each prompt."""
-        encoded = []
-        for prompt in prompts:
-            if isinstance(prompt, str):
-                token_ids = self._encode(prompt, request, card, "prompt")
-                encoded.append((token_ids, prompt if request.echo else ""))
-            else:
-                encoded.append((prompt, self._tokenizer.decode(prompt) if request.echo else ""))
-        return encoded
 
     async def plan_chat(self, request: ChatCompletionRequest, card: ModelCard) -> GenerationPlan:
         """Raises :class:`~baton.core.errors.BatonError` if the model or the limits do not allow the request."""
@@ -158,12 +127,15 @@ class Planner:
         max_tokens_param, requested = _agreed_max_tokens(request)
         add_generation_prompt = _resolve_generation_prompt(request)
         num_top = _resolve_top_logprobs(request)
-        # A message has at least one token.
-        messages = check_messages(request.messages, min(card.max_model_len, MAX_MESSAGES))
-        num_chars = sum(len(message["content"]) for message in messages)
-        self._check_text_length(num_chars, card, "messages")
-        size = num_chars + _MESSAGE_CHARS * len(messages)
-        token_ids = await self._off_loop(size, self._encode_chat, messages, add_generation_prompt, request, card)
+        chat = Chat(
+            request.messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            add_special_tokens=request.add_special_tokens,
+            template_kwargs=request.template_kwargs,
+        )
+        truncates = request.truncate_prompt_tokens is not None
+        token_ids = await self._encoder.encode_chat(chat, card, may_be_long=truncates)
         token_ids = truncated(token_ids, request.truncate_prompt_tokens, card)
         # Chat clients ask for a fixed number, and their history grows until both together exceed the context.
         names = "messages", max_tokens_param
@@ -171,48 +143,6 @@ class Planner:
         params = build_sampling_params(request, card, max_tokens, num_top)
         prompt = PromptPlan(tuple(token_ids), params, is_continued=request.continue_final_message)
         return self._plan(request, model, [prompt], card)
-
-    def _encode_chat(
-        self,
-        messages: Sequence[Mapping[str, str]],
-        add_generation_prompt: bool,
-        request: ChatCompletionRequest,
-        card: ModelCard,
-    ) -> list[int]:
-        literal = LiteralSpecials(self._tokenizer.special_tokens_as_text) if self._limits.specials_are_text else None
-        text = self._tokenizer.render_chat(
-            literal.hide(messages) if literal else messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=request.continue_final_message,
-            template_kwargs=request.template_kwargs,
-        )
-        if literal is not None and literal.occurs_in(text):
-            self._check_part(text, request, card, "messages")
-            return self._tokenizer.encode_pieces(literal.split(text), request.add_special_tokens)
-        return self._encode(text, request, card, "messages")
-
-    def _encode(
-        self, text: str, request: CompletionRequest | ChatCompletionRequest, card: ModelCard, param: str
-    ) -> list[int]:
-        self._check_part(text, request, card, param)
-        return self._tokenizer.encode(text, add_special_tokens=request.add_special_tokens)
-
-    def _check_part(self, text: str, request: BaseRequest, card: ModelCard, param: str) -> None:
-        """Encodes a part of a text that is likely to be too long, so that no request costs more than a long prompt.
-
-        Raises:
-            ContextLengthError: that part alone is too long.
-        """
-        num_chars = _PROBED_CHARS * card.max_model_len
-        if len(text) <= 2 * num_chars or request.truncate_prompt_tokens is not None:
-            return
-        found = len(self._tokenizer.encode(text[:num_chars], add_special_tokens=False))
-        if found > 2 * card.max_model_len:  # the factor is for tokens that the rest of the text would change
-            raise ContextLengthError(
-                f"This model's context is {card.max_model_len} tokens, prompt and output together, but the first "
-                f"{num_chars} of {len(text)} characters of {param} alone have {found} tokens. Shorten it.",
-                param=param,
-            )
 
     def _plan(self, request: BaseRequest, model: str, prompts: list[PromptPlan], card: ModelCard) -> GenerationPlan:
         options = request.stream_options
@@ -279,24 +209,6 @@ class Planner:
                 f"most {limits.max_inflight} at a time (router.max_inflight). Send fewer in one request.",
                 param="n" if n > 1 else "prompt",
             )
-
-    def _check_text_length(self, num_chars: int, card: ModelCard, param: str) -> None:
-        """Refuses text that is too long for the context before it is tokenized.
-
-        The factor 4 leaves room for normalizers that shorten the text.
-        """
-        if num_chars > 4 * card.max_model_len * self._tokenizer.max_token_chars:
-            raise ContextLengthError(
-                f"This model's context is {card.max_model_len} tokens, but {param} has {num_chars} characters, "
-                f"more than {card.max_model_len} tokens can hold. Shorten it.",
-                param=param,
-            )
-
-    async def _off_loop(self, size: int, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Calls ``function``, in a thread if the text is long, since tokenizing it would delay all other streams."""
-        if size > self._limits.inline_text_chars:
-            return await self._threads.run(size, function, *args, **kwargs)
-        return function(*args, **kwargs)
 
 
 def _plan_prompt(token_ids: list[int], echo_text: str, request: CompletionRequest, card: ModelCard) -> PromptPlan:

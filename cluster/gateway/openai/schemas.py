@@ -90,7 +90,7 @@ _TEXT_PART = {
     "required": ["type", "text"],
 }
 _CONTENT = {"anyOf": [{"type": ["string", "null"]}, {"type": "array", "items": _TEXT_PART}]}
-_MESSAGES = {
+MESSAGES = {
     "type": "array",
     "minItems": 1,
     "items": {
@@ -184,7 +184,7 @@ class CompletionRequest(BaseRequest):
 class ChatCompletionRequest(BaseRequest):
     endpoint: ClassVar[str] = CHAT
 
-    messages: Annotated[list[Any], WithJsonSchema(_MESSAGES)]
+    messages: Annotated[list[Any], WithJsonSchema(MESSAGES)]
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
@@ -247,7 +247,7 @@ def parse_request(schema: type[RequestT], body: Mapping[str, Any]) -> RequestT:
     try:
         return schema.model_validate({name: value for name, value in given.items() if name in schema.model_fields})
     except ValidationError as error:
-        raise _explain(error) from error
+        raise explain(error) from error
 
 
 @cache
@@ -264,7 +264,7 @@ def _whole(value: Any) -> Any:
     return int(value) if type(value) is float and value.is_integer() and abs(value) < _MAX_EXACT else value
 
 
-def _explain(error: ValidationError) -> InvalidRequestError:
+def explain(error: ValidationError) -> InvalidRequestError:
     """Describes the first validation error without pydantic's class names."""
     details = error.errors(include_url=False, include_context=False)
     first = details[0]

@@ -51,10 +51,14 @@ def test_the_number_of_messages_and_prompts_is_bounded_whatever_the_context() ->
 async def test_only_a_part_of_a_text_that_is_too_long_is_encoded(
     monkeypatch: pytest.MonkeyPatch, extra: dict[str, Any]
 ) -> None:
-    lengths, encode = [], type(TOKENIZER).encode
-    monkeypatch.setattr(
-        type(TOKENIZER), "encode", lambda self, text, **kw: lengths.append(len(text)) or encode(self, text, **kw)
-    )
+    lengths: list[int] = []
+    encode = type(TOKENIZER).encode
+
+    def counted(self: Any, text: str, *args: Any, **kwargs: Any) -> list[int]:
+        lengths.append(len(text))
+        return encode(self, text, *args, **kwargs)
+
+    monkeypatch.setattr(type(TOKENIZER), "encode", counted)
     for plan in (
         plan_completion(prompt="x" * 2100, **extra),
         plan_chat(messages=[{"role": "user", "content": "x" * 2100}]),

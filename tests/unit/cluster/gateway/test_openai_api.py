@@ -25,6 +25,7 @@ from cluster.gateway.openai.model_inputs import check_messages, choice_seed, res
 from cluster.gateway.openai.parameter_table import parameters_of
 from cluster.gateway.openai.parameters import CHAT
 from cluster.gateway.openai.plan import GatewayLimits, GenerationPlan, Planner
+from cluster.gateway.openai.prompt_encoder import PromptEncoder
 from cluster.gateway.openai.responses import MIN_LOGPROB, ChatFormat, ChoiceOutput, CompletionFormat, Usage
 from cluster.gateway.openai.schemas import (
     BaseRequest,
@@ -40,7 +41,7 @@ from tests.tiny_tokenizers import byte_level_tokenizer
 
 TOKENIZER = byte_level_tokenizer()
 CARD = ModelCard(name="m", max_model_len=64, vocab_size=TOKENIZER.vocab_size, created_unix_s=0)
-PLANNER = Planner(TOKENIZER, GatewayLimits())
+PLANNER = Planner(PromptEncoder(TOKENIZER, WorkThreads()), GatewayLimits())
 HELLO = [{"role": "user", "content": "hello"}]
 
 
@@ -217,7 +218,9 @@ async def test_large_texts_are_tokenized_off_the_loop_in_any_number_of_prompts(
             in_threads.append(function)
             return function(*args)
 
-    plan = await Planner(TOKENIZER, GatewayLimits(), Threads()).plan_completion(completion(**changes), CARD)
+    plan = await Planner(PromptEncoder(TOKENIZER, Threads()), GatewayLimits()).plan_completion(
+        completion(**changes), CARD
+    )
     assert len(plan.prompts) == len(changes["prompt"])
     assert len(in_threads) == is_much
 
