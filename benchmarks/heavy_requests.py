@@ -15,7 +15,7 @@ import multiprocessing
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
@@ -41,6 +41,7 @@ _GAP_LIMIT = 2.0
 _CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _STREAM_TOKENS = 8000
 _TIMEOUT_S = 120.0
+_WARM_UP_PIECES = 3
 
 
 class Event(Protocol):
@@ -49,6 +50,7 @@ class Event(Protocol):
     def is_set(self) -> bool: ...
     def set(self) -> None: ...
     def clear(self) -> None: ...
+    def wait(self, timeout: float | None = None) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +133,16 @@ async def measure(num_clients: int, seconds: float, names: Sequence[str] = ()) -
         async with router_under_test(workers, {"router": {"max_inflight": 2048}}) as target:
             parts = urlsplit(target.endpoint)
             address = str(parts.hostname), int(parts.port or 0)
-            stop = manager.Event()
+            events = manager.Event(), manager.Event()
             bodies = heavy_bodies(target.infos[0].vocab_size)
             async with httpx.AsyncClient(base_url=target.endpoint, timeout=_TIMEOUT_S) as http:
-                await _during(pool, address, stop, _wait(1.0))  # starts the process, and warms the router up
-                usual = await _during(pool, address, stop, _wait(seconds))
+                await _during(pool, address, events, _wait(1.0))  # starts the process, and warms the router up
+                usual = await _during(pool, address, events, _wait(seconds))
                 results = []
                 for name in names or bodies:
                     statuses: Counter[int] = Counter()
                     sending = _send(http, *bodies[name], num_clients, seconds, statuses)
-                    results.append(Result(name, {}, await _during(pool, address, stop, sending)))
+                    results.append(Result(name, {}, await _during(pool, address, events, sending)))
                     results[-1].statuses.update(statuses)
     return usual.largest_gap_ms, results
 
@@ -165,28 +167,34 @@ async def _send(
     await asyncio.gather(*(repeat() for _ in range(num_clients)))
 
 
-async def _during(pool: Executor, address: Address, stop: Event, work: Any) -> Observed:
+async def _during(
+    pool: Executor, address: Address, events: tuple[Event, Event], work: Coroutine[Any, Any, None]
+) -> Observed:
+    begun, stop = events
+    begun.clear()
     stop.clear()
-    observing = asyncio.wrap_future(pool.submit(_observe, address, stop))
-    await asyncio.sleep(0.5)  # the stream has begun
+    observing = asyncio.wrap_future(pool.submit(_observe, address, begun, stop))
     try:
+        await asyncio.to_thread(begun.wait, _TIMEOUT_S)
         await work
     finally:
         stop.set()
     return await observing
 
 
-def _observe(address: Address, stop: Event) -> Observed:
+def _observe(address: Address, begun: Event, stop: Event) -> Observed:
     async def observe() -> Observed:
-        latencies, gaps = await asyncio.gather(probe_at_a_constant_rate(address, stop), _read_stream(address, stop))
+        latencies, gaps = await asyncio.gather(
+            probe_at_a_constant_rate(address, stop), _read_stream(address, begun, stop)
+        )
         good = [latency for latency in latencies if latency is not None]
         return Observed(Summary.of_seconds(good), len(latencies) - len(good), max(gaps) * 1e3)
 
     return asyncio.run(observe())
 
 
-async def _read_stream(address: Address, stop: Event) -> list[float]:
-    """Seconds between the pieces of a stream until the event is set. The first piece does not count."""
+async def _read_stream(address: Address, begun: Event, stop: Event) -> list[float]:
+    """Seconds between the pieces of a stream from ``begun``, which it sets, until ``stop``."""
     body = {"prompt": "a stream", "max_tokens": _STREAM_TOKENS, "ignore_eos": True, "stream": True}
     times_s: list[float] = []
     async with (
@@ -196,11 +204,13 @@ async def _read_stream(address: Address, stop: Event) -> list[float]:
         async for line in answer.aiter_lines():
             if line.startswith("data: {"):
                 times_s.append(time.perf_counter())
+                if len(times_s) == _WARM_UP_PIECES:
+                    begun.set()
             if stop.is_set():
                 break
-    if len(times_s) < 3:
+    if len(times_s) < _WARM_UP_PIECES + 2:
         raise InternalError(f"the stream ended early with status {answer.status_code}")
-    return [after - before for before, after in itertools.pairwise(times_s[1:])]
+    return [after - before for before, after in itertools.pairwise(times_s[_WARM_UP_PIECES:])]
 
 
 def show(usual_gap_ms: float, results: Sequence[Result]) -> Table:
