@@ -22,17 +22,13 @@ import uvloop
 
 from baton.bench.latency import Summary
 from baton.process.descriptors import raise_descriptor_limit
+from benchmarks.health_probes import Address, probe_until
 from benchmarks.options import run_command
 from benchmarks.router_load.processes import router_under_test
 from benchmarks.router_load.setup import Workers
 
-_PROBE_INTERVAL_S = 0.02
-_PROBE_TIMEOUT_S = 30.0
-_PROBE_REQUEST = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 _STEP_MS = 50.0
 _KV_BLOCKS = 200_000
-
-Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +104,7 @@ async def measure(num_streams: int, num_tokens: int, max_files: int | None, over
             address = str(parts.hostname), int(parts.port or 0)
             stop = manager.Event()
             await asyncio.wrap_future(pool.submit(abs, 0))  # starts the process
-            probes = asyncio.wrap_future(pool.submit(_probe_until, address, stop))
+            probes = asyncio.wrap_future(pool.submit(probe_until, address, stop))
             began_s = time.perf_counter()
             try:
                 ends = await asyncio.gather(
@@ -132,32 +128,6 @@ async def _stream(address: Address, model: str, number: int, num_tokens: int) ->
         return await asyncio.wait_for(stream.outcome, 120.0)
     except (OSError, TimeoutError) as error:
         return f"cut ({type(error).__name__})"
-
-
-def _probe_until(address: Address, stop: Any) -> list[float | None]:
-    """Seconds that each ``/health`` took; ``None`` without status 200."""
-
-    async def probe_at_a_constant_rate() -> list[float | None]:
-        tasks = [asyncio.create_task(_probe(address))]
-        while not stop.is_set():
-            await asyncio.sleep(_PROBE_INTERVAL_S)
-            tasks.append(asyncio.create_task(_probe(address)))
-        return await asyncio.gather(*tasks)
-
-    return asyncio.run(probe_at_a_constant_rate())
-
-
-async def _probe(address: Address) -> float | None:
-    began_s = time.perf_counter()
-    try:
-        async with asyncio.timeout(_PROBE_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(*address)
-            writer.write(_PROBE_REQUEST)
-            answer = await reader.read()
-            writer.close()
-    except (OSError, TimeoutError):
-        return None
-    return time.perf_counter() - began_s if answer.startswith(b"HTTP/1.1 200") else None
 
 
 def command(

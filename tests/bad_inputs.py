@@ -69,12 +69,11 @@ def _malformed_bodies() -> list[BadInput]:
         body("trailing comma", b'{"model": "m",}', "not valid JSON", CHAT),
         body("NaN", b'{"temperature": NaN}', "not valid JSON"),
         body("Infinity", b'{"temperature": Infinity}', "not valid JSON"),
-        body("infinite number", b'{"temperature": 1e999}', "not valid JSON"),
         body("not UTF-8", b'{"model": "\xff\xfe"}', "not valid JSON"),
         body("UTF-16", '{"model": "m"}'.encode("utf-16"), "not valid JSON"),
         body("lone surrogate", b'{"prompt": "\\ud800"}', "not valid JSON"),
         body("deep arrays", b"[" * 200_000, "not valid JSON"),
-        body("deep objects", b'{"a":' * 200_000, "not valid JSON", CHAT),
+        body("deep objects", b'{"a":' * 20_000, "not valid JSON", CHAT),
         body("an array", b"[]", "must be a JSON object, got an array"),
         body("a string", b'"hi"', "must be a JSON object, got a string"),
         body("null", b"null", "must be a JSON object, got null"),
@@ -124,7 +123,7 @@ def _common_parameters(model: str, context_length: int) -> list[BadInput]:
         ("n huge", {"n": 10**6}, "invalid_request", "n", "between 1 and 128"),
         ("seed string", {"seed": "1"}, "invalid_request", "seed", "must be an integer"),
         ("seed beyond 64 bits", {"seed": 2**63}, "invalid_request", "seed", "2^63"),
-        ("seed of 70 bits", {"seed": 2**70}, "invalid_request", "seed", "between -2^63 and 2^63 - 1, got 1.18"),
+        ("seed of 70 bits", {"seed": 2**70}, "invalid_request", "seed", "between -2^63 and 2^63 - 1, got 118"),
         ("stop number", {"stop": 5}, "invalid_request", "stop", "string or an array of strings"),
         ("stop mixed", {"stop": ["a", 1]}, "invalid_request", "stop", "string or an array of strings"),
         ("stop empty string", {"stop": ""}, "invalid_request", "stop", "1 to"),
@@ -184,7 +183,7 @@ def _completions(model: str, context_length: int) -> list[BadInput]:
         case("token id negative", {"prompt": [1, -1]}, "prompt", "token id -1"),
         case("token id too high", {"prompt": [1, 10**9]}, "prompt", "token id 1000000000"),
         case("token id in a list of lists", {"prompt": [[1], [10**15]]}, "prompt", "token ids go from 0 to"),
-        case("token id beyond 64 bits", {"prompt": [2**70]}, "prompt", "number"),
+        case("token id beyond 64 bits", {"prompt": [2**70]}, "prompt", "a token id of more than 64 bits"),
         case("prompt fills the context", {"prompt": too_long}, "prompt", str(context_length),
              "context_length_exceeded"),
         case("max_tokens huge", {"max_tokens": 10**18}, "max_tokens", str(context_length), "context_length_exceeded"),
@@ -202,8 +201,9 @@ def _completions(model: str, context_length: int) -> list[BadInput]:
         case("echo with logprobs", {"echo": True, "logprobs": 1}, "echo", "not supported", "unsupported_parameter"),
         case("best_of", {"best_of": 3}, "best_of", "equals n", "unsupported_parameter"),
         case("suffix", {"suffix": "end"}, "suffix", "'end'", "unsupported_parameter"),
-        case("messages", {"messages": []}, "messages", "Unknown parameter"),
-        case("max_completion_tokens", {"max_completion_tokens": 5}, "max_completion_tokens", "Unknown parameter"),
+        case("messages", {"messages": []}, "messages", "of /v1/chat/completions only", "unsupported_parameter"),
+        case("max_completion_tokens", {"max_completion_tokens": 5}, "max_completion_tokens", "chat/completions only",
+             "unsupported_parameter"),
     ]  # fmt: skip
 
 
@@ -290,7 +290,7 @@ def _chats(model: str, context_length: int) -> list[BadInput]:
         case("own template", {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs",
              "'chat_template'"),
         case("template option", {"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", "'tokenize'"),
-        case("prompt in a chat", {"prompt": "a"}, "prompt", "Unknown parameter"),
+        case("prompt in a chat", {"prompt": "a"}, "prompt", "of /v1/completions only", "unsupported_parameter"),
     ]  # fmt: skip
 
 

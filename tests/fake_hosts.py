@@ -143,8 +143,8 @@ class HangingHost(FakeHost):
     """Never finishes loading its model. Creates a file in the folder ``served_model_name``, if that is set."""
 
     async def start(self) -> dict[str, Any]:
-        if self.config.served_model_name is not None:
-            (Path(self.config.served_model_name) / self.worker_id).touch()
+        for folder in self.config.served_model_names:
+            (Path(folder) / self.worker_id).touch()
         await asyncio.Event().wait()
         return {}
 

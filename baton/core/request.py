@@ -12,6 +12,7 @@ from typing import TypeGuard
 from baton.core.errors import InvalidRequestError
 from baton.core.queue_priority import NO_PRIORITY, QueuePriority
 from baton.core.steps import StepShare
+from baton.core.token_edits import TokenEdits
 from baton.core.token_grammar import TokenGrammar
 
 MAX_LOGPROBS = 20
@@ -143,6 +144,11 @@ class SamplingParams:
     def needs_penalties(self) -> bool:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
+    def token_edits(self, eos_token_ids: frozenset[int] = frozenset()) -> TokenEdits:
+        """What the parameters do to single tokens, for a model that ends its output with ``eos_token_ids``."""
+        stop_ids = {*self.stop_token_ids, *(() if self.ignore_eos else eos_token_ids)}
+        return TokenEdits.of(stop_ids, self.logit_bias, holds_back=self.min_tokens > 0)
+
     def check_token_ids(self, vocab_size: int) -> None:
         """Raises :class:`InvalidRequestError` when a token id named in the parameters is not in the vocabulary."""
         for param, token_ids in (
@@ -156,8 +162,9 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> No
     """Raises :class:`InvalidRequestError` naming the first id outside ``[0, vocab_size)``."""
     if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
         bad = next(token for token in token_ids if not 0 <= token < vocab_size)
+        shown = f"the token id {bad}" if abs(bad) < 2**64 else "a token id of more than 64 bits"
         raise InvalidRequestError(
-            f"{param} has the token id {bad}, but the model's token ids go from 0 to {vocab_size - 1}.", param=param
+            f"{param} has {shown}, but the model's token ids go from 0 to {vocab_size - 1}.", param=param
         )
 
 
@@ -215,6 +222,11 @@ class Request:
     """Engine steps since its last token; the next output carries them."""
     block_hashes: list[bytes] = field(default_factory=list)
     """Chained content hashes of its full blocks; the block manager appends to them."""
+    edits: TokenEdits = field(init=False, repr=False)
+    """What ``params`` and ``eos_token_ids`` do to single tokens."""
+
+    def __post_init__(self) -> None:
+        self.edits = self.params.token_edits(self.eos_token_ids)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -256,11 +268,8 @@ class Request:
         """
         self.output_token_ids.append(token_id)
         num_output = len(self.output_token_ids)
-        if num_output > self.params.min_tokens:
-            if token_id in self.params.stop_token_ids:
-                return FinishReason.STOP
-            if not self.params.ignore_eos and token_id in self.eos_token_ids:
-                return FinishReason.STOP
+        if num_output > self.params.min_tokens and token_id in self.edits.stop_ids:
+            return FinishReason.STOP
         if num_output >= self.params.max_tokens:
             return FinishReason.LENGTH
         return None

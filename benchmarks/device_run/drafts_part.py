@@ -102,7 +102,7 @@ def _sampling(setting: Setting) -> Iterator[Row]:
         "top-k": SamplingParams(temperature=0.8, top_k=50),
     }
     for name, params in kinds.items():
-        rows = [SamplingRow(params, 100 + index, [1], [2]) for index in range(batch)]
+        rows = [SamplingRow(params, 100 + index, [1], [2], params.token_edits()) for index in range(batch)]
         work = _sampler(logits, rows)
         yield {
             "name": f"{name} sampling, {batch} x {vocab_size}",

@@ -86,7 +86,8 @@ class BatonConfig(Section):
 
     model: NonEmptyString = DEFAULT_MODEL_NAME
     """Name of the default model, hub id, local folder, or GGUF file."""
-    served_model_name: NonEmptyString | None = None
+    served_model_name: NonEmptyString | Annotated[list[NonEmptyString], Field(min_length=1)] | None = None
+    """Name of the model for clients, or several of them; null: the last part of ``model``."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     max_model_len: Annotated[int, Field(ge=2)] | None = None
     """Limit of prompt and output tokens together; null: the model's limit."""
@@ -107,6 +108,19 @@ class BatonConfig(Section):
     simulation: SimulationConfig = SimulationConfig()
     admission: AdmissionConfig = AdmissionConfig()
     autoscaler: AutoscalerConfig = AutoscalerConfig()
+
+    @field_validator("served_model_name")
+    @classmethod
+    def _names_differ(cls, names: str | list[str] | None) -> str | list[str] | None:
+        if isinstance(names, list) and len(set(names)) < len(names):
+            raise ValueError(f"every name must occur once, got {', '.join(names)}")
+        return names
+
+    @property
+    def served_model_names(self) -> tuple[str, ...]:
+        """The configured names of the model for clients, the main one first; empty if it has its own name."""
+        names = self.served_model_name
+        return (names,) if isinstance(names, str) else tuple(names or ())
 
     @model_validator(mode="after")
     def _api_keys_have_classes(self) -> BatonConfig:

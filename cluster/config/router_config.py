@@ -35,6 +35,10 @@ class RouterConfig(Section):
     """How many attempts in a row may fail without a token in between, before the failure reaches the client."""
     worker_wait_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
     """How long a request waits while a pool has no available worker, for example during a restart."""
+    unknown_parameters: Literal["refuse", "ignore"] = "refuse"
+    """What happens to parameters of requests that no API documents; see docs/parameters.md."""
+    special_tokens_in_content: Literal["parse", "text"] = "parse"
+    """Whether special tokens in the content of messages, such as <|im_end|>, are control tokens or ordinary text."""
     timelines_kept: Annotated[int, Field(ge=0)] = 1000
     """Number of finished requests whose timelines are kept."""
     api_keys: list[ApiKeyConfig] = Field(default_factory=list)

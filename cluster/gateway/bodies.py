@@ -7,11 +7,14 @@ from typing import Any
 from fastapi import Request
 
 from baton.core.errors import BatonError, EndpointFullError, InvalidRequestError, RequestTooLargeError
-from cluster.gateway.openai.json_body import check_content_headers, parse_object
+from cluster.gateway.openai.json_body import JsonLimits, check_content_headers, parse_object
 from cluster.gateway.turns import ByteBudget
+from cluster.gateway.work_threads import WorkThreads
 
 # A client that is cut off while it sends may not read the answer, so up to this much of a refused body is drained.
 _MAX_DRAINED_BYTES = 64 * 2**20
+_MAX_INLINE_BYTES = 16 * 1024
+"""Larger bodies are parsed one by one in a thread: each stops the event loop for at most its own time."""
 _BODIES_AT_ONCE = 16
 """Bodies of the largest size that may be in memory at the same time; more smaller ones."""
 
@@ -30,10 +33,14 @@ class BodyReader:
 
     Args:
         max_bytes: size of the largest body. Unfinished bodies together may take 16 times as much memory.
+        threads: where large bodies are parsed.
+        limits: how much a body may hold.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, threads: WorkThreads, limits: JsonLimits | None = None) -> None:
         self._max_bytes = max_bytes
+        self._threads = threads
+        self._limits = limits or JsonLimits()
         self._budget = ByteBudget(_BODIES_AT_ONCE * max_bytes)
 
     async def read_object(self, request: Request) -> dict[str, Any]:
@@ -64,7 +71,9 @@ class BodyReader:
                     break
             if problem is not None:
                 raise problem
-            return parse_object(b"".join(chunks))
+            if num_bytes <= _MAX_INLINE_BYTES:
+                return parse_object(b"".join(chunks), self._limits)
+            return await self._threads.run(num_bytes, parse_object, b"".join(chunks), self._limits)
 
     def _problem(self, num_bytes: int, has_room: bool) -> BatonError | None:
         if num_bytes > self._max_bytes:

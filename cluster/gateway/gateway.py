@@ -20,6 +20,7 @@ from baton.explain.timelines import Order
 from cluster.gateway.access import AccessControl, OriginGuard, api_key_of
 from cluster.gateway.api_keys import ApiKeys
 from cluster.gateway.bodies import BodyReader
+from cluster.gateway.endpoints import ENDPOINTS
 from cluster.gateway.formats.dialect import Dialect
 from cluster.gateway.generation_endpoint import GenerationEndpoint
 from cluster.gateway.http_edge import (
@@ -30,11 +31,15 @@ from cluster.gateway.http_edge import (
     error_response,
 )
 from cluster.gateway.lenient_routes import LenientRoutes
-from cluster.gateway.openai.json_body import shown
+from cluster.gateway.openai.json_body import json_limits, shown
 from cluster.gateway.openai.plan import GatewayLimits, check_model
+from cluster.gateway.openai.prompt_encoder import PromptEncoder
 from cluster.gateway.openai.responses import error_body, model_body
 from cluster.gateway.openai.schemas import check_known
+from cluster.gateway.openapi import MAX_LISTED, MAX_WORKERS, describe_api, page
 from cluster.gateway.origins import OriginPolicy
+from cluster.gateway.tokenize_endpoint import TokenizeEndpoint
+from cluster.gateway.work_threads import WorkThreads
 from cluster.requests.generation import FinishedRequest, Generator
 from cluster.telemetry.metrics import HttpMetrics
 
@@ -95,29 +100,10 @@ class AdminBackend(Protocol):
 
 _PREFLIGHT_S = 3600
 """How long a browser may remember the answer to a preflight."""
-_MAX_LISTED = 1000
-_MAX_WORKERS = 4096
 _AUTO = "auto"
 """Stands for a number of workers that the autoscaler chooses."""
+_NAMES = [endpoint.name for endpoint in ENDPOINTS]
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-ENDPOINTS = (
-    "GET /",
-    "GET /health",
-    "GET /ready",
-    "GET /metrics",
-    "GET /v1/models",
-    "GET /v1/models/{model}",
-    "POST /v1/completions",
-    "POST /v1/chat/completions",
-    "GET /v1/requests",
-    "GET /v1/requests/{id}/timeline",
-    "GET /admin/status",
-    "POST /admin/scale",
-    "POST /admin/move",
-    "GET /admin/plan",
-    "GET /admin/advise",
-)
 
 
 def create_app(
@@ -135,6 +121,7 @@ def create_app(
     cors_origins: Sequence[str] = (),
     is_kept: Callable[[str], bool] = lambda _: False,
     dialect: Dialect | None = None,
+    specials_are_text: bool = False,
 ) -> FastAPI:
     """The application for one served model. It has no global state.
 
@@ -148,6 +135,7 @@ def create_app(
         cors_origins: origins whose web pages may read answers.
         is_kept: whether an id belongs to the timeline of an earlier request, so that it must not be used again.
         dialect: how the model writes calls and reasoning; ``None`` finds it out.
+        specials_are_text: special tokens in the content of messages are encoded as text.
     """
     api_keys = ApiKeys() if api_keys is None else api_keys
     access = [Depends(AccessControl(api_keys, open_paths).check)]
@@ -171,11 +159,14 @@ def create_app(
     app.add_middleware(RequestTimesMiddleware)  # the last one added is the outermost
     app.add_exception_handler(BatonError, _on_baton_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    bodies = BodyReader(limits.max_body_bytes)
+    threads = WorkThreads()
+    bodies = BodyReader(limits.max_body_bytes, threads, json_limits(generator.model.max_model_len))
+    encoder = PromptEncoder(tokenizer, threads, dialect, specials_are_text=specials_are_text)
     endpoint = GenerationEndpoint(
-        generator, tokenizer, limits, slo_classes or SloClasses(), bodies, on_finished, is_kept, dialect
+        generator, tokenizer, limits, slo_classes or SloClasses(), bodies, encoder, on_finished, is_kept
     )
     _add_generation_routes(app, generator, endpoint)
+    _add_tokenizer_routes(app, TokenizeEndpoint(generator, tokenizer, encoder, bodies, threads))
     _add_health_routes(app, generator)
     _add_admin_routes(app, admin, bodies)
     return app
@@ -187,19 +178,39 @@ def _add_generation_routes(app: FastAPI, generator: Generator, endpoint: Generat
 
     @app.get("/v1/models", response_model=None)
     async def list_models() -> Response:
-        return JsonResponse({"object": "list", "data": [model_body(generator.model)]})
+        card = generator.model
+        return JsonResponse({"object": "list", "data": [model_body(name, card) for name in card.names]})
 
     # A path parameter, because hub ids contain a slash.
     @app.get("/v1/models/{name:path}", response_model=None)
     async def get_model(name: str) -> Response:
-        check_model(name, generator.model)
-        return JsonResponse(model_body(generator.model))
+        return JsonResponse(model_body(check_model(name, generator.model), generator.model))
+
+
+def _add_tokenizer_routes(app: FastAPI, endpoint: TokenizeEndpoint) -> None:
+    app.post("/tokenize", response_model=None)(endpoint.tokenize)
+    app.post("/detokenize", response_model=None)(endpoint.detokenize)
 
 
 def _add_health_routes(app: FastAPI, generator: Generator) -> None:
+    document = describe_api()
+    docs_page = page(document)
+
+    @app.get("/openapi.json", response_model=None)
+    async def openapi() -> Response:
+        return JsonResponse(document)
+
+    @app.get("/docs", response_model=None)
+    async def docs() -> Response:
+        return Response(docs_page, media_type="text/html")
+
     @app.get("/", response_model=None)
     async def root() -> Response:
-        return JsonResponse({"name": "baton", "version": package_version(), "endpoints": ENDPOINTS})
+        return JsonResponse({"name": "baton", "version": package_version(), "endpoints": _NAMES})
+
+    @app.get("/version", response_model=None)
+    async def version() -> Response:
+        return JsonResponse({"version": package_version()})
 
     @app.get("/health", response_model=None)
     async def health() -> Response:
@@ -274,9 +285,9 @@ def _parse_targets(body: dict[str, object]) -> dict[str, int | None]:
             targets[pool] = None
             continue
         # type() and not isinstance(), since a bool is an int.
-        if type(target) is not int or not 1 <= target <= _MAX_WORKERS:
+        if type(target) is not int or not 1 <= target <= MAX_WORKERS:
             raise InvalidRequestError(
-                f"{pool} must be an integer between 1 and {_MAX_WORKERS}, or {_AUTO}, got {shown(target)}.", param=pool
+                f"{pool} must be an integer between 1 and {MAX_WORKERS}, or {_AUTO}, got {shown(target)}.", param=pool
             )
         targets[pool] = target
     return targets
@@ -288,8 +299,8 @@ def _parse_listing(query: Mapping[str, str]) -> tuple[Order, int]:
     if order not in get_args(Order):
         raise InvalidRequestError(f"order must be newest or slowest, got {shown(order)}.", param="order")
     limit = query.get("limit", "20")
-    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _MAX_LISTED):
-        raise InvalidRequestError(f"limit must be between 1 and {_MAX_LISTED}, got {shown(limit)}.", param="limit")
+    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= MAX_LISTED):
+        raise InvalidRequestError(f"limit must be between 1 and {MAX_LISTED}, got {shown(limit)}.", param="limit")
     return cast(Order, order), int(limit)
 
 
@@ -303,7 +314,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         return error_response(InternalError("Internal error."))
     asked = f"{request.method} {request.url.path[:100]}"
     if error.status_code == 404:
-        near = difflib.get_close_matches(asked, ENDPOINTS, n=1, cutoff=0.6)
+        near = difflib.get_close_matches(asked, _NAMES, n=1, cutoff=0.6)
         hint = f"Did you mean {near[0]}?" if near else "GET / lists the endpoints."
         return error_response(NotFoundError(f"There is no endpoint {asked}. {hint}"))
     if error.status_code == 405:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from fastapi import Request, Response
 
@@ -19,7 +21,6 @@ from baton.engine.models.tokenizer import Tokenizer
 from cluster.gateway.access import Allowance, KeyLimiter, api_key_of
 from cluster.gateway.api_keys import cache_salt_of
 from cluster.gateway.bodies import BodyReader
-from cluster.gateway.formats.dialect import Dialect
 from cluster.gateway.http_edge import (
     ArrivalTimes,
     JsonResponse,
@@ -32,8 +33,16 @@ from cluster.gateway.http_edge import (
     until_disconnect,
 )
 from cluster.gateway.openai.plan import GatewayLimits, GenerationPlan, Planner
+from cluster.gateway.openai.prompt_encoder import PromptEncoder
 from cluster.gateway.openai.responses import ChatFormat, ChoiceOutput, CompletionFormat, Json, ResponseFormat, Usage
-from cluster.gateway.openai.schemas import BaseRequest, ChatCompletionRequest, CompletionRequest, parse_request
+from cluster.gateway.openai.schemas import (
+    BaseRequest,
+    ChatCompletionRequest,
+    CompletionRequest,
+    RequestT,
+    parse_request,
+    without_unknown,
+)
 from cluster.gateway.output_processor import OutputDelta, OutputProcessor
 from cluster.gateway.sequence_runner import SequenceSpec, run_sequences
 from cluster.gateway.sse import DONE_EVENT, PunctualEvents, SseResponse, encode_event
@@ -41,6 +50,11 @@ from cluster.requests.generation import FinishedRequest, GenerationRequest, Gene
 
 # The end of the prompt tells the detokenizer whether the output continues a word.
 _NUM_CONTEXT_TOKENS = 32
+IGNORED_HEADER = "X-Baton-Ignored-Parameters"
+"""Names the parameters of the request that were left out because no API documents them."""
+_MAX_IGNORED_NAMES = 16
+_MAX_NAME_CHARS = 64
+_NOT_IN_HEADERS = re.compile(r"[^!-+\--~]")  # also commas, which divide the names
 _TRACE_HEADERS = ("traceparent", "tracestate")
 
 
@@ -125,17 +139,17 @@ class GenerationEndpoint:
         limits: GatewayLimits,
         slo_classes: SloClasses,
         bodies: BodyReader,
+        encoder: PromptEncoder,
         on_finished: Callable[[FinishedRequest], None] | None = None,
         is_kept: Callable[[str], bool] = lambda _: False,
-        dialect: Dialect | None = None,
     ) -> None:
         self._generator = generator
         self._tokenizer = tokenizer
         self._limits = limits
         self._slo_classes = slo_classes
         self._bodies = bodies
-        self._dialect = Dialect(tokenizer) if dialect is None else dialect
-        self._planner = Planner(tokenizer, limits, self._dialect)
+        self._dialect = encoder.dialect
+        self._planner = Planner(encoder, limits)
         self._active_ids = ActiveIds(is_kept)
         self._on_finished = on_finished
         self._key_limiter = KeyLimiter()
@@ -144,16 +158,15 @@ class GenerationEndpoint:
         body = await self._bodies.read_object(request)
         parsed_s = time.monotonic()
         allowance = self._admit(request)
-        parsed = parse_request(CompletionRequest, body)
+        parsed = self._parse(request, CompletionRequest, body)
         slo = self._choose_class(request, parsed)
-        card = self._generator.model
-        plan = await self._planner.plan_completion(parsed, card)
+        plan = await self._planner.plan_completion(parsed, self._generator.model)
         _take_prompt(request, allowance, plan)
 
         def make_format(request_id: str) -> ResponseFormat:
             return CompletionFormat(
                 request_id,
-                card.name,
+                plan.model,
                 self._tokenizer,
                 with_logprobs=parsed.logprobs is not None,
                 echo_texts=[prompt.echo_text for prompt in plan.prompts for _ in range(plan.num_choices)],
@@ -167,10 +180,9 @@ class GenerationEndpoint:
         body = await self._bodies.read_object(request)
         parsed_s = time.monotonic()
         allowance = self._admit(request)
-        parsed = parse_request(ChatCompletionRequest, body)
+        parsed = self._parse(request, ChatCompletionRequest, body)
         slo = self._choose_class(request, parsed)
-        card = self._generator.model
-        plan = await self._planner.plan_chat(parsed, card)
+        plan = await self._planner.plan_chat(parsed, self._generator.model)
         _take_prompt(request, allowance, plan)
 
         # As with OpenAI, only requests with a tier get one back. Completions have no such field.
@@ -179,7 +191,7 @@ class GenerationEndpoint:
         def make_format(request_id: str) -> ResponseFormat:
             return ChatFormat(
                 request_id,
-                card.name,
+                plan.model,
                 self._tokenizer,
                 with_logprobs=parsed.logprobs,
                 service_tier=tier,
@@ -197,6 +209,14 @@ class GenerationEndpoint:
             call_when_finished(request, lambda _: allowance.release())
             add_response_headers(request, allowance.headers)
         return allowance
+
+    def _parse(self, request: Request, schema: type[RequestT], body: dict[str, Any]) -> RequestT:
+        if self._limits.ignores_unknown:
+            body, ignored = without_unknown(schema, body)
+            if ignored:
+                names = (_NOT_IN_HEADERS.sub("?", name[:_MAX_NAME_CHARS]) for name in ignored[:_MAX_IGNORED_NAMES])
+                add_response_headers(request, {IGNORED_HEADER: ", ".join(names)})
+        return parse_request(schema, body)
 
     def _choose_class(self, request: Request, parsed: BaseRequest) -> SloClass:
         api_key = api_key_of(request)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 
 from baton.core.errors import BatonError, InternalError
@@ -16,6 +16,8 @@ from cluster.requests.generation import GenerationRequest, Generator, TokenChunk
 
 # Deltas that wait for a slow client. Beyond that, the sequences wait.
 _MAX_WAITING_DELTAS = 256
+_MAX_STARTING = 32
+"""Sequences of one request that may wait for their first token; further ones wait, so that others' can start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ async def run_sequences(
                 yield specs[0].index, delta
         return
 
+    starting = asyncio.Semaphore(_MAX_STARTING)
     started = {spec.index: asyncio.Event() for spec in specs}
     room = asyncio.Semaphore(_MAX_WAITING_DELTAS)
     # A finished task is its own end marker, so that its error arrives after its last delta.
@@ -58,8 +61,10 @@ async def run_sequences(
     async def pump(spec: SequenceSpec) -> None:
         if spec.starts_after is not None:
             await started[spec.starts_after].wait()
-        async with aclosing(_run_one(generator, spec)) as deltas:
+        async with AsyncExitStack() as turn, aclosing(_run_one(generator, spec)) as deltas:
+            await turn.enter_async_context(starting)
             async for delta in deltas:
+                await turn.aclose()  # it has started
                 started[spec.index].set()
                 await room.acquire()
                 inbox.put_nowait((spec.index, delta))

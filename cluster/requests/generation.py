@@ -67,8 +67,10 @@ class ModelCard:
     """The public description of the served model.
 
     Attributes:
+        name: its main name, in metrics and traces.
         max_model_len: prompt and output tokens together.
         draft_methods: speculation methods whose draft is loaded. Methods without a draft are always available.
+        aliases: further names that requests may use.
     """
 
     name: str
@@ -77,6 +79,12 @@ class ModelCard:
     created_unix_s: int
     eos_token_ids: frozenset[int] = field(default_factory=frozenset)
     draft_methods: frozenset[str] = frozenset()
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names, the main one first."""
+        return (self.name, *self.aliases)
 
 
 class Generator(Protocol):

@@ -122,7 +122,9 @@ class RouterHost:
         self._max_connections = choose_max_connections(self._config.router.max_connections, raise_descriptor_limit())
         self._socket = listen(self._config.router.host, self._port, is_shared=self._config.router.replicas > 1)
         source = await asyncio.to_thread(resolve_model, self._config.model)
-        self._tokenizer = await asyncio.to_thread(_load_tokenizer, source.path)
+        self._tokenizer = await asyncio.to_thread(
+            _load_tokenizer, source.path, self._config.router.special_tokens_in_content == "text"
+        )
         self._port = int(self._socket.getsockname()[1])
         scheme = "http" if self._tls is None else "https"
         self._endpoint = f"{scheme}://{_url_host(self._config.router.host)}:{self._port}"
@@ -246,6 +248,7 @@ class RouterHost:
             vocab_size=info.vocab_size,
             created_unix_s=int(time.time()),
             eos_token_ids=frozenset(info.eos_token_ids),
+            aliases=self._config.served_model_names[1:],
         )
         generator = self.admin.router = self._plane.create_router(model, self._timelines)
         router = self._config.router
@@ -253,6 +256,7 @@ class RouterHost:
             max_body_bytes=router.max_body_bytes,
             max_inflight=router.max_inflight,
             request_timeout_s=router.request_timeout_s,
+            ignores_unknown=router.unknown_parameters == "ignore",
         )
         app = create_app(
             generator,
@@ -268,6 +272,7 @@ class RouterHost:
             cors_origins=router.cors_origins,
             is_kept=self._timelines.keeps,
             dialect=Dialect(self._tokenizer, router.tool_parser, router.reasoning_parser),
+            specials_are_text=router.special_tokens_in_content == "text",
         )
         self._server = EdgeServer(
             app,
@@ -294,10 +299,12 @@ class RouterHost:
         return ApiKeys(config.router.api_keys, Share(self._index, config.router.replicas))
 
 
-def _load_tokenizer(path: str) -> Tokenizer:
-    """Loads the tokenizer and a cached property, which would delay the first request by a tenth of a second."""
+def _load_tokenizer(path: str, specials_are_text: bool) -> Tokenizer:
+    """Loads the tokenizer and cached properties, which would delay the first request by a tenth of a second."""
     tokenizer = Tokenizer.load(path)
     _ = tokenizer.max_token_chars
+    if specials_are_text:
+        _ = tokenizer.special_tokens_as_text
     return tokenizer
 
 

@@ -55,7 +55,7 @@ def worker_settings(
         block_size=block_size,
         vocab_size=vocab_size,
         eos_token_ids=eos_token_ids,
-        model_name=config.served_model_name or model_name or f"simulated-{profile.model}",
+        model_name=next(iter(config.served_model_names), model_name or f"simulated-{profile.model}"),
         ordering=ArrivalOrder() if config.prefill.ordering == "fcfs" else EarliestDeadlineFirst(),
         prefix_caching=config.engine.prefix_caching,
         hash_key=hash_key,

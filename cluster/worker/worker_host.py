@@ -228,7 +228,7 @@ class WorkerHost:
             node=os.uname().nodename,
             pid=os.getpid(),
             device=_device_name(runner.device),
-            model_name=self._config.served_model_name or loaded.source.name,
+            model_name=next(iter(self._config.served_model_names), loaded.source.name),
             max_model_len=context.max_model_len,
             vocab_size=runner.loaded.vocab_size,
             eos_token_ids=tuple(sorted(runner.loaded.eos_token_ids)),

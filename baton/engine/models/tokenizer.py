@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import copy
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -138,7 +139,9 @@ class Tokenizer:
         """
         _check_encodable(text)
         if self._backend is not None:
-            token_ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            # Unlike encode(), it lets other threads run meanwhile, and skips offsets, which nothing needs.
+            (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            token_ids: list[int] = encoded.ids
             return token_ids
         return list(self._hf.encode(text, add_special_tokens=add_special_tokens))
 
@@ -209,6 +212,29 @@ class Tokenizer:
             tools=tools,
         )
         return self.encode(text, add_special_tokens=add_special_tokens)
+
+    def encode_pieces(self, pieces: Sequence[str | Sequence[int]], add_special_tokens: bool = False) -> list[int]:
+        """Token ids of a text in which some pieces are encoded already."""
+        token_ids = self.encode("", add_special_tokens) if add_special_tokens else []
+        for piece in pieces:
+            token_ids += self.encode(piece, add_special_tokens=False) if isinstance(piece, str) else piece
+        return token_ids
+
+    @cached_property
+    def special_tokens_as_text(self) -> dict[str, list[int]]:
+        """How each special token is encoded where it is ordinary text.
+
+        Raises:
+            ConfigError: the tokenizer has no tokenizer.json, so that it cannot tell.
+        """
+        if self._backend is None:
+            raise ConfigError(
+                "router.special_tokens_in_content is text, which needs a model with tokenizer.json; set it to parse"
+            )
+        backend = copy.deepcopy(self._backend)  # the setting is the whole tokenizer's
+        backend.encode_special_tokens = True
+        texts = filter(None, map(self.token_text, sorted(self._special_ids)))
+        return {text: backend.encode(text, add_special_tokens=False).ids for text in texts}
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ``token_ids``; ids outside the vocabulary are left out."""

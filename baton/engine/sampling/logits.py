@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from baton.core.request import SamplingParams
+from baton.core.token_edits import TokenEdits
 from baton.engine.device.downloads import is_on_host
 from baton.engine.device.uploads import upload, upload_ints
 
@@ -34,7 +35,7 @@ class SamplingRow:
     Attributes:
         position: index in the sequence of the token that the row chooses.
         prompt_token_ids, output_token_ids: all tokens before that token; for a draft's row, including the path to it.
-        forbidden: tokens that are excluded until there are ``min_tokens``.
+        edits: what the parameters do to single tokens.
         allowed: the tokens that a grammar allows, as bits (:meth:`TokenGrammar.allowed`); ``None`` allows all.
     """
 
@@ -42,7 +43,7 @@ class SamplingRow:
     position: int
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]
-    forbidden: frozenset[int] = frozenset()
+    edits: TokenEdits
     allowed: npt.NDArray[np.int32] | None = field(default=None, compare=False)
 
 
@@ -77,27 +78,27 @@ def process_logits(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.T
 
 def _is_edited(row: SamplingRow) -> bool:
     """Whether single tokens' logits change, which affects greedy rows too."""
-    return row.params.needs_penalties or bool(row.params.logit_bias) or _is_held_back(row) or row.allowed is not None
+    has_edits = row.params.needs_penalties or len(row.edits.bias_ids) > 0 or _is_held_back(row)
+    return has_edits or row.allowed is not None
 
 
 def _is_held_back(row: SamplingRow) -> bool:
-    return bool(row.forbidden) and len(row.output_token_ids) < row.params.min_tokens
+    return len(row.edits.held_back_ids) > 0 and len(row.output_token_ids) < row.params.min_tokens
 
 
 def _add_biases(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
     """Adds the biases in place."""
-    biases = [(index, token, bias) for index, row in enumerate(rows) for token, bias in row.params.logit_bias]
-    if biases:
-        indices, tokens, values = zip(*biases, strict=True)
-        added = upload(np.array(values, dtype=np.float32), logits.device).to(logits.dtype)
-        logits.index_put_(_places(indices, tokens, logits.device), added, accumulate=True)
+    biased = [(index, row.edits.bias_ids) for index, row in enumerate(rows) if len(row.edits.bias_ids)]
+    if biased:
+        values = np.concatenate([rows[index].edits.biases for index, _ in biased])
+        added = upload(values, logits.device).to(logits.dtype)
+        logits.index_put_(_places(biased, logits.device), added, accumulate=True)
 
 
 def _hold_back(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
-    held = [(index, token) for index, row in enumerate(rows) if _is_held_back(row) for token in row.forbidden]
+    held = [(index, row.edits.held_back_ids) for index, row in enumerate(rows) if _is_held_back(row)]
     if held:
-        indices, tokens = zip(*held, strict=True)
-        logits.index_put_(_places(indices, tokens, logits.device), logits.new_full((), _NEG_INF))
+        logits.index_put_(_places(held, logits.device), logits.new_full((), _NEG_INF))
 
 
 def _penalise(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
@@ -105,8 +106,7 @@ def _penalise(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
     penalised = [(index, _penalties(row)) for index, row in enumerate(rows) if row.params.needs_penalties]
     if not penalised:
         return
-    indices = np.concatenate([np.full(len(penalties.token_ids), index) for index, penalties in penalised])
-    places = _places(indices, np.concatenate([penalties.token_ids for _, penalties in penalised]), logits.device)
+    places = _places([(index, penalties.token_ids) for index, penalties in penalised], logits.device)
     factors = np.concatenate([penalties.factors for _, penalties in penalised])
     amounts = np.concatenate([penalties.amounts for _, penalties in penalised])
     factor, amount = upload(np.stack([factors, amounts]), logits.device).to(logits.dtype).unbind()
@@ -165,10 +165,12 @@ def _penalties(row: SamplingRow) -> _Penalties:
 
 
 def _places(
-    indices: Sequence[int] | npt.NDArray[np.int64], tokens: Sequence[int] | npt.NDArray[np.int64], device: torch.device
+    tokens_of_rows: Sequence[tuple[int, npt.NDArray[np.int64]]], device: torch.device
 ) -> tuple[torch.Tensor, ...]:
-    """Index of matrix elements by row and column."""
-    return upload(np.array([indices, tokens], dtype=np.int64), device).unbind()
+    """Index of matrix elements: of each row, the columns of its tokens."""
+    indices = np.concatenate([np.full(len(tokens), index) for index, tokens in tokens_of_rows])
+    columns = np.concatenate([tokens for _, tokens in tokens_of_rows])
+    return upload(np.stack((indices, columns)), device).unbind()
 
 
 def _filter(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:

@@ -18,17 +18,12 @@ from baton.engine.sampling.sampler import QueuedSample, SampledToken, queue_samp
 
 def sampling_row(request: Request, drafts: Sequence[int] = ()) -> SamplingRow:
     """The sampling row after the request's known tokens and then the drafted tokens ``drafts``."""
-    forbidden: frozenset[int] = frozenset()
-    if request.params.min_tokens:
-        forbidden = frozenset(request.params.stop_token_ids)
-        if not request.params.ignore_eos:
-            forbidden |= request.eos_token_ids
     return SamplingRow(
         params=request.params,
         position=request.num_tokens + len(drafts),
         prompt_token_ids=request.prompt_token_ids,
         output_token_ids=[*request.output_token_ids, *drafts] if drafts else request.output_token_ids,
-        forbidden=forbidden,
+        edits=request.edits,
         allowed=request.grammar.allowed(request.output_token_ids, drafts) if request.grammar else None,
     )
 

@@ -16,6 +16,7 @@ from cluster.gateway.openai.tool_messages import check_call_id, check_tool_calls
 from cluster.requests.generation import ModelCard
 
 _PROMPT_FORMS = "a non-empty string, an array of token ids, or an array of either"
+MAX_PROMPTS = 1024
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _KEYS = frozenset({"role", "content", "name", "cache_control"})
 _ASSISTANTS_KEYS = _KEYS | {
@@ -25,11 +26,11 @@ _TOOLS_KEYS = _KEYS | {"tool_call_id"}
 _EMPTY_ONLY = ("audio", "function_call")
 
 
-def split_prompts(prompt: Any) -> list[str | list[int]]:
+def split_prompts(prompt: Any, max_prompts: int = MAX_PROMPTS) -> list[str | list[int]]:
     """Splits ``prompt`` into single prompts, each a string or token ids.
 
     Raises:
-        InvalidRequestError: it is none of the four forms that OpenAI allows, or empty.
+        InvalidRequestError: it is none of the four forms that OpenAI allows, empty, or has too many prompts.
     """
     if isinstance(prompt, str) or _is_token_ids(prompt):
         prompts: list[Any] = [prompt]
@@ -43,6 +44,10 @@ def split_prompts(prompt: Any) -> list[str | list[int]]:
             )
     else:
         raise InvalidRequestError(f"prompt must be {_PROMPT_FORMS}, got {json_type(prompt)}.", param="prompt")
+    if len(prompts) > max_prompts:
+        raise InvalidRequestError(
+            f"prompt has {len(prompts)} prompts; at most {max_prompts} are allowed.", param="prompt"
+        )
     if not prompts:
         raise InvalidRequestError(f"prompt is empty; it must be {_PROMPT_FORMS}.", param="prompt")
     for index, item in enumerate(prompts):
@@ -62,15 +67,28 @@ def _is_token_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and set(map(type, value)) == {int}
 
 
-def check_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
+MAX_MESSAGES = 8192
+"""Highest number of messages and content parts of a chat, whatever the context holds: each costs time."""
+
+
+def check_messages(messages: Sequence[Any], max_messages: int = MAX_MESSAGES) -> list[dict[str, Any]]:
     """The conversation with contents as plain strings, arguments as JSON text, and ``developer`` renamed ``system``.
 
+    Args:
+        max_messages: limit of messages and content parts together.
+
     Raises:
-        InvalidRequestError: there are no messages, or one is malformed; the error text names it.
+        InvalidRequestError: there are no messages, or too many, or one is malformed; the error text names it.
         UnsupportedParameterError: roles or content parts that need images, sound, or calls of anything but functions.
     """
     if not messages:
         raise InvalidRequestError("messages is empty; it must have at least one message.", param="messages")
+    contents = (message.get("content") for message in messages if isinstance(message, dict))
+    count = len(messages) + sum(len(content) for content in contents if isinstance(content, list))
+    if count > max_messages:
+        raise InvalidRequestError(
+            f"messages has {count} messages and content parts; at most {max_messages} are allowed.", param="messages"
+        )
     checked = [_check_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
     name_results(checked)
     return checked

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ParamSpec, TypeVar, get_args
+from typing import ParamSpec, TypeVar, get_args
 
-from baton.core.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError, UnsupportedParameterError
-from baton.core.request import SamplingParams, check_token_ids
+from baton.core.errors import InvalidRequestError, ModelNotFoundError, UnsupportedParameterError
+from baton.core.request import SamplingParams
 from baton.core.roles import DRAFT_METHODS, SpeculationMethod
-from baton.engine.models.tokenizer import Tokenizer
-from baton.grammar.compiler import GrammarCompiler
 from cluster.gateway.formats.base import OutputParser
-from cluster.gateway.formats.dialect import Dialect
 from cluster.gateway.openai.json_body import shown
 from cluster.gateway.openai.model_inputs import (
+    MAX_PROMPTS,
     build_sampling_params,
-    check_messages,
     choice_seed,
     resolve_max_tokens,
     split_prompts,
     truncated,
 )
+from cluster.gateway.openai.output_grammars import OutputGrammars
+from cluster.gateway.openai.prompt_encoder import Chat, PromptEncoder
 from cluster.gateway.openai.schemas import BaseRequest, ChatCompletionRequest, CompletionRequest
-from cluster.gateway.openai.structured import AskedGrammar, asked_grammar
-from cluster.gateway.openai.tool_messages import num_chars
 from cluster.gateway.openai.tool_use import ToolUse, resolve_tools
 from cluster.gateway.output_processor import StopConditions
 from cluster.requests.generation import ModelCard
@@ -44,20 +40,20 @@ class GatewayLimits:
     max_inflight: number of sequences that the router runs at a time.
     max_stop_strings: highest number of ``stop`` entries.
     max_stop_chars: longest ``stop`` entry, in characters.
-    inline_text_chars: longer texts are tokenized in a thread, off the event loop.
     request_timeout_s: a client that has not read its stream by then is disconnected.
     comment_every_s: a stream that is silent for so long sends a comment, so that no proxy takes it for dead.
+    ignores_unknown: unknown parameters are left out, and named in a header, instead of refused.
     """
 
     max_body_bytes: int = 8 * MEBIBYTE
     max_choices: int = 128
-    max_sequences: int = 1024
+    max_sequences: int = MAX_PROMPTS
     max_inflight: int = 1024
     max_stop_strings: int = 16
     max_stop_chars: int = 1024
-    inline_text_chars: int = 4096
     request_timeout_s: float = 600.0
     comment_every_s: float = 5.0
+    ignores_unknown: bool = False
 
 
 MAX_SALT_CHARS = 256
@@ -87,8 +83,13 @@ class PromptPlan:
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """The checked content of one HTTP request, which has ``len(prompts) * num_choices`` sequences."""
+    """The checked content of one HTTP request, which has ``len(prompts) * num_choices`` sequences.
 
+    Attributes:
+        model: the model's name in the answer.
+    """
+
+    model: str
     prompts: tuple[PromptPlan, ...]
     num_choices: int
     stop: StopConditions
@@ -110,144 +111,77 @@ class GenerationPlan:
 
 
 class Planner:
-    """Builds plans for one served model.
+    """Builds plans for one served model."""
 
-    Args:
-        dialect: how the model writes calls and reasoning; ``None`` finds it out.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, limits: GatewayLimits, dialect: Dialect | None = None) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, encoder: PromptEncoder, limits: GatewayLimits) -> None:
+        self._encoder = encoder
+        self._dialect = encoder.dialect
+        self._grammars = OutputGrammars(encoder)
         self._limits = limits
-        self._grammars: GrammarCompiler | None = None
-        self.dialect = Dialect(tokenizer) if dialect is None else dialect
 
     async def plan_completion(self, request: CompletionRequest, card: ModelCard) -> GenerationPlan:
         """Raises :class:`~baton.core.errors.BatonError` if the model or the limits do not allow the request."""
-        check_model(request.model, card)
+        model = check_model(request.model, card)
         _check_completion_options(request)
-        prompts = split_prompts(request.prompt)
+        prompts = split_prompts(request.prompt, self._limits.max_sequences)
         self._check_shared(request, len(prompts))
-        for prompt in prompts:
-            if isinstance(prompt, str):
-                self._check_text_length(len(prompt), card, "prompt")
-            else:
-                check_token_ids(prompt, card.vocab_size, "prompt")
-        # Many short prompts take as long as a long one.
-        size = sum(len(prompt) for prompt in prompts if request.echo or isinstance(prompt, str))
-        encoded = await self._off_loop(size, self._encode, prompts, request)
-        asked = asked_grammar(request)
-        await self._check_grammar(asked, card)
-        grammar = asked.grammar if asked is not None else ""
-        return self._plan(request, [_plan_prompt(*found, request, card, grammar) for found in encoded], card)
-
-    def _encode(self, prompts: Sequence[str | list[int]], request: CompletionRequest) -> list[tuple[list[int], str]]:
-        """Returns (token ids, text to echo) of each prompt."""
-        encoded = []
-        for prompt in prompts:
-            if isinstance(prompt, str):
-                token_ids = self._tokenizer.encode(prompt, request.add_special_tokens)
-                encoded.append((token_ids, prompt if request.echo else ""))
-            else:
-                encoded.append((prompt, self._tokenizer.decode(prompt) if request.echo else ""))
-        return encoded
+        truncates = request.truncate_prompt_tokens is not None
+        encoded = await self._encoder.encode_prompts(
+            prompts, card, request.add_special_tokens, echo=request.echo, may_be_long=truncates
+        )
+        grammar = await self._grammars.of_completion(request, card)
+        return self._plan(request, model, [_plan_prompt(*found, request, card, grammar) for found in encoded], card)
 
     async def plan_chat(self, request: ChatCompletionRequest, card: ModelCard) -> GenerationPlan:
         """Raises :class:`~baton.core.errors.BatonError` if the model or the limits do not allow the request."""
-        check_model(request.model, card)
+        model = check_model(request.model, card)
         self._check_shared(request, num_prompts=1)
         max_tokens_param, requested = _agreed_max_tokens(request)
-        add_generation_prompt = _resolve_generation_prompt(request)
         num_top = _resolve_top_logprobs(request)
         tools = self._tools(request)
-        messages = check_messages(request.messages)
-        size = num_chars(messages, tools.listed)
-        self._check_text_length(size, card, "messages")
-        token_ids = await self._off_loop(
-            size, self._encode_chat, messages, tools.listed, add_generation_prompt, request
+        chat = Chat(
+            request.messages,
+            tools.listed,
+            add_generation_prompt=_resolve_generation_prompt(request),
+            continue_final_message=request.continue_final_message,
+            add_special_tokens=request.add_special_tokens,
+            template_kwargs=request.template_kwargs,
         )
+        truncates = request.truncate_prompt_tokens is not None
+        token_ids = await self._encoder.encode_chat(chat, card, may_be_long=truncates)
         token_ids = truncated(token_ids, request.truncate_prompt_tokens, card)
         # Chat clients ask for a fixed number, and their history grows until both together exceed the context.
         names = "messages", max_tokens_param
         max_tokens = resolve_max_tokens(len(token_ids), requested, None, card, names, clips=True)
-        end = self.dialect.prompt_end(token_ids)
-        asked = self._asked_in_chat(request, tools, end)
-        await self._check_grammar(asked, card)
-        grammar = asked.grammar if asked is not None else ""
+        end = self._dialect.prompt_end(token_ids)
+        grammar = await self._grammars.of_chat(request, tools, end, card)
         params = build_sampling_params(request, card, max_tokens, num_top, grammar)
         prompt = PromptPlan(tuple(token_ids), params, is_continued=request.continue_final_message)
-        plan = self._plan(request, [prompt], card)
-        if not self.dialect.needs_parser(tools.functions):
+        plan = self._plan(request, model, [prompt], card)
+        if not self._dialect.needs_parser(tools.functions):
             return plan
-        return dataclasses.replace(
-            plan,
-            new_parser=partial(
-                self.dialect.parser,
-                tools.functions,
-                end,
-                is_single=tools.is_single,
-                is_constrained=bool(grammar and tools.functions),
-            ),
-            shown_token_ids=self.dialect.shown_token_ids(),
+        new_parser = partial(
+            self._dialect.parser,
+            tools.functions,
+            end,
+            is_single=tools.is_single,
+            is_constrained=bool(grammar and tools.functions),
         )
-
-    def _asked_in_chat(self, request: ChatCompletionRequest, tools: ToolUse, prompt_end: str) -> AskedGrammar | None:
-        """The grammar of a whole output: reasoning, then calls or an answer. ``None`` if everything is free."""
-        asked = asked_grammar(request)
-        rule = tools.rule(has_answer=asked is not None)
-        if asked is None and rule is None:
-            return None
-        if not self.dialect.needs_parser(tools.functions):
-            return asked
-        answer = asked.grammar if asked is not None else ""
-        param = asked.param if asked is not None else "tools"
-        return AskedGrammar(param, self.dialect.grammar(rule, answer, prompt_end))
-
-    def _encode_chat(
-        self,
-        messages: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]],
-        add_generation_prompt: bool,
-        request: ChatCompletionRequest,
-    ) -> list[int]:
-        inputs, listed = self.dialect.template_inputs(messages, tools)
-        return self._tokenizer.apply_chat_template(
-            inputs,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=request.continue_final_message,
-            add_special_tokens=request.add_special_tokens,
-            template_kwargs=request.template_kwargs,
-            tools=listed,
-        )
+        return dataclasses.replace(plan, new_parser=new_parser, shown_token_ids=self._dialect.shown_token_ids())
 
     def _tools(self, request: ChatCompletionRequest) -> ToolUse:
         tools = resolve_tools(request)
-        if tools.functions and not self.dialect.allows_tools:
+        if tools.functions and not self._dialect.allows_tools:
             raise UnsupportedParameterError(
                 "tools are not supported, because router.tool_parser is none on this endpoint; leave them out.",
                 param="tools",
             )
         return tools
 
-    async def _check_grammar(self, asked: AskedGrammar | None, card: ModelCard) -> None:
-        """Compiles a grammar in a thread, only to see whether that is possible: a worker compiles it again.
-
-        Raises:
-            InvalidRequestError: it cannot be honoured.
-        """
-        if asked is None:
-            return
-        if self._grammars is None:
-            self._grammars = GrammarCompiler(self._tokenizer.to_json, card.vocab_size, ())
-        try:
-            await asyncio.to_thread(self._grammars.compile, asked.grammar)
-        except InvalidRequestError as error:
-            error.param = asked.param
-            raise
-
-    def _plan(self, request: BaseRequest, prompts: list[PromptPlan], card: ModelCard) -> GenerationPlan:
+    def _plan(self, request: BaseRequest, model: str, prompts: list[PromptPlan], card: ModelCard) -> GenerationPlan:
         options = request.stream_options
         return GenerationPlan(
+            model=model,
             prompts=tuple(prompts),
             num_choices=request.n,
             stop=StopConditions(
@@ -310,24 +244,6 @@ class Planner:
                 param="n" if n > 1 else "prompt",
             )
 
-    def _check_text_length(self, num_chars: int, card: ModelCard, param: str) -> None:
-        """Refuses text that is too long for the context before it is tokenized.
-
-        The factor 4 leaves room for normalizers that shorten the text.
-        """
-        if num_chars > 4 * card.max_model_len * self._tokenizer.max_token_chars:
-            raise ContextLengthError(
-                f"This model's context is {card.max_model_len} tokens, but {param} has {num_chars} characters, "
-                f"more than {card.max_model_len} tokens can hold. Shorten it.",
-                param=param,
-            )
-
-    async def _off_loop(self, size: int, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Calls ``function``, in a thread if the text is long, since tokenizing it would delay all other streams."""
-        if size > self._limits.inline_text_chars:
-            return await asyncio.to_thread(function, *args, **kwargs)
-        return function(*args, **kwargs)
-
 
 def _plan_prompt(
     token_ids: list[int], echo_text: str, request: CompletionRequest, card: ModelCard, grammar: str
@@ -340,12 +256,18 @@ def _plan_prompt(
     return PromptPlan(tuple(token_ids), params, echo_text=echo_text)
 
 
-def check_model(name: str | None, card: ModelCard) -> None:
-    """Raises :class:`~baton.core.errors.ModelNotFoundError` unless ``name`` is the served model, or ``None``."""
-    if name is not None and name != card.name:
+def check_model(name: str | None, card: ModelCard) -> str:
+    """The name of the model in the answer: the requested one, or the main one for ``None``.
+
+    Raises:
+        ModelNotFoundError: the served model has no such name.
+    """
+    if name is not None and name not in card.names:
+        served = " and ".join(map(repr, card.names))
         raise ModelNotFoundError(
-            f"The model {name[:100]!r} does not exist; this endpoint serves {card.name!r}.", param="model"
+            f"The model {name[:100]!r} does not exist; this endpoint serves {served}.", param="model"
         )
+    return card.name if name is None else name
 
 
 def _speculation_method(request: BaseRequest, card: ModelCard) -> str | None:

@@ -271,13 +271,14 @@ def _finite(logprob: float) -> float:
     return logprob if logprob > MIN_LOGPROB else MIN_LOGPROB
 
 
-def model_body(card: ModelCard) -> Json:
-    """One entry of ``/v1/models``; ``max_model_len`` is an extension that load clients read."""
+def model_body(name: str, card: ModelCard) -> Json:
+    """One entry of ``/v1/models``; ``root``, the main name, and ``max_model_len`` are extensions that clients read."""
     return {
-        "id": card.name,
+        "id": name,
         "object": "model",
         "created": card.created_unix_s,
         "owned_by": "baton",
+        "root": card.name,
         "max_model_len": card.max_model_len,
     }
 

@@ -1,80 +1,25 @@
-"""Request schemas: the parameters of each endpoint with strict types, and the handling of all others.
+"""Request schemas: the honoured parameters of each endpoint with strict types, and the handling of all others.
 
 A parameter is *honoured* (a field of a request schema), *accepted* (it has no effect, so any value of the right type is
-allowed), or *refused by name* unless its value is neutral. Any other parameter is unknown and gets a 400.
+allowed), or *refused by name* unless its value is neutral: :mod:`cluster.gateway.openai.parameter_table` says which.
+Any other parameter is unknown and gets a 400, unless the configuration ignores it.
 :mod:`cluster.gateway.openai.plan` checks values against the model.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
 
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from baton.core.roles import SpeculationMethod
 from cluster.gateway.openai.json_body import json_type, shown
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """The allowed values of a parameter that the engine never sees.
-
-    Attributes:
-        allows: True for an allowed value. Null is always allowed and not passed.
-        expected: the allowed values, in words.
-    """
-
-    allows: Callable[[Any], bool]
-    expected: str
-
-
-def _one_of(*values: object) -> Callable[[Any], bool]:
-    return lambda value: any(type(value) is type(known) and value == known for known in values)
-
-
-_NOTHING = Rule(lambda value: False, "null or absent")
-_EMPTY_LIST = Rule(_one_of([]), "absent or an empty array")
-_ANY_STRING = Rule(lambda value: isinstance(value, str), "a string")
-
-ACCEPTED: Mapping[str, Rule] = {
-    "metadata": Rule(lambda value: isinstance(value, dict), "an object"),
-    "priority": Rule(lambda value: type(value) is int, "an integer"),
-    "prompt_cache_key": _ANY_STRING,
-    "safety_identifier": _ANY_STRING,
-    "user": _ANY_STRING,
-}
-"""Documented parameters that do not affect tokens."""
-
-REFUSED_UNLESS: Mapping[str, Rule] = {
-    "audio": _NOTHING,
-    "function_call": Rule(_one_of("none", "auto"), '"none" or "auto"'),
-    "functions": _EMPTY_LIST,
-    "modalities": Rule(_one_of(["text"]), '["text"]'),
-    "moderation": _NOTHING,
-    "prediction": _NOTHING,
-    "prompt_cache_options": Rule(
-        lambda value: isinstance(value, dict) and value.keys() <= {"mode"} and value.get("mode") in (None, "implicit"),
-        '{"mode": "implicit"}; the prefix cache is automatic and has no time to live',
-    ),
-    "prompt_cache_retention": Rule(_one_of("in_memory"), '"in_memory"'),
-    "store": Rule(_one_of(False), "false, because nothing is stored"),
-    "suffix": Rule(_one_of(""), "empty; insertion is not supported"),
-    "verbosity": Rule(_one_of("medium"), '"medium"; state the length of the answer in the prompt'),
-    "web_search_options": _NOTHING,
-}
-"""Documented parameters of unsupported features; only neutral values are allowed."""
-
-# Ignored parameters of each endpoint; together with the schema's fields they are all that OpenAI documents.
-CHAT_IGNORED = frozenset(ACCEPTED) | (frozenset(REFUSED_UNLESS) - {"suffix"})
-# OpenAI documents only `user` and `suffix` here. Clients that share one set of parameters send the rest.
-COMPLETION_IGNORED = frozenset(
-    {"user", "suffix", "metadata", "store", "priority", "prompt_cache_key", "safety_identifier"}
-)
+from cluster.gateway.openai.parameter_table import endpoints_of, parameters_of
+from cluster.gateway.openai.parameters import CHAT, COMPLETIONS
 
 MISNOMERS = {
     "slo_class": "choose an SLO class with 'service_tier', with the header X-Baton-SLO-Class or by the API key.",
@@ -82,33 +27,82 @@ MISNOMERS = {
 """Hints for unknown names whose closest match would mislead."""
 
 
-def check_known(names: Iterable[str], known: Iterable[str], what: str = "parameter") -> None:
-    """Raises :class:`InvalidRequestError` for the first of ``names`` that is not ``known``, with the closest match."""
+def check_known(
+    names: Iterable[str], known: Iterable[str], what: str = "parameter", *, listed: Iterable[str] | None = None
+) -> None:
+    """Raises :class:`InvalidRequestError` for the first of ``names`` that is not ``known``, with the closest match.
+
+    Args:
+        listed: the names to list where no match is close; ``None`` lists all.
+    """
     known = sorted(known)
+    listed = known if listed is None else listed
     for name in names:
         if name in known:
             continue
         name = name[:60]
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}."
+        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(listed)}."
         hint = MISNOMERS.get(name, hint)
         raise InvalidRequestError(f"Unknown {what} {name!r}; {hint}", param=name)
 
 
-def check_ignored(values: Mapping[str, Any]) -> None:
-    """Checks the parameters that are not passed to the engine. Other parameters are not checked.
+def without_unknown(schema: type[BaseRequest], body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Divides a request into the parameters that some endpoint knows, and the names of the others."""
+    known = {name: value for name, value in body.items() if name in schema.model_fields or endpoints_of(name)}
+    return known, [name for name in body if name not in known]
+
+
+def _check_names(schema: type[BaseRequest], names: Iterable[str]) -> None:
+    """Raises :class:`InvalidRequestError` for the first parameter that the endpoint does not know."""
+    known = parameters_of(schema.endpoint)
+    for name in names:
+        if name not in known and (others := endpoints_of(name)):
+            raise UnsupportedParameterError(f"{name} is a parameter of {others[0]} only. Leave it out.", param=name)
+    check_known(names, known, listed=schema.model_fields)
+
+
+def _check_rules(schema: type[BaseRequest], values: Mapping[str, Any]) -> None:
+    """Checks sizes, and the parameters that are not passed to the engine.
 
     Raises:
         UnsupportedParameterError: a value asks for something that is not supported.
-        InvalidRequestError: an accepted parameter has the wrong type.
+        InvalidRequestError: a value has too many entries, or an accepted parameter has the wrong type.
     """
     for name, value in values.items():
-        if (rule := ACCEPTED.get(name)) and not rule.allows(value):
-            raise InvalidRequestError(f"{name} must be {rule.expected}, got {json_type(value)}.", param=name)
-        if (rule := REFUSED_UNLESS.get(name)) and not rule.allows(value):
-            raise UnsupportedParameterError(
-                f"{name} is not supported with the value {shown(value)}; it must be {rule.expected}.", param=name
-            )
+        parameter = parameters_of(schema.endpoint)[name]
+        limit, rule = parameter.max_items, parameter.rule
+        if limit is not None and isinstance(value, (list, dict)) and len(value) > limit:
+            raise InvalidRequestError(f"{name} has {len(value)} entries; at most {limit} are allowed.", param=name)
+        if rule is None or rule.allows(value):
+            continue
+        if not parameter.has_effect:
+            raise InvalidRequestError(f"{name} must be {rule.describe()}, got {json_type(value)}.", param=name)
+        raise UnsupportedParameterError(
+            f"{name} is not supported with the value {shown(value)}; it must be {rule.describe()}.", param=name
+        )
+
+
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_CONTENT = {"anyOf": [{"type": ["string", "null"]}, {"type": "array", "items": _TEXT_PART}]}
+MESSAGES = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "properties": {"role": {"enum": ["system", "developer", "user", "assistant", "tool"]}, "content": _CONTENT},
+        "required": ["role"],
+    },
+}
+_TOKEN_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+_TEXT = {"type": "string", "minLength": 1}
+_PROMPT = {
+    "anyOf": [_TEXT, _TOKEN_IDS, *({"type": "array", "minItems": 1, "items": item} for item in (_TEXT, _TOKEN_IDS))]
+}
 
 
 class StreamOptions(BaseModel):
@@ -132,8 +126,8 @@ class SpeculationOptions(BaseModel):
 class BaseRequest(BaseModel):
     """The parameters that both endpoints share. Null means absent, as with OpenAI."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-    ignored: ClassVar[frozenset[str]]
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    endpoint: ClassVar[str]
 
     model: str | None = None
     """Absent: the model that the endpoint serves."""
@@ -188,9 +182,9 @@ class BaseRequest(BaseModel):
 
 
 class CompletionRequest(BaseRequest):
-    ignored: ClassVar[frozenset[str]] = COMPLETION_IGNORED
+    endpoint: ClassVar[str] = COMPLETIONS
 
-    prompt: Any
+    prompt: Annotated[Any, WithJsonSchema(_PROMPT)]
     """A string, token ids, or an array of either; see :func:`cluster.gateway.openai.model_inputs.split_prompts`."""
     logprobs: int | None = None
     echo: bool = False
@@ -199,9 +193,9 @@ class CompletionRequest(BaseRequest):
 
 
 class ChatCompletionRequest(BaseRequest):
-    ignored: ClassVar[frozenset[str]] = CHAT_IGNORED
+    endpoint: ClassVar[str] = CHAT
 
-    messages: list[Any]
+    messages: Annotated[list[Any], WithJsonSchema(MESSAGES)]
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
@@ -250,19 +244,25 @@ def parse_request(schema: type[RequestT], body: Mapping[str, Any]) -> RequestT:
     Raises:
         InvalidRequestError: a parameter is unknown, missing or mistyped, or its value is not supported.
     """
-    check_known(body, schema.model_fields.keys() | schema.ignored)
+    _check_names(schema, body)
+    given = {name: value for name, value in body.items() if value is not None}
+    _check_rules(schema, given)
     integers = _integer_fields(schema)
-    given = {name: _whole(value) if name in integers else value for name, value in body.items() if value is not None}
-    check_ignored({name: value for name, value in given.items() if name in schema.ignored})
+    given = {name: _whole(value) if name in integers else value for name, value in given.items()}
+    for name, value in given.items():
+        if type(value) is int and not -(2**63) <= value < 2**63:
+            raise InvalidRequestError(
+                f"{name} must be an integer between -2^63 and 2^63 - 1, got {shown(value)}.", param=name
+            )
     if isinstance(options := given.get("stream_options"), dict):
         check_known(options, StreamOptions.model_fields, "parameter in stream_options")
         given["stream_options"] = {name: value for name, value in options.items() if value is not None}
     if isinstance(options := given.get("speculation"), dict):
         check_known(options, SpeculationOptions.model_fields, "parameter in speculation")
     try:
-        return schema.model_validate({name: value for name, value in given.items() if name not in schema.ignored})
+        return schema.model_validate({name: value for name, value in given.items() if name in schema.model_fields})
     except ValidationError as error:
-        raise _explain(error) from error
+        raise explain(error) from error
 
 
 @cache
@@ -279,7 +279,7 @@ def _whole(value: Any) -> Any:
     return int(value) if type(value) is float and value.is_integer() and abs(value) < _MAX_EXACT else value
 
 
-def _explain(error: ValidationError) -> InvalidRequestError:
+def explain(error: ValidationError) -> InvalidRequestError:
     """Describes the first validation error without pydantic's class names."""
     details = error.errors(include_url=False, include_context=False)
     first = details[0]
@@ -292,17 +292,8 @@ def _explain(error: ValidationError) -> InvalidRequestError:
     if first["type"] == "literal_error":
         choices = first["msg"].removeprefix("Input should be ")
         return InvalidRequestError(f"{path[:100]} must be {choices}, got {shown(first['input'])}.", param=name)
-    if first["type"] == "int_type" and _is_huge_integer(first["input"]):
-        return InvalidRequestError(
-            f"{path[:100]} must be an integer between -2^63 and 2^63 - 1, got {shown(first['input'])}.", param=name
-        )
     expected = _EXPECTED_TYPES.get(first["type"])
     if expected is None:
         return InvalidRequestError(f"{path[:100]} is not valid: {first['msg']}.", param=name)
     value = first["input"]
     return InvalidRequestError(f"{path[:100]} must be {expected}, got {json_type(value)} ({shown(value)}).", param=name)
-
-
-def _is_huge_integer(value: object) -> bool:
-    """Whether ``value`` is a float that orjson made of an integer beyond 64 bits."""
-    return isinstance(value, float) and abs(value) >= 2.0**63

@@ -13,7 +13,6 @@ from cluster.gateway.formats.base import CallRule, Function
 from cluster.gateway.openai.json_body import json_type, shown
 from cluster.gateway.openai.schemas import ChatCompletionRequest, check_known
 
-MAX_TOOLS = 1024
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}
 _CHOICES = 'none, auto, required, {"type": "function", "function": {"name": …}} or {"type": "allowed_tools", …}'
@@ -54,8 +53,6 @@ def resolve_tools(request: ChatCompletionRequest) -> ToolUse:
         UnsupportedParameterError: a tool is not a function.
     """
     tools, choice = request.tools or [], request.tool_choice
-    if len(tools) > MAX_TOOLS:
-        raise InvalidRequestError(f"tools has {len(tools)} tools; at most {MAX_TOOLS} are allowed.", param="tools")
     functions = [_check_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
     if len({function.name for function in functions}) < len(functions):
         (name, _), *_ = Counter(function.name for function in functions).most_common(1)

@@ -18,6 +18,7 @@ from cluster.requests.generation import GenerationRequest, ModelCard, TokenChunk
 from tests.waiting import until
 
 MODEL = "tiny/model"
+ALIAS = "gpt-4o"
 TEXT = "hello world, the quick brown fox"
 CONTEXT_LENGTH = 128
 
@@ -77,6 +78,7 @@ class FakeGenerator:
             vocab_size=self.tokenizer.vocab_size,
             created_unix_s=1_700_000_000,
             eos_token_ids=frozenset({self.tokenizer.eos_token_id or 0}),
+            aliases=(ALIAS,),
         )
 
     def is_ready(self) -> bool:

@@ -32,12 +32,12 @@ params = st.builds(
 )
 batches = st.lists(
     st.builds(
-        SamplingRow,
+        lambda params, stop_ids, **row: SamplingRow(params, edits=params.token_edits(stop_ids), **row),
         params=params,
         position=st.integers(0, 100),
         prompt_token_ids=st.lists(tokens, max_size=6),
         output_token_ids=st.lists(tokens, max_size=6),
-        forbidden=st.frozensets(tokens, max_size=2),
+        stop_ids=st.frozensets(tokens, max_size=2),
     ),
     min_size=1,
     max_size=5,

@@ -301,3 +301,16 @@ def test_the_obstacle_to_a_role_change_is_named(values: dict[str, object], has_d
     said = BatonConfig.from_dict(values).role_change_obstacle(has_draft=has_draft)
     assert obstacle in said
     assert bool(said) == bool(obstacle)
+
+
+@pytest.mark.parametrize(
+    ("given", "names"), [(None, ()), ("gpt-4o", ("gpt-4o",)), (["mine", "gpt-4o"], ("mine", "gpt-4o"))]
+)
+def test_a_model_may_have_several_names(given: object, names: tuple[str, ...]) -> None:
+    assert BatonConfig.from_dict({"served_model_name": given}).served_model_names == names
+
+
+@pytest.mark.parametrize("given", [[], ["a", "a"], [""], 5])
+def test_names_of_the_model_are_checked(given: object) -> None:
+    with pytest.raises(ConfigError, match="served_model_name"):
+        BatonConfig.from_dict({"served_model_name": given})

@@ -13,6 +13,7 @@ from baton.core.errors import BatonError
 from cluster.gateway.bodies import BodyReader
 from cluster.gateway.http_edge import JsonResponse, error_response
 from cluster.gateway.turns import ByteBudget, Turns
+from cluster.gateway.work_threads import WorkThreads
 
 MAX_BYTES = 1000
 JSON = {"Content-Type": "application/json"}
@@ -20,7 +21,7 @@ JSON = {"Content-Type": "application/json"}
 
 @pytest.fixture
 async def http() -> AsyncIterator[httpx.AsyncClient]:
-    app, bodies = FastAPI(), BodyReader(MAX_BYTES)
+    app, bodies = FastAPI(), BodyReader(MAX_BYTES, WorkThreads())
 
     @app.exception_handler(BatonError)
     async def on_error(_: Request, error: BatonError):

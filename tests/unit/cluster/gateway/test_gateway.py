@@ -17,7 +17,7 @@ from cluster.gateway.gateway import create_app
 from cluster.gateway.openai.plan import GatewayLimits
 from cluster.requests.generation import GenerationRequest, TokenChunk
 from tests.tiny_tokenizers import byte_level_tokenizer
-from tests.unit.cluster.fakes import MODEL, TEXT, FakeAdmin, FakeGenerator, Step, say
+from tests.unit.cluster.fakes import ALIAS, CONTEXT_LENGTH, MODEL, TEXT, FakeAdmin, FakeGenerator, Step, say
 from tests.waiting import until
 
 TOKENIZER = byte_level_tokenizer()
@@ -176,7 +176,7 @@ async def test_a_finished_sequence_is_not_cancelled(http: httpx.AsyncClient, gen
 
 
 async def test_models_are_listed(client: openai.AsyncOpenAI) -> None:
-    assert [model.id async for model in client.models.list()] == [MODEL]
+    assert [model.id async for model in client.models.list()] == [MODEL, ALIAS]
     assert (await client.models.retrieve(MODEL)).owned_by == "baton"
     with pytest.raises(openai.NotFoundError, match=MODEL):
         await client.models.retrieve("other")
@@ -324,3 +324,26 @@ async def test_an_id_with_a_stored_timeline_is_not_reused(
     given = {request.request_id for request in generator.requests}
     assert given.isdisjoint(kept)
     assert {request.timeline.group for request in generator.requests} == {found if num_choices > 1 else None}
+
+
+# --- Names of the model ----------------------------------------------------------------------------------------------
+
+
+async def test_all_names_of_the_model_are_listed(client: openai.AsyncOpenAI, http: httpx.AsyncClient) -> None:
+    models = [model async for model in client.models.list()]
+    assert [model.id for model in models] == [MODEL, ALIAS]
+    for name in (MODEL, ALIAS):
+        body = (await http.get(f"/v1/models/{name}")).json()
+        assert (body["id"], body["root"], body["max_model_len"]) == (name, MODEL, CONTEXT_LENGTH)
+
+
+@pytest.mark.parametrize(("asked", "answered"), [(MODEL, MODEL), (ALIAS, ALIAS), (None, MODEL)])
+async def test_answers_echo_the_name_that_was_asked_for(
+    http: httpx.AsyncClient, asked: str | None, answered: str
+) -> None:
+    for path, body in (("chat/completions", CHAT), ("completions", COMPLETION)):
+        whole = await http.post(f"/v1/{path}", json={**body, "model": asked})
+        assert whole.json()["model"] == answered
+        streamed = await http.post(f"/v1/{path}", json={**body, "model": asked, "stream": True})
+        *chunks, _ = events(streamed.text)
+        assert {chunk["model"] for chunk in chunks} == {answered}

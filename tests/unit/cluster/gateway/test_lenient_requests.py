@@ -9,7 +9,9 @@ import pytest
 from baton.core.errors import InvalidRequestError
 from cluster.gateway.openai.model_inputs import check_messages
 from cluster.gateway.openai.plan import GatewayLimits, Planner
+from cluster.gateway.openai.prompt_encoder import PromptEncoder
 from cluster.gateway.openai.schemas import ChatCompletionRequest, CompletionRequest, parse_request
+from cluster.gateway.work_threads import WorkThreads
 from tests.unit.cluster.gateway.test_openai_api import CARD, PLANNER, TOKENIZER, chat, plan_chat, plan_completion
 
 
@@ -65,7 +67,7 @@ def test_the_reasoning_effort_reaches_the_template(effort: str | None, given: An
 
 
 async def test_more_choices_than_the_router_runs_are_refused() -> None:
-    planner = Planner(TOKENIZER, GatewayLimits(max_inflight=4))
+    planner = Planner(PromptEncoder(TOKENIZER, WorkThreads()), GatewayLimits(max_inflight=4))
     with pytest.raises(InvalidRequestError, match=r"8 sequences .* most 4 at a time \(router\.max_inflight\)"):
         await planner.plan_chat(chat(n=8), CARD)
     assert (await planner.plan_chat(chat(n=4), CARD)).num_choices == 4

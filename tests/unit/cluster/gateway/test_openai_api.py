@@ -19,16 +19,15 @@ from openai.types.chat import (
     completion_create_params as chat_completion_create_params,
 )
 
-from baton.core.errors import BatonError, InvalidRequestError
+from baton.core.errors import InvalidRequestError
 from baton.core.request import SEED_LIMIT, FinishReason, TokenLogprobs
 from cluster.gateway.openai.model_inputs import check_messages, choice_seed, resolve_seed
+from cluster.gateway.openai.parameter_table import parameters_of
+from cluster.gateway.openai.parameters import CHAT
 from cluster.gateway.openai.plan import GatewayLimits, GenerationPlan, Planner
+from cluster.gateway.openai.prompt_encoder import PromptEncoder
 from cluster.gateway.openai.responses import MIN_LOGPROB, ChatFormat, ChoiceOutput, CompletionFormat, Usage
 from cluster.gateway.openai.schemas import (
-    ACCEPTED,
-    CHAT_IGNORED,
-    COMPLETION_IGNORED,
-    REFUSED_UNLESS,
     BaseRequest,
     ChatCompletionRequest,
     CompletionRequest,
@@ -36,12 +35,13 @@ from cluster.gateway.openai.schemas import (
     parse_request,
 )
 from cluster.gateway.output_processor import OutputDelta, TokenEntry
+from cluster.gateway.work_threads import WorkThreads
 from cluster.requests.generation import ModelCard
 from tests.tiny_tokenizers import byte_level_tokenizer
 
 TOKENIZER = byte_level_tokenizer()
 CARD = ModelCard(name="m", max_model_len=64, vocab_size=TOKENIZER.vocab_size, created_unix_s=0)
-PLANNER = Planner(TOKENIZER, GatewayLimits())
+PLANNER = Planner(PromptEncoder(TOKENIZER, WorkThreads()), GatewayLimits())
 HELLO = [{"role": "user", "content": "hello"}]
 
 
@@ -60,17 +60,10 @@ def documented(module: Any) -> set[str]:
     [(completion_create_params, CompletionRequest), (chat_completion_create_params, ChatCompletionRequest)],
     ids=["completions", "chat"],
 )
-def test_every_documented_parameter_is_classified_once(module: Any, schema: type[BaseRequest]) -> None:
+def test_every_documented_parameter_is_in_the_table(module: Any, schema: type[BaseRequest]) -> None:
     keys = documented(module)
     assert len(keys) > 15
-    honoured = set(schema.model_fields)
-    assert keys - honoured - schema.ignored == set()
-    assert honoured & schema.ignored == set()
-
-
-def test_every_ignored_parameter_has_exactly_one_rule() -> None:
-    assert ACCEPTED.keys() | REFUSED_UNLESS.keys() == CHAT_IGNORED | COMPLETION_IGNORED
-    assert ACCEPTED.keys() & REFUSED_UNLESS.keys() == set()
+    assert keys - parameters_of(schema.endpoint).keys() == set()
 
 
 def test_documented_stream_options_are_known() -> None:
@@ -115,40 +108,9 @@ async def test_a_method_without_its_draft_is_refused_with_the_available_ones(
     assert (await PLANNER.plan_chat(request, replace(CARD, draft_methods=frozenset({"medusa"})))).speculation_method
 
 
-NEUTRAL: dict[str, Any] = {
-    "user": "someone",
-    "metadata": {"a": "b", "number": 1},
-    "priority": 3,
-    "store": False,
-    "prompt_cache_key": "k",
-    "prompt_cache_options": {"mode": "implicit"},
-    "prompt_cache_retention": "in_memory",
-    "safety_identifier": "s",
-    "functions": [],
-    "function_call": "none",
-    "modalities": ["text"],
-    "verbosity": "medium",
-}
-
-
-@pytest.mark.parametrize("name", sorted(NEUTRAL))
-def test_neutral_values_are_accepted(name: str) -> None:
-    assert chat(**{name: NEUTRAL[name]}) == chat()
-
-
-@pytest.mark.parametrize(
-    "name", sorted((CHAT_IGNORED | set(ChatCompletionRequest.model_fields)) - {"model", "messages"})
-)
+@pytest.mark.parametrize("name", sorted(parameters_of(CHAT).keys() - {"messages", "model"}))
 def test_null_means_absent(name: str) -> None:
     assert chat(**{name: None}) == chat()
-
-
-@pytest.mark.parametrize("name", sorted(REFUSED_UNLESS))
-def test_unsupported_parameters_are_refused_by_name(name: str) -> None:
-    schema, base = (CompletionRequest, "prompt") if name == "suffix" else (ChatCompletionRequest, "messages")
-    with pytest.raises(BatonError, match=f"{name} is not supported") as caught:
-        parse_request(schema, {"model": "m", base: "x", name: {"odd": "value"}})
-    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", name)
 
 
 def test_the_nearest_known_name_is_suggested() -> None:
@@ -247,16 +209,18 @@ async def test_long_texts_are_tokenized_like_short_ones() -> None:
     ids=["few texts", "many texts", "token ids", "token ids to echo"],
 )
 async def test_large_texts_are_tokenized_off_the_loop_in_any_number_of_prompts(
-    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], is_much: bool
+    changes: dict[str, Any], is_much: bool
 ) -> None:
     in_threads = []
 
-    async def to_thread(function: Any, *args: Any) -> Any:
-        in_threads.append(function)
-        return function(*args)
+    class Threads(WorkThreads):
+        async def run(self, size: int, function: Any, *args: Any) -> Any:
+            in_threads.append(function)
+            return function(*args)
 
-    monkeypatch.setattr("asyncio.to_thread", to_thread)
-    plan = await plan_completion(**changes)
+    plan = await Planner(PromptEncoder(TOKENIZER, Threads()), GatewayLimits()).plan_completion(
+        completion(**changes), CARD
+    )
     assert len(plan.prompts) == len(changes["prompt"])
     assert len(in_threads) == is_much
 

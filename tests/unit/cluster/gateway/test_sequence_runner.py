@@ -135,3 +135,23 @@ async def test_waiting_sequences_start_with_the_first_token_of_another() -> None
                 assert generator.begun[0] == 0
     assert seen[0] == (0, 1)
     assert sorted(seen) == [(0, 1), (0, 2), (1, 1), (1, 2)]
+
+
+async def test_a_request_starts_few_sequences_at_a_time() -> None:
+    held = asyncio.Event()
+
+    async def waiting() -> AsyncGenerator[TokenChunk]:
+        await held.wait()
+        yield chunk()
+        await asyncio.sleep(0)
+        yield chunk(last=True)
+
+    generator = Generator(*[waiting] * 100)
+    async with aclosing(run_sequences(generator, [spec(number) for number in range(100)])) as deltas:
+        first = asyncio.ensure_future(anext(deltas))
+        await asyncio.sleep(0.01)
+        assert generator.begun == list(range(32))
+        held.set()
+        await first
+        assert len([delta async for delta in deltas]) == 199
+    assert sorted(generator.closed) == list(range(100))

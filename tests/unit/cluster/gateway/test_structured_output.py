@@ -10,13 +10,15 @@ import pytest
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from baton.grammar.compiler import GrammarCompiler
 from cluster.gateway.openai.plan import GatewayLimits, GenerationPlan, Planner
+from cluster.gateway.openai.prompt_encoder import PromptEncoder
 from cluster.gateway.openai.schemas import ChatCompletionRequest, CompletionRequest, parse_request
+from cluster.gateway.work_threads import WorkThreads
 from cluster.requests.generation import ModelCard
 from tests.tiny_tokenizers import byte_level_tokenizer
 
 TOKENIZER = byte_level_tokenizer()
 CARD = ModelCard(name="m", max_model_len=64, vocab_size=TOKENIZER.vocab_size, created_unix_s=0)
-PLANNER = Planner(TOKENIZER, GatewayLimits())
+PLANNER = Planner(PromptEncoder(TOKENIZER, WorkThreads()), GatewayLimits())
 GRAMMARS = GrammarCompiler(TOKENIZER.to_json, TOKENIZER.vocab_size, {0})
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 OF_SCHEMA, OF_OBJECT, OF_DIGITS, OF_CHOICE = '{"a": 7}', '{"b": [1]}', "123", "x|y"

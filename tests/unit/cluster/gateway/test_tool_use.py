@@ -10,8 +10,10 @@ from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from baton.grammar.compiler import GrammarCompiler
 from cluster.gateway.formats.dialect import Dialect
 from cluster.gateway.openai.plan import GatewayLimits, GenerationPlan, Planner
+from cluster.gateway.openai.prompt_encoder import PromptEncoder
 from cluster.gateway.openai.schemas import ChatCompletionRequest, parse_request
 from cluster.gateway.openai.tool_use import ToolUse, resolve_tools
+from cluster.gateway.work_threads import WorkThreads
 from cluster.requests.generation import ModelCard
 from tests.tiny_tokenizers import byte_level_tokenizer
 
@@ -32,7 +34,9 @@ def request(**fields: Any) -> ChatCompletionRequest:
 
 
 async def plan(dialect: Dialect | None = None, **fields: Any) -> GenerationPlan:
-    return await Planner(TOKENIZER, GatewayLimits(), dialect).plan_chat(request(**fields), CARD)
+    return await Planner(PromptEncoder(TOKENIZER, WorkThreads(), dialect), GatewayLimits()).plan_chat(
+        request(**fields), CARD
+    )
 
 
 def use(**fields: Any) -> ToolUse:

@@ -35,8 +35,7 @@ def random_logits(seed: int, num_rows: int = 1) -> torch.Tensor:
 
 def row(params: SamplingParams, prompt: list[int] | None = None, output: list[int] | None = None) -> SamplingRow:
     prompt, output = prompt or [], output or []
-    forbidden = frozenset(params.stop_token_ids) if params.min_tokens else frozenset()
-    return SamplingRow(params, len(prompt) + len(output), prompt, output, forbidden)
+    return SamplingRow(params, len(prompt) + len(output), prompt, output, params.token_edits())
 
 
 sampled_params = st.builds(

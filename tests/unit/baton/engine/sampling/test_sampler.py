@@ -16,7 +16,8 @@ from baton.engine.sampling.sampler import draw, sample, uniform
 
 
 def row(position: int, **params: float | int | None) -> SamplingRow:
-    return SamplingRow(SamplingParams(**params), position, [0], [])  # type: ignore[arg-type]
+    parsed = SamplingParams(**params)  # type: ignore[arg-type]
+    return SamplingRow(parsed, position, [0], [], parsed.token_edits())
 
 
 def chi_square_limit(degrees: int) -> float:

@@ -1,0 +1,45 @@
+"""The endpoints of the gateway, as `GET /`, ``/openapi.json`` and error messages list them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.gateway.openai.parameters import CHAT, COMPLETIONS
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One method of a path. ``answer`` names the schema of its answer in ``/openapi.json``; empty if it is not JSON."""
+
+    method: str
+    path: str
+    summary: str
+    answer: str = "Object"
+
+    @property
+    def name(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+ENDPOINTS = (
+    Endpoint("GET", "/", "Name, version and endpoints"),
+    Endpoint("GET", "/health", "Whether the router answers"),
+    Endpoint("GET", "/version", "The version of baton", answer="Version"),
+    Endpoint("GET", "/ready", "Whether every pool has a healthy worker"),
+    Endpoint("GET", "/metrics", "Metrics in Prometheus' text format", answer=""),
+    Endpoint("GET", "/openapi.json", "This description of the API"),
+    Endpoint("GET", "/docs", "This description of the API as a page", answer=""),
+    Endpoint("GET", "/v1/models", "The names of the served model", answer="ModelList"),
+    Endpoint("GET", "/v1/models/{model}", "The served model by one of its names", answer="Model"),
+    Endpoint("POST", COMPLETIONS, "Continue prompts", answer="Completion"),
+    Endpoint("POST", CHAT, "Answer a conversation", answer="ChatCompletion"),
+    Endpoint("POST", "/tokenize", "Token ids of a text or a conversation", answer="Tokens"),
+    Endpoint("POST", "/detokenize", "The text of token ids", answer="Text"),
+    Endpoint("GET", "/v1/requests", "Requests whose timelines are kept"),
+    Endpoint("GET", "/v1/requests/{id}/timeline", "Where the time of a request went"),
+    Endpoint("GET", "/admin/status", "Pools, workers and requests in flight"),
+    Endpoint("POST", "/admin/scale", "Set the number of workers of pools"),
+    Endpoint("POST", "/admin/move", "Move a worker to the other pool"),
+    Endpoint("GET", "/admin/plan", "The autoscaler's next decision and its reasons"),
+    Endpoint("GET", "/admin/advise", "A better use of the same workers"),
+)

@@ -1,0 +1,56 @@
+"""The grammar of a request's whole output, checked before a worker sees it."""
+
+from __future__ import annotations
+
+from baton.core.errors import InvalidRequestError
+from baton.grammar.compiler import GrammarCompiler
+from cluster.gateway.openai.prompt_encoder import PromptEncoder
+from cluster.gateway.openai.schemas import ChatCompletionRequest, CompletionRequest
+from cluster.gateway.openai.structured import AskedGrammar, asked_grammar
+from cluster.gateway.openai.tool_use import ToolUse
+from cluster.requests.generation import ModelCard
+
+
+class OutputGrammars:
+    """Builds and checks the grammars of one served model."""
+
+    def __init__(self, encoder: PromptEncoder) -> None:
+        self._tokenizer = encoder.tokenizer
+        self._dialect = encoder.dialect
+        self._threads = encoder.threads
+        self._compiler: GrammarCompiler | None = None
+
+    async def of_completion(self, request: CompletionRequest, card: ModelCard) -> str:
+        """The grammar that the request asks for; empty for none.
+
+        Raises:
+            InvalidRequestError: it cannot be honoured; ``param`` names what asks for it.
+        """
+        return await self._checked(asked_grammar(request), card)
+
+    async def of_chat(self, request: ChatCompletionRequest, tools: ToolUse, prompt_end: str, card: ModelCard) -> str:
+        """Like :meth:`of_completion`, for reasoning and then an answer or calls.
+
+        Args:
+            prompt_end: see :meth:`Dialect.prompt_end`.
+        """
+        asked = asked_grammar(request)
+        rule = tools.rule(has_answer=asked is not None)
+        if self._dialect.needs_parser(tools.functions) and (asked is not None or rule is not None):
+            answer = "" if asked is None else asked.grammar
+            param = "tools" if asked is None else asked.param
+            asked = AskedGrammar(param, self._dialect.grammar(rule, answer, prompt_end))
+        return await self._checked(asked, card)
+
+    async def _checked(self, asked: AskedGrammar | None, card: ModelCard) -> str:
+        """Compiles a grammar in a thread, only to see whether that is possible: a worker compiles it again."""
+        if asked is None:
+            return ""
+        if self._compiler is None:
+            self._compiler = GrammarCompiler(self._tokenizer.to_json, card.vocab_size, ())
+        try:
+            await self._threads.run(len(asked.grammar), self._compiler.compile, asked.grammar)
+        except InvalidRequestError as error:
+            error.param = asked.param
+            raise
+        return asked.grammar

@@ -1,0 +1,136 @@
+"""The description of the HTTP API (OpenAPI 3.1), from the endpoints, the request schemas and the parameter table."""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from baton.core.roles import POOLS
+from baton.core.version import package_version
+from baton.explain.timelines import Order
+from cluster.gateway.endpoints import ENDPOINTS, Endpoint
+from cluster.gateway.openai.answer_schemas import ANSWER_SCHEMAS, object_of, ref
+from cluster.gateway.openai.parameter_table import parameters_of
+from cluster.gateway.openai.parameters import Parameter
+from cluster.gateway.openai.schemas import BaseRequest, ChatCompletionRequest, CompletionRequest
+from cluster.gateway.openai.tokenize_schemas import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
+
+Json = dict[str, Any]
+
+MAX_LISTED = 1000
+MAX_WORKERS = 4096
+_REQUESTS = {schema.endpoint: schema for schema in (CompletionRequest, ChatCompletionRequest)}
+_TOKENIZER_REQUESTS: dict[str, tuple[type[BaseModel], ...]] = {
+    "/tokenize": (TokenizeTextRequest, TokenizeChatRequest),
+    "/detokenize": (DetokenizeRequest,),
+}
+_EVENT: Json = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+"""A server-sent event: JSON in ``data``, or ``[DONE]``."""
+_NAME = re.compile(r"\{(\w+)\}")
+
+
+def describe_api() -> Json:
+    """The document that ``/openapi.json`` serves."""
+    schemas: Json = dict(ANSWER_SCHEMAS)
+    paths: dict[str, Json] = {}
+    for endpoint in ENDPOINTS:
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, schemas)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "baton", "version": package_version()},
+        "security": [{}, {"ApiKey": []}],
+        "paths": paths,
+        "components": {"schemas": schemas, "securitySchemes": {"ApiKey": {"type": "http", "scheme": "bearer"}}},
+    }
+
+
+def _operation(endpoint: Endpoint, schemas: Json) -> Json:
+    text = {"text/html" if endpoint.path == "/docs" else "text/plain": {"schema": {"type": "string"}}}
+    content: Json = {"application/json": {"schema": ref(endpoint.answer)}} if endpoint.answer else text
+    operation: Json = {"summary": endpoint.summary}
+    names = _NAME.findall(endpoint.path)
+    parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+    if endpoint.path == "/v1/requests":
+        parameters += [
+            {"name": "order", "in": "query", "schema": {"enum": list(get_args(Order))}},
+            {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": MAX_LISTED}},
+        ]
+    if parameters:
+        operation["parameters"] = parameters
+    if (body := _body(endpoint, schemas)) is not None:
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+    if endpoint.path in _REQUESTS:
+        content["text/event-stream"] = {"schema": _EVENT}
+    refusal = {"description": "An error", "content": {"application/json": {"schema": ref("Error")}}}
+    operation["responses"] = {"200": {"description": "Success", "content": content}, "default": refusal}
+    return operation
+
+
+def _body(endpoint: Endpoint, schemas: Json) -> Json | None:
+    if endpoint.path in _REQUESTS:
+        schema = _REQUESTS[endpoint.path]
+        schemas[schema.__name__] = _request_schema(schema, schemas)
+        return ref(schema.__name__)
+    if endpoint.path in _TOKENIZER_REQUESTS:
+        return {"anyOf": [schema.model_json_schema() for schema in _TOKENIZER_REQUESTS[endpoint.path]]}
+    if endpoint.path == "/admin/scale":
+        workers = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_WORKERS}, {"const": "auto"}]}
+        return {**object_of(**dict.fromkeys(POOLS, workers)), "required": [], "minProperties": 1}
+    if endpoint.path == "/admin/move":
+        return object_of(**{"from": {"enum": list(POOLS)}, "to": {"enum": list(POOLS)}})
+    return None
+
+
+def _request_schema(schema: type[BaseRequest], schemas: Json) -> Json:
+    """The body of a generation endpoint: the fields of its schema, and the other parameters of the table."""
+    fields = schema.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas.update(fields.pop("$defs", {}))
+    required = fields.get("required", [])
+    properties = {
+        name: _property(parameter, fields["properties"].get(name), is_required=name in required)
+        for name, parameter in parameters_of(schema.endpoint).items()
+    }
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def _property(parameter: Parameter, field: Json | None, *, is_required: bool) -> Json:
+    found: Json = {"description": parameter.note}
+    if parameter.max_items is not None:
+        found |= {"maxItems": parameter.max_items, "maxProperties": parameter.max_items}
+    if parameter.rule is not None:
+        return found | parameter.rule.schema()
+    if field is None:
+        raise RuntimeError(f"the parameter {parameter.name} is honoured but has no field")
+    field = {key: value for key, value in field.items() if key not in ("title", "default")}
+    null: Json = {"type": "null"}
+    return found | (field if is_required or null in field.get("anyOf", ()) else {"anyOf": [field, null]})
+
+
+_STYLE = "body{font:15px sans-serif;max-width:60em;margin:2em auto;padding:0 1em}td{padding:2px 1em 2px 0}"
+
+
+def page(document: Json) -> str:
+    """The document as an HTML page that loads nothing else."""
+    parts = []
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            parts.append(f"<h2>{method.upper()} {html.escape(path)}</h2><p>{html.escape(operation['summary'])}</p>")
+            parts.append(_table(operation, document["components"]["schemas"]))
+    head = f"<meta charset=utf-8><title>baton</title><style>{_STYLE}</style>"
+    return f"<!doctype html><html lang=en><head>{head}</head><body><h1>baton</h1>{''.join(parts)}</body></html>"
+
+
+def _table(operation: Json, schemas: Json) -> str:
+    rows = [(found["name"], found["in"], "") for found in operation.get("parameters", ())]
+    if "requestBody" in operation:
+        schema = operation["requestBody"]["content"]["application/json"]["schema"]
+        schema = schemas.get(schema.get("$ref", "").rpartition("/")[2], schema)
+        for variant in schema.get("anyOf", [schema]):
+            for name, found in variant["properties"].items():
+                is_required = "required" if name in variant.get("required", ()) else ""
+                rows.append((name, is_required, found.get("description", "")))
+    cells = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>" if rows else ""

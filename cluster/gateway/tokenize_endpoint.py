@@ -1,0 +1,77 @@
+"""``/tokenize`` and ``/detokenize``, in vLLM's form."""
+
+from __future__ import annotations
+
+from fastapi import Request, Response
+
+from baton.core.errors import InvalidRequestError
+from baton.core.request import check_token_ids
+from baton.engine.models.tokenizer import Tokenizer
+from cluster.gateway.bodies import BodyReader
+from cluster.gateway.http_edge import JsonResponse
+from cluster.gateway.openai.plan import check_model
+from cluster.gateway.openai.prompt_encoder import Chat, PromptEncoder
+from cluster.gateway.openai.tokenize_schemas import (
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizeTextRequest,
+    parse_strictly,
+)
+from cluster.gateway.work_threads import WorkThreads
+from cluster.requests.generation import Generator
+
+
+class TokenizeEndpoint:
+    """Serves both endpoints. What they get may be longer than the context."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        tokenizer: Tokenizer,
+        encoder: PromptEncoder,
+        bodies: BodyReader,
+        threads: WorkThreads,
+    ) -> None:
+        self._generator = generator
+        self._tokenizer = tokenizer
+        self._encoder = encoder
+        self._bodies = bodies
+        self._threads = threads
+
+    async def tokenize(self, request: Request) -> Response:
+        body, card = await self._bodies.read_object(request), self._generator.model
+        parsed: TokenizeTextRequest | TokenizeChatRequest
+        if "messages" in body:
+            parsed = parse_strictly(TokenizeChatRequest, body)
+            chat = Chat(
+                parsed.messages,
+                add_generation_prompt=parsed.add_generation_prompt and not parsed.continue_final_message,
+                continue_final_message=parsed.continue_final_message,
+                add_special_tokens=parsed.add_special_tokens,
+                template_kwargs=parsed.chat_template_kwargs or {},
+            )
+            check_model(parsed.model, card)
+            token_ids = await self._encoder.encode_chat(chat, card, may_be_long=True)
+        else:
+            parsed = parse_strictly(TokenizeTextRequest, body)
+            check_model(parsed.model, card)
+            encoded = await self._encoder.encode_prompts(
+                [parsed.prompt], card, parsed.add_special_tokens, may_be_long=True
+            )
+            token_ids = encoded[0][0]
+        texts = None
+        if parsed.return_token_strs:
+            texts = await self._threads.run(len(token_ids), list, map(self._tokenizer.token_text, token_ids))
+        answer = {"count": len(token_ids), "max_model_len": card.max_model_len, "tokens": token_ids}
+        return JsonResponse({**answer, "token_strs": texts})
+
+    async def detokenize(self, request: Request) -> Response:
+        body, card = await self._bodies.read_object(request), self._generator.model
+        parsed = parse_strictly(DetokenizeRequest, body)
+        check_model(parsed.model, card)
+        tokens = parsed.tokens
+        if not set(map(type, tokens)) <= {int}:  # a bool is an int for isinstance()
+            raise InvalidRequestError("tokens must be an array of token ids.", param="tokens")
+        check_token_ids(tokens, card.vocab_size, "tokens")
+        text = await self._threads.run(len(tokens), self._tokenizer.decode, tokens, skip_special_tokens=False)
+        return JsonResponse({"prompt": text})

@@ -1,0 +1,74 @@
+"""The description of the API matches what is served."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+from fastapi.routing import APIRoute
+
+from cluster.gateway.endpoints import ENDPOINTS
+from cluster.gateway.gateway import create_app
+from cluster.gateway.openai.parameter_table import PARAMETERS
+from cluster.gateway.openai.plan import GatewayLimits
+from cluster.gateway.openapi import describe_api
+from tests.tiny_tokenizers import byte_level_tokenizer
+from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator, say
+
+TOKENIZER = byte_level_tokenizer()
+DOCUMENT = describe_api()
+CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
+COMPLETION = {"prompt": ["hello", "you"], "max_tokens": 8}
+
+
+def checked(answer: Any, name: str) -> None:
+    jsonschema.Draft202012Validator(
+        {"$ref": f"#/components/schemas/{name}", "components": DOCUMENT["components"]}
+    ).validate(answer)
+
+
+def test_every_route_is_described_and_served() -> None:
+    app = create_app(FakeGenerator(TOKENIZER, say(TOKENIZER, "hi")), TOKENIZER, FakeAdmin(), GatewayLimits())
+    routes = [route for route in app.routes if isinstance(route, APIRoute)]
+    served = {(method, re.sub(r"\{.*?\}", "{}", route.path)) for route in routes for method in route.methods}
+    listed = {(endpoint.method, re.sub(r"\{.*?\}", "{}", endpoint.path)) for endpoint in ENDPOINTS}
+    assert served == listed
+    described = {f"{method.upper()} {path}" for path, methods in DOCUMENT["paths"].items() for method in methods}
+    assert described == {endpoint.name for endpoint in ENDPOINTS}
+
+
+def test_every_parameter_is_described_with_its_values() -> None:
+    schemas = DOCUMENT["components"]["schemas"]
+    for schema in schemas.values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+    for parameter in PARAMETERS:
+        for endpoint in parameter.endpoints:
+            name = "ChatCompletionRequest" if "chat" in endpoint else "CompletionRequest"
+            assert schemas[name]["properties"][parameter.name]["description"] == parameter.note
+    checked({**CHAT, "stop": ["a"], "logit_bias": {"5": 1}, "user": None, "tools": []}, "ChatCompletionRequest")
+    for wrong in ({"messages": []}, {**CHAT, "made_up": 1}, {**CHAT, "store": True}, {**CHAT, "n": "2"}):
+        with pytest.raises(jsonschema.ValidationError):
+            checked(wrong, "ChatCompletionRequest")
+
+
+async def test_answers_are_as_described(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/openapi.json")).json() == DOCUMENT
+    for changes in ({}, {"logprobs": 2, "return_token_ids": True}):
+        checked((await http.post("/v1/completions", json={**COMPLETION, **changes})).json(), "Completion")
+    for changes in ({}, {"logprobs": True, "top_logprobs": 2, "return_token_ids": True, "service_tier": "auto"}):
+        checked((await http.post("/v1/chat/completions", json={**CHAT, **changes})).json(), "ChatCompletion")
+    checked((await http.get("/v1/models")).json(), "ModelList")
+    checked((await http.get(f"/v1/models/{MODEL}")).json(), "Model")
+    checked((await http.post("/v1/chat/completions", json={})).json(), "Error")
+
+
+async def test_the_page_is_complete_and_loads_nothing(http: httpx.AsyncClient) -> None:
+    answer = await http.get("/docs")
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    for endpoint in ENDPOINTS:
+        assert f"<h2>{endpoint.name}</h2>" in answer.text
+    assert "repetition_penalty" in answer.text
+    assert not re.search(r"<script|<link|https?:", answer.text)

@@ -1,0 +1,140 @@
+"""Every row of the table of parameters, against the parser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.core.errors import BatonError, InvalidRequestError, UnsupportedParameterError
+from cluster.gateway.openai.parameter_table import PARAMETERS, endpoints_of
+from cluster.gateway.openai.parameters import CHAT, COMPLETIONS, Parameter
+from cluster.gateway.openai.schemas import (
+    BaseRequest,
+    ChatCompletionRequest,
+    CompletionRequest,
+    parse_request,
+    without_unknown,
+)
+from tests.parameters_page import PAGE, render
+
+ROOT = Path(__file__).parents[4]
+SCHEMAS: dict[str, type[BaseRequest]] = {CHAT: ChatCompletionRequest, COMPLETIONS: CompletionRequest}
+BASES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": "hello"}]},
+    COMPLETIONS: {"prompt": "hello"},
+}
+ROWS = [(endpoint, parameter) for parameter in PARAMETERS for endpoint in parameter.endpoints]
+ODD = {"odd": "value"}
+"""No parameter allows it, except for objects without effect."""
+
+VALUES: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "other"}], "prompt": "other", "model": "m", "max_tokens": 3,
+    "max_completion_tokens": 3, "temperature": 0.5, "top_p": 0.5, "n": 2, "seed": 3, "stop": "x", "stream": True,
+    "stream_options": {"include_usage": True}, "presence_penalty": 1, "frequency_penalty": 1, "logit_bias": {"5": 1},
+    "top_logprobs": 3, "echo": True, "best_of": 1, "service_tier": "flex", "reasoning_effort": "low", "top_k": 3,
+    "min_p": 0.1, "repetition_penalty": 1.1, "ignore_eos": True, "min_tokens": 2, "stop_token_ids": [5],
+    "include_stop_str_in_output": True, "skip_special_tokens": False, "add_generation_prompt": True,
+    "continue_final_message": True, "chat_template_kwargs": {"a": 1}, "truncate_prompt_tokens": 5, "cache_salt": "s",
+    "return_token_ids": True, "speculation": {"method": "none"},
+    "tools": [{}], "tool_choice": "auto", "parallel_tool_calls": True, "response_format": {"type": "json_object"},
+    "structured_outputs": {"regex": "a"}, "guided_json": {}, "guided_regex": "a", "guided_choice": ["a"],
+    "guided_grammar": "start: /a/", "guided_whitespace_pattern": " ", "json_schema": {}, "regex": "a", "ebnf": "a",
+}  # fmt: skip
+"""A value of each honoured parameter that changes the request; those that differ between endpoints are below."""
+OTHER_VALUES = {
+    (CHAT, "logprobs"): True, (COMPLETIONS, "logprobs"): 3,
+    (CHAT, "add_special_tokens"): True, (COMPLETIONS, "add_special_tokens"): False,
+}  # fmt: skip
+OF_KIND: dict[str, list[Any]] = {
+    "string": ["", "a"], "boolean": [True, False], "integer": [0, -3], "number": [1, 0.5], "object": [{}, {"a": 1}],
+}  # fmt: skip
+
+
+def parse(endpoint: str, **given: Any) -> BaseRequest:
+    return parse_request(SCHEMAS[endpoint], {**BASES[endpoint], **given})
+
+
+def name_of(value: object) -> str:
+    return value.name if isinstance(value, Parameter) else str(value)
+
+
+def rows(treatment: str) -> pytest.MarkDecorator:
+    found = [row for row in ROWS if row[1].treatment == treatment]
+    return pytest.mark.parametrize(("endpoint", "parameter"), found, ids=name_of)
+
+
+def test_honoured_parameters_are_the_fields_of_the_schemas() -> None:
+    for endpoint, schema in SCHEMAS.items():
+        honoured = {parameter.name for known, parameter in ROWS if known == endpoint and parameter.rule is None}
+        assert honoured == set(schema.model_fields)
+
+
+def test_a_name_has_one_row_for_each_endpoint() -> None:
+    names = [(endpoint, parameter.name) for endpoint, parameter in ROWS]
+    assert len(set(names)) == len(names) > 150
+
+
+@rows("honoured")
+def test_honoured_parameters_change_the_request(endpoint: str, parameter: Parameter) -> None:
+    value = OTHER_VALUES.get((endpoint, parameter.name), VALUES.get(parameter.name))
+    assert parse(endpoint, **{parameter.name: value}) != parse(endpoint)
+
+
+@rows("accepted")
+def test_accepted_parameters_change_nothing(endpoint: str, parameter: Parameter) -> None:
+    assert parameter.rule is not None
+    for value in OF_KIND[str(parameter.rule.kind)]:
+        assert parse(endpoint, **{parameter.name: value}) == parse(endpoint)
+    with pytest.raises(InvalidRequestError, match=f"{parameter.name} must be an? ") as caught:
+        parse(endpoint, **{parameter.name: [ODD]})
+    assert caught.value.param == parameter.name
+
+
+@rows("refused")
+def test_refused_parameters_are_refused_by_name_unless_neutral(endpoint: str, parameter: Parameter) -> None:
+    assert parameter.rule is not None
+    for value in (None, *parameter.rule.values):
+        assert parse(endpoint, **{parameter.name: value}) == parse(endpoint)
+    body = {**BASES[endpoint], parameter.name: ODD}
+    for given in (body, without_unknown(SCHEMAS[endpoint], body)[0]):
+        with pytest.raises(UnsupportedParameterError, match=f"^{parameter.name} is not supported with") as caught:
+            parse_request(SCHEMAS[endpoint], given)
+        assert caught.value.param == parameter.name
+
+
+@pytest.mark.parametrize("name", sorted({row.name for row in PARAMETERS if len(endpoints_of(row.name)) == 1}))
+def test_parameters_of_the_other_endpoint_are_refused_by_name(name: str) -> None:
+    (known,) = endpoints_of(name)
+    (other,) = SCHEMAS.keys() - {known}
+    body, ignored = without_unknown(SCHEMAS[other], {**BASES[other], name: "value"})
+    assert not ignored
+    with pytest.raises(UnsupportedParameterError, match=f"^{name} is a parameter of {known} only"):
+        parse_request(SCHEMAS[other], body)
+
+
+@pytest.mark.parametrize("endpoint", SCHEMAS)
+def test_parameters_that_no_api_documents_are_unknown(endpoint: str) -> None:
+    body = {**BASES[endpoint], "made_up": 1, "top_p": 0.5, "maxtokens": None}
+    with pytest.raises(InvalidRequestError, match="Unknown parameter 'made_up'"):
+        parse_request(SCHEMAS[endpoint], body)
+    known, ignored = without_unknown(SCHEMAS[endpoint], body)
+    assert ignored == ["made_up", "maxtokens"]
+    assert parse_request(SCHEMAS[endpoint], known) == parse(endpoint, top_p=0.5)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row[1].max_items is not None], ids=lambda row: row[1].name)
+def test_entries_are_bounded(row: tuple[str, Parameter]) -> None:
+    endpoint, parameter = row
+    limit = parameter.max_items or 0
+    for large in ([0] * (limit + 1), dict.fromkeys(map(str, range(limit + 1)), 0)):
+        with pytest.raises(
+            BatonError, match=f"{parameter.name} has {limit + 1} entries; at most {limit} are"
+        ) as caught:
+            parse(endpoint, **{parameter.name: large})
+        assert caught.value.param == parameter.name
+
+
+def test_the_page_shows_the_table() -> None:
+    assert (ROOT / PAGE).read_text(encoding="utf-8") == render(), "run: python -m tests.parameters_page"
