@@ -67,8 +67,13 @@ class RouterGroup:
             BatonError: they cannot be used. The first router finds that out, and nothing has changed; if another one
                 does, because a file has changed meanwhile, reload again.
         """
+        self._config = config
         for keeper in self._keepers:
             await keeper.reload(config)
+
+    async def check_model(self, config: BatonConfig) -> None:
+        """Raises :class:`ConfigError` if the routers cannot serve the model of ``config``: see ``RouterHost``."""
+        await self._keepers[0].check_model(config)
 
     async def tell(self, method: str, *arguments: Any) -> None:
         """Calls ``add_worker``, ``drain_worker`` or ``remove_worker`` of every router."""

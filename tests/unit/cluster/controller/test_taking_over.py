@@ -66,7 +66,8 @@ class Clusters:
             routers.append(FoundRouter(actor, described["endpoint"], described["port"]))
         for actor in self._ray.actors(ServingHost):
             described = await actor.describe.remote()
-            workers.append(FoundWorker(actor, WorkerInfo.from_dict(described["info"])))
+            config = BatonConfig.from_dict(described["config"])
+            workers.append(FoundWorker(actor, WorkerInfo.from_dict(described["info"]), config))
         return Survivors(described["secret"], tuple(routers), tuple(workers))
 
     async def pools(self) -> dict[str, dict[str, tuple[str, int]]]:
@@ -166,6 +167,6 @@ def test_only_actors_on_a_lasting_ray_are_detached() -> None:
 
 
 def test_workers_are_taken_over_in_the_order_of_their_numbers() -> None:
-    workers = [FoundWorker(None, make_info(f"decode-{number}", "decode")) for number in (10, 2, 1)]
+    workers = [FoundWorker(None, make_info(f"decode-{number}", "decode"), BatonConfig()) for number in (10, 2, 1)]
     found = Survivors(SECRET, (), tuple(workers)).of_pool("decode")
     assert [worker.info.worker_id for worker in found] == ["decode-1", "decode-2", "decode-10"]
