@@ -45,6 +45,8 @@ def render_status(status: Mapping[str, Any], endpoint: str, width: int) -> Rende
     for name, pool in status["pools"].items():
         num_ready = sum(worker["state"] == "ready" for worker in pool["workers"])
         table.add_row(Text(name, style="bold"), f"{num_ready} of {pool['target']}")
+        if outdated := pool.get("outdated"):
+            notes.append(Text(f"{name}: being upgraded; with old settings: {', '.join(outdated)}", style="yellow"))
         for worker in pool["workers"]:
             table.add_row(*(column.show(worker) for column in columns))
             if (worker.get("memory") or {}).get("total"):

@@ -124,6 +124,8 @@ class Controller:
         try:
             await self._upgrade.replace_outdated(self._config.ray.start_timeout_s)
         except BatonError as error:
+            for pool in self._pools.values():
+                pool.keep_spare(0)
             self.report(f"workers that an interrupted upgrade has left could not be replaced: {error.message}")
         finally:
             self._is_upgrading = False
@@ -176,8 +178,7 @@ class Controller:
         try:
             if new.model != self._config.model:
                 await self._routers.check_model(new)
-            await self._upgrade.run(self._config, new)
-            await self._routers.reload(new)
+            await self._upgrade.run(self._config, new, lambda: self._routers.reload(new))
         finally:
             self._is_upgrading = False
         self._config = new
@@ -186,7 +187,9 @@ class Controller:
 
     def _refuse_during_upgrade(self) -> None:
         if self._is_upgrading:
-            raise ConfigError("An upgrade of this cluster runs already. Try again when it has ended; see `baton status`.")
+            raise ConfigError(
+                "An upgrade of this cluster runs already. Try again when it has ended; see `baton status`."
+            )
 
     async def next_report(self) -> str:
         """Waits for the next line of progress."""

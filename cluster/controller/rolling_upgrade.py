@@ -9,7 +9,7 @@ ones: routers pair only workers with equal KV layouts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from baton.core.errors import BatonError
 from cluster.config.config import BatonConfig
@@ -46,11 +46,14 @@ class RollingUpgrade:
         self._secret = secret
         self._report = report
 
-    async def run(self, old: BatonConfig, new: BatonConfig) -> None:
+    async def run(self, old: BatonConfig, new: BatonConfig, finish: Callable[[], Awaitable[None]]) -> None:
         """Replaces the workers whose settings differ in ``new``; goes back to ``old`` if one does not become ready.
 
+        Args:
+            finish: called when all are replaced; the upgrade fails if it raises ``BatonError``.
+
         Raises:
-            UpgradeError: it did not; all workers have the old settings again, or the message says which ones do not.
+            UpgradeError: it failed; all workers have the old settings again, or the message says which ones do not.
         """
         before = self._agreement.kv_fingerprint
         self._use(new)
@@ -58,6 +61,7 @@ class RollingUpgrade:
             self._agreement.kv_fingerprint = None  # the first new worker decides
         try:
             await self.replace_outdated(new.ray.start_timeout_s)
+            await finish()
         except BatonError as error:
             self._report(f"the upgrade has failed, and the old settings are restored: {error.message}")
             self._agreement.kv_fingerprint = before
@@ -70,20 +74,18 @@ class RollingUpgrade:
             timeout_s: time limit for each worker to be ready.
 
         Raises:
-            BatonError: a worker does not become ready; nothing is replaced any more.
+            BatonError: a worker does not become ready; nothing is replaced any more. The pools that still have
+                outdated workers keep a spare one until :meth:`WorkerPool.use` or :meth:`WorkerPool.keep_spare`.
         """
-        try:
-            while left := {name: pool.outdated for name, pool in self._pools.items() if pool.outdated}:
-                for name in left:
-                    self._pools[name].keep_spare(1)
-                await _all_ready([self._pools[name] for name in left], timeout_s)
-                name = max(left, key=lambda name: len(left[name]))
-                self._report(f"{name}: replacing the next of {len(left[name])} workers with old settings")
-                self._pools[name].keep_spare(0)
-                await self._pools[name].wait_until_drained()
-        finally:
-            for pool in self._pools.values():
-                pool.keep_spare(0)
+        await asyncio.gather(*(pool.wait_until_drained() for pool in self._pools.values()))
+        while left := {name: pool.outdated for name, pool in self._pools.items() if pool.outdated}:
+            for name in left:
+                self._pools[name].keep_spare(1)
+            await _all_ready([self._pools[name] for name in left], timeout_s)
+            name = max(left, key=lambda name: len(left[name]))
+            self._report(f"{name}: replacing the next of {len(left[name])} workers with old settings")
+            self._pools[name].keep_spare(0)
+            await self._pools[name].wait_until_drained()
 
     def _use(self, config: BatonConfig) -> None:
         processes = simulated_processes(config, self._secret)
@@ -96,6 +98,8 @@ class RollingUpgrade:
         try:
             await self.replace_outdated(old.ray.start_timeout_s)
         except BatonError as error:
+            for pool in self._pools.values():
+                pool.keep_spare(0)
             left = ", ".join(member.worker_id for pool in self._pools.values() for member in pool.outdated)
             return (
                 f"The old settings could not be restored everywhere: {error.message}\nThese workers still run with "

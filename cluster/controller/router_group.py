@@ -67,7 +67,6 @@ class RouterGroup:
             BatonError: they cannot be used. The first router finds that out, and nothing has changed; if another one
                 does, because a file has changed meanwhile, reload again.
         """
-        self._config = config
         for keeper in self._keepers:
             await keeper.reload(config)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from baton.core.errors import BatonError
@@ -113,7 +113,10 @@ class RouterKeeper:
             BatonError: they cannot be used, and nothing has changed.
         """
         if self.router is not None:
-            await _answer(self.router.reload.remote(config.to_dict()))
+            try:
+                await _answer(self.router.reload.remote(config.to_dict()))
+            except RayActorError:
+                logger.warning("the router died before it reloaded; the next one starts with this configuration")
         self._config = config
 
     async def check_model(self, config: BatonConfig) -> None:

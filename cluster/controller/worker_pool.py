@@ -114,7 +114,7 @@ class WorkerPool:
 
     @property
     def outdated(self) -> list[PoolMember]:
-        """The workers that stay and have other settings than new ones get, the oldest first."""
+        """The workers that stay although they have other settings than new ones get."""
         return [member for member in self._members.values() if member.is_outdated and not member.leaving.is_set()]
 
     def scale(self, target: int) -> None:
@@ -127,13 +127,15 @@ class WorkerPool:
         self._reconcile()
 
     def use(self, config: BatonConfig, processes: SharedProcesses | None) -> None:
-        """Starts workers with another configuration from now on. Those that serve stay, even if they are outdated.
+        """Starts workers with another configuration from now on, and keeps no spare one.
+
+        Workers that serve stay, even if they are outdated; those that are starting leave then.
 
         Args:
             processes: as for the pool, with this configuration.
         """
         self._config, self._processes, self._places = config, processes, Places(self.name, config)
-        self._num_start_failures = 0
+        self._num_start_failures = self._num_spare = 0
         for member in self._members.values():
             member.is_outdated = bool(worker_keys(member.config, config, self.name))
             if member.is_outdated and member.state is WorkerState.STARTING:
@@ -244,7 +246,7 @@ class WorkerPool:
 
     async def stop(self) -> None:
         """Ends all workers at once, without draining."""
-        self.target = 0
+        self.target = self._num_spare = 0
         members = list(self._members.values())
         tasks = [member.task for member in members if member.task is not None]
         for task in tasks:
@@ -261,7 +263,9 @@ class WorkerPool:
             self._add_member()
         # Pending workers leave first, so that a worker which changes its role in their place stays; then other workers
         # that are not ready; then outdated ones; then the youngest.
-        staying.sort(key=lambda member: (member.state is WorkerState.READY, not member.is_pending, not member.is_outdated))
+        staying.sort(
+            key=lambda member: (member.state is WorkerState.READY, not member.is_pending, not member.is_outdated)
+        )
         for member in staying[: max(0, len(staying) - self._size)]:
             member.leaving.set()
         self._notify()

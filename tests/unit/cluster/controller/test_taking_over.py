@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 import contextlib
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,32 @@ async def test_a_router_that_died_meanwhile_is_started_beside_the_same_workers(
     await clusters.start(Survivors(survivors.secret, survivors.routers if is_found else (), survivors.workers))
     assert await clusters.pools() == before
     assert await clusters.complete() == expected_tokens(5)
+
+
+async def test_what_an_interrupted_upgrade_has_left_is_finished(clusters: Clusters) -> None:
+    await clusters.start(decode={"workers": 2})
+    survivors = await clusters.lose_controller()
+    changed = BatonConfig.from_dict({**clusters.config, "decode": {"workers": 2, "chunk_tokens": 64}})
+    workers = tuple(
+        replace(worker, config=changed) if worker.info.worker_id == "decode-2" else worker
+        for worker in survivors.workers
+    )
+    await clusters.start(replace(survivors, workers=workers))
+
+    async def is_replaced() -> bool:
+        return list((await clusters.pools())["decode"]) == ["decode-1", "decode-3"]
+
+    await until(is_replaced)
+    assert list((await clusters.pools())["prefill"]) == ["prefill-1"]
+    assert await clusters.complete() == expected_tokens(5)
+
+
+def test_workers_of_an_interrupted_upgrade_may_differ_where_they_can_be_replaced() -> None:
+    new = BatonConfig.from_dict({"decode": {"kv_blocks": 64}})
+    check_configuration(new, BatonConfig(), is_replaceable=True)
+    other = BatonConfig.from_dict({"decode": {"kv_blocks": 64}, "routing": {"picker": "random"}})
+    with pytest.raises(ConfigError, match=r"another configuration: routing\.picker\."):
+        check_configuration(other, BatonConfig(), is_replaceable=True)
 
 
 def test_another_configuration_is_refused_unless_it_can_be_changed() -> None:
