@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
