@@ -13,7 +13,8 @@ from cluster.autoscaling.scaling_limits import PoolLimits, ScalingLimits
 class PoolLimitsConfig(Section):
     """The smallest and the largest size of a pool, in workers."""
 
-    min: PositiveInt = 1
+    min: Annotated[int, Field(ge=0)] = 1
+    """0: a pool without requests ends its last worker, and starts one when a request comes."""
     max: PositiveInt = 8
 
     @model_validator(mode="after")
@@ -39,6 +40,12 @@ class AutoscalerConfig(Section):
     """Lets a worker change to the other pool if that is faster than starting one, or no node has room for one."""
     place_timeout: Duration = 60.0
     """How long Ray may look for a place for a new worker before the autoscaler backs off."""
+
+    @property
+    def waking_pools(self) -> frozenset[str]:
+        """Pools that may have no worker while there are no requests, and start one when a request comes."""
+        pools = {"prefill": self.prefill, "decode": self.decode}
+        return frozenset(name for name, bounds in pools.items() if self.enabled and bounds.min == 0)
 
     def to_limits(self) -> ScalingLimits:
         pools = {

@@ -119,7 +119,7 @@ class WorkerPool:
 
     def scale(self, target: int) -> None:
         """Sets the pool's target size. Workers start and leave in the background."""
-        if self.target and target != self.target:  # the initial size does not count as scaling
+        if (self.target or self._was_complete) and target != self.target:  # the initial size does not count as scaling
             self._history.scalings["up" if target > self.target else "down"] += 1
             logger.info("the pool is scaled from %d to %d workers", self.target, target, extra={"pool": self.name})
         self.target = target
