@@ -100,7 +100,7 @@ class ControlPlane:
             model,
             self.predictions.ledger,
             self._traffic,
-            config.autoscaler.to_limits(),
+            config.autoscaler.to_limits(is_local=config.ray.is_local),
             self.metrics.autoscaler,
             num_waiting=lambda: self.admission.num_queued,
             is_enabled=config.autoscaler.enabled,

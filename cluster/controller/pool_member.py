@@ -199,6 +199,7 @@ class PoolMember:
             "state": str(self.state),
             "reason": self.reason,
             "uptime_s": None if is_dead else round(time.monotonic() - self.since_s, 1),
+            "is_pending": self.is_pending,
         }
         if self.info is None:
             return known

@@ -218,7 +218,9 @@ class WorkerPool:
             if self._fatal is not None:
                 raise self._fatal
             if self._failed_rounds >= max_failed_rounds:
-                raise WorkerLostError(f"{self.name} workers keep dying at start: {self._dead[-1].reason}")
+                last = self._dead[-1]
+                what = f"{last.worker_id} failed" if max_failed_rounds == 1 else f"{self.name} workers keep dying"
+                raise WorkerLostError(f"{what} at start: {last.reason}")
             try:
                 await asyncio.wait_for(changed.wait(), max(0.0, give_up_at - time.monotonic()))
             except TimeoutError:

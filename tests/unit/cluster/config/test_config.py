@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from baton.core.errors import ConfigError
+from cluster.autoscaling.autoscaler_config import AutoscalerConfig
 from cluster.config.config import BatonConfig, load_config
 from cluster.config.config_reading import parse_override
 
@@ -293,3 +294,15 @@ def test_the_obstacle_to_a_role_change_is_named(values: dict[str, object], has_d
     said = BatonConfig.from_dict(values).role_change_obstacle(has_draft=has_draft)
     assert obstacle in said
     assert bool(said) == bool(obstacle)
+
+
+def test_workers_wait_for_the_nodes_of_a_cloud_but_not_on_a_ray_without_others() -> None:
+    waits = [AutoscalerConfig().to_limits(is_local=is_local).place_timeout_s for is_local in (True, False)]
+    assert waits == [60.0, 1200.0]
+    assert AutoscalerConfig.model_validate({"place_timeout": "5min"}).to_limits(is_local=True).place_timeout_s == 300.0
+
+
+def test_only_pools_of_the_autoscaler_may_be_empty() -> None:
+    pools = {"prefill": {"min": 0}}
+    assert AutoscalerConfig.model_validate({"enabled": True, **pools}).waking_pools == {"prefill"}
+    assert AutoscalerConfig.model_validate(pools).waking_pools == frozenset()
