@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from baton.core.errors import BatonError
 from cluster.config.config import BatonConfig
+from cluster.config.key_changes import worker_keys
 from cluster.controller.shared_processes import simulated_processes
 from cluster.controller.worker_agreement import WorkerAgreement
 from cluster.controller.worker_pool import WorkerPool
@@ -57,7 +58,7 @@ class RollingUpgrade:
         """
         before = self._agreement.kv_fingerprint
         self._use(new)
-        if all(pool.outdated for pool in self._pools.values()):
+        if all(worker_keys(old, new, name) for name in self._pools):
             self._agreement.kv_fingerprint = None  # the first new worker decides
         try:
             await self.replace_outdated(new.ray.start_timeout_s)

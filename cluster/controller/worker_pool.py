@@ -235,7 +235,8 @@ class WorkerPool:
         """The target and the workers, including the last few dead ones, JSON-ready."""
         members = (*self._members.values(), *self._dead)
         known: dict[str, Any] = {"target": self.target, "workers": [member.to_dict() for member in members]}
-        known |= {"outdated": [member.worker_id for member in outdated]} if (outdated := self.outdated) else {}
+        if outdated := self.outdated:
+            known["outdated"] = [member.worker_id for member in outdated]
         return known | ({"pinned": True} if self.is_pinned else {})
 
     def counts(self) -> PoolCounts:
