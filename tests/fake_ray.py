@@ -107,6 +107,11 @@ class FakeRay:
     def free_cpus(self) -> float:
         return self._num_cpus - sum(actor.num_cpus for actor in self._actors if actor.is_placed and actor.is_alive)
 
+    def add_cpus(self, num_cpus: int) -> None:
+        """Gives the node more CPUs, as if another node had come."""
+        self._num_cpus += num_cpus
+        self.place_waiting()
+
     def start(self, actor: FakeActor) -> None:
         self._actors.append(actor)
         self.place_waiting()
