@@ -63,6 +63,9 @@ class RouterActor:
     async def reload(self, config: dict[str, Any]) -> None:
         self._host.reload(config)
 
+    async def check_model(self, config: dict[str, Any]) -> None:
+        await self._host.check_model(config)
+
     async def wait(self) -> None:
         await self._host.wait()
 

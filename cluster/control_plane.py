@@ -100,7 +100,7 @@ class ControlPlane:
             model,
             self.predictions.ledger,
             self._traffic,
-            config.autoscaler.to_limits(),
+            config.autoscaler.to_limits(is_local=config.ray.is_local),
             self.metrics.autoscaler,
             num_waiting=lambda: self.admission.num_queued,
             is_enabled=config.autoscaler.enabled,
@@ -121,7 +121,14 @@ class ControlPlane:
             self.metrics, timelines, self.predictions, self.admission, self._traffic, self._clock
         )
         return Router(
-            model, self.registry, self._config.router, self.admission, observers, self.watch.check, self._clock
+            model,
+            self.registry,
+            self._config.router,
+            self.admission,
+            observers,
+            self.watch.check,
+            self._clock,
+            self._config.autoscaler.waking_pools,
         )
 
 
@@ -170,4 +177,5 @@ def create_admission(
         batching_delay=BatchingDelay(model, prefill_chunk_tokens),
         others_work=others_work,
         clock=clock,
+        waking_pools=config.autoscaler.waking_pools,
     )

@@ -21,7 +21,7 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from tests.fake_hosts import PROCESS, ProcessExit, StartsForever
 
-_MODULES = ("controller", "pool_member", "router_keeper", "shared_processes", "worker_pool")
+_MODULES = ("controller", "places", "pool_member", "router_keeper", "shared_processes")
 _NODE_ID = "0" * 56
 _CURRENT: ContextVar[FakeActor] = ContextVar("current actor")
 
@@ -106,6 +106,11 @@ class FakeRay:
 
     def free_cpus(self) -> float:
         return self._num_cpus - sum(actor.num_cpus for actor in self._actors if actor.is_placed and actor.is_alive)
+
+    def add_cpus(self, num_cpus: int) -> None:
+        """Gives the node more CPUs, as if another node had come."""
+        self._num_cpus += num_cpus
+        self.place_waiting()
 
     def start(self, actor: FakeActor) -> None:
         self._actors.append(actor)

@@ -7,7 +7,7 @@ import gc
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from baton.core.errors import BatonError
 from baton.core.request import SamplingParams
@@ -307,11 +307,11 @@ class FakeCluster:
             self.watch.check,
         )
 
-    async def add(self, worker_id: str, clock_shift_s: float = 0.0) -> FakeWorker:
+    async def add(self, worker_id: str, clock_shift_s: float = 0.0, layout: str = "same") -> FakeWorker:
         pool = PREFILL if worker_id.startswith("p") else DECODE
         worker = FakeWorker(worker_id, pool, clock_shift_s)
         self.workers[worker_id] = worker
-        added = self.registry.add(await worker.start())
+        added = self.registry.add(replace(await worker.start(), kv_fingerprint=layout))
         await added.sync_clock()
         self.watch.add(worker_id, added.client)
         return worker

@@ -36,6 +36,21 @@ class ReloadOutcome:
 
 
 @dataclass(frozen=True, slots=True)
+class UpgradeProgress:
+    """An upgrade of the configuration, or the last one.
+
+    Attributes:
+        number: counts the upgrades of one run, from 1.
+        lines: its progress so far.
+        outcome: how it ended; ``None`` while it runs.
+    """
+
+    number: int
+    lines: tuple[str, ...] = ()
+    outcome: ReloadOutcome | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RunState:
     """One run of ``baton up``.
 
@@ -46,6 +61,7 @@ class RunState:
         config: its configuration, as plain values.
         log_file: log of a detached run; ``None`` in the foreground.
         reload: the last reload of the configuration, if any.
+        upgrade: the last upgrade, if any.
     """
 
     pid: int
@@ -54,6 +70,7 @@ class RunState:
     config: dict[str, Any] = field(default_factory=dict)
     log_file: str | None = None
     reload: ReloadOutcome | None = None
+    upgrade: UpgradeProgress | None = None
 
     @classmethod
     def of_this_process(cls, config: Mapping[str, Any], log_file: str | None = None) -> RunState:
@@ -104,21 +121,70 @@ def read_state() -> RunState | None:
             endpoint=values["endpoint"],
             config=dict(values["config"]),
             log_file=values["log_file"],
-            reload=ReloadOutcome(**values["reload"]) if values.get("reload") else None,
+            reload=_outcome(values.get("reload")),
+            upgrade=_upgrade(values.get("upgrade")),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
+def _outcome(values: dict[str, Any] | None) -> ReloadOutcome | None:
+    return ReloadOutcome(**values) if values else None
+
+
+def _upgrade(values: dict[str, Any] | None) -> UpgradeProgress | None:
+    if not values:
+        return None
+    return UpgradeProgress(values["number"], tuple(values["lines"]), _outcome(values["outcome"]))
+
+
 def write_state(state: RunState) -> None:
     """Replaces the record atomically."""
-    folder = run_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=".cluster-", suffix=".json", dir=folder)
+    _write(state_file(), asdict(state))
+
+
+@dataclass(frozen=True, slots=True)
+class UpgradeRequest:
+    """What ``baton upgrade`` asks of the process of ``baton up``.
+
+    Attributes:
+        config: the new configuration, as plain values.
+        file: the file that it was read from, absolute; ``None``: the defaults.
+        assignments: the overrides, as ``--set`` takes them.
+    """
+
+    config: dict[str, Any]
+    file: str | None
+    assignments: tuple[str, ...]
+
+
+def write_upgrade_request(request: UpgradeRequest) -> None:
+    """Leaves a request for the process of ``baton up``, readable by this user only."""
+    _write(_upgrade_file(), asdict(request))
+
+
+def take_upgrade_request() -> UpgradeRequest | None:
+    """Removes and returns the request that was left, if any."""
+    try:
+        values = json.loads(_upgrade_file().read_text(encoding="utf-8"))
+        return UpgradeRequest(values["config"], values["file"], tuple(values["assignments"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    finally:
+        _upgrade_file().unlink(missing_ok=True)
+
+
+def _upgrade_file() -> Path:
+    return run_folder() / "upgrade.json"
+
+
+def _write(file: Path, values: dict[str, Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(prefix=".cluster-", suffix=".json", dir=file.parent)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            json.dump(asdict(state), stream, indent=2)
-        Path(temporary).replace(state_file())
+            json.dump(values, stream, indent=2)
+        Path(temporary).replace(file)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from math import inf
 from typing import Any, Generic, TypeVar
 
@@ -46,6 +46,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
         batching_delay: ``None`` disables batching delays.
         others_work: whether other routers have anything in progress on the same workers.
         clock: monotonic seconds, as in the timelines.
+        waking_pools: as in :class:`WorkerWait`.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
         batching_delay: BatchingDelay | None = None,
         others_work: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
+        waking_pools: Collection[str] = (),
     ) -> None:
         self._dispatcher = dispatcher
         self._config = config
@@ -67,7 +69,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
         self._others_work = others_work
         self._clock = clock
         self._work = AdmittedWork(classes)
-        self._worker_wait = WorkerWait(dispatcher, worker_wait_s, clock)
+        self._worker_wait = WorkerWait(dispatcher, worker_wait_s, clock, waking_pools)
         self._queue: AdmissionQueue[QueuedRequest[PlacementT]] = AdmissionQueue(config.fair_share)
         self._delayed: DelayedRequests[QueuedRequest[PlacementT]] = DelayedRequests(self._settle)
         self._blockage = Blockage(Shortage.PREFILL, 0.0, 0.0, 0.0)  # of the last head of the queue that found no room

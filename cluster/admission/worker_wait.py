@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol, TypeVar
 
 from baton.core.errors import NoWorkerError
@@ -56,6 +56,7 @@ class WorkerWait:
         dispatcher: chooses the route.
         worker_wait_s: how long requests wait without a route.
         clock: monotonic seconds.
+        waking_pools: pools that may have no worker while there are no requests, and start one when a request comes.
     """
 
     def __init__(
@@ -63,7 +64,9 @@ class WorkerWait:
         dispatcher: Dispatcher[Placement],
         worker_wait_s: float,
         clock: Callable[[], float],
+        waking_pools: Collection[str] = (),
     ) -> None:
+        self._waking_pools = waking_pools
         self._dispatcher = dispatcher
         self._worker_wait_s = worker_wait_s
         self._clock = clock
@@ -91,7 +94,13 @@ class WorkerWait:
 
     def error(self) -> NoWorkerError:
         """The error of requests that have waited too long."""
-        missing = " and no ".join(self._dispatcher.missing_pools()) or "suitable"
+        pools = self._dispatcher.missing_pools()
+        if pools and all(pool in self._waking_pools for pool in pools):
+            return NoWorkerError(
+                f"The {' and the '.join(pools)} pool had no requests and thus no workers; one is being started, which "
+                f"has taken more than {self._worker_wait_s:g} s (router.worker_wait_s). Try again."
+            )
+        missing = " and no ".join(pools) or "suitable"
         return NoWorkerError(
             f"No {missing} worker accepted the request within {self._worker_wait_s:g} s. "
             "See `baton status` for the state of the pools."

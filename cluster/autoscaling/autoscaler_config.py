@@ -9,11 +9,15 @@ from pydantic import Field, model_validator
 from baton.core.config_section import Duration, PositiveInt, Section
 from cluster.autoscaling.scaling_limits import PoolLimits, ScalingLimits
 
+_LOCAL_PLACE_S = 60.0
+_NODE_S = 1200.0
+
 
 class PoolLimitsConfig(Section):
     """The smallest and the largest size of a pool, in workers."""
 
-    min: PositiveInt = 1
+    min: Annotated[int, Field(ge=0)] = 1
+    """0: a pool without requests ends its last worker, and starts one when a request comes."""
     max: PositiveInt = 8
 
     @model_validator(mode="after")
@@ -37,12 +41,25 @@ class AutoscalerConfig(Section):
     """Growth of the load that a pool must handle after a worker is removed, as a share of the load."""
     role_change: bool = True
     """Lets a worker change to the other pool if that is faster than starting one, or no node has room for one."""
-    place_timeout: Duration = 60.0
-    """How long Ray may look for a place for a new worker before the autoscaler backs off."""
+    place_timeout: Duration | None = None
+    """How long Ray may look for a place for a new worker before the autoscaler backs off. null: 1 min on a local Ray,
+    which gets no more nodes, and 20 min otherwise, in which a cloud brings a GPU node."""
 
-    def to_limits(self) -> ScalingLimits:
+    @property
+    def waking_pools(self) -> frozenset[str]:
+        """Pools that may have no worker while there are no requests, and start one when a request comes."""
+        pools = {"prefill": self.prefill, "decode": self.decode}
+        return frozenset(name for name, bounds in pools.items() if self.enabled and bounds.min == 0)
+
+    def to_limits(self, *, is_local: bool) -> ScalingLimits:
+        """The limits for the autoscaler.
+
+        Args:
+            is_local: Ray runs on this machine alone.
+        """
         pools = {
             "prefill": PoolLimits(self.prefill.min, self.prefill.max),
             "decode": PoolLimits(self.decode.min, self.decode.max),
         }
-        return ScalingLimits(pools, self.interval, self.calm, self.headroom, self.role_change, self.place_timeout)
+        place_timeout_s = self.place_timeout or (_LOCAL_PLACE_S if is_local else _NODE_S)
+        return ScalingLimits(pools, self.interval, self.calm, self.headroom, self.role_change, place_timeout_s)

@@ -71,12 +71,12 @@ def _ways(
         present: present number of prefill workers.
     """
 
-    size, most, steps = fewer.min, more.max, tuning.LOCAL_SHARE_STEPS
+    size, most, steps = fewer.least_serving, more.max, tuning.LOCAL_SHARE_STEPS
     while True:
         # More prefill workers leave fewer local prompts, which need fewer decode workers.
         steps = bisect_left(range(steps), True, key=partial(_keeps, demand, prefill, size))
         asked = demand.with_local_share(steps / tuning.LOCAL_SHARE_STEPS)
-        found = fewest_workers(partial(decode_forecast, asked, decode), more.min, most)
+        found = fewest_workers(partial(decode_forecast, asked, decode), more.least_serving, most)
         most = found.workers
         yield _Pools(steps / tuning.LOCAL_SHARE_STEPS, size, most, found.keeps)
         if not steps or size >= fewer.max:

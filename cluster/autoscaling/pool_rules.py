@@ -22,6 +22,8 @@ class Reason(StrEnum):
     """One worker less has been enough, with headroom, for a while."""
     IDLE = "idle"
     """There are no requests."""
+    WAKE = "wake"
+    """Requests have come to a pool without workers."""
     LIMITS = "limits"
     """The size, or the size that the load needs, is outside of the limits."""
     UNPLACED = "unplaced"
@@ -75,17 +77,20 @@ def size_pool(
     counts: PoolCounts, needs: Requirement, bounds: PoolLimits, limits: ScalingLimits, state: PoolState, now_s: float
 ) -> Sizing:
     """Chooses the next size of a pool, with its reason."""
-    state = _watch_calm(counts, needs, bounds, state, now_s)
+    state = _watch_calm(counts, needs, bounds, limits, state, now_s)
     state = _watch_places(counts, state)
     if counts.pinned:
         return Sizing(counts.target, counts.target, Reason.PINNED, state)
     if counts.pending and counts.pending_s >= limits.place_timeout_s:
-        placed = max(bounds.min, counts.ready + counts.starting - counts.pending)
+        placed = max(bounds.least_serving, counts.ready + counts.starting - counts.pending)
         if placed < counts.target:
             return Sizing(placed, max(needs.roomy, placed), Reason.UNPLACED, _give_up(placed, state, now_s))
     if not bounds.min <= counts.target <= bounds.max:
         within = min(max(counts.target, bounds.min), bounds.max)
         return Sizing(within, within, Reason.LIMITS, state)
+    if counts.target == 0:
+        is_wanted = not needs.is_idle
+        return Sizing(int(is_wanted), int(is_wanted), Reason.WAKE if is_wanted else Reason.IDLE, state)
     if needs.needed > counts.target:
         return _grow(counts, needs, state, now_s)
     has_spare = state.calm_since_s is not None and now_s - state.calm_since_s >= limits.calm_s
@@ -102,9 +107,16 @@ def size_pool(
 
 
 def _watch_calm(
-    counts: PoolCounts, needs: Requirement, bounds: PoolLimits, state: PoolState, now_s: float
+    counts: PoolCounts,
+    needs: Requirement,
+    bounds: PoolLimits,
+    limits: ScalingLimits,
+    state: PoolState,
+    now_s: float,
 ) -> PoolState:
-    spare = needs.is_known and counts.target > bounds.min and needs.roomy < counts.target
+    # The start of the first worker may take longer than the requests that asked for it are remembered.
+    is_waking = counts.target == 1 and counts.starting and counts.pending_s < limits.place_timeout_s
+    spare = needs.is_known and counts.target > bounds.min and needs.roomy < counts.target and not is_waking
     if not spare:
         return replace(state, calm_since_s=None)
     return state if state.calm_since_s is not None else replace(state, calm_since_s=now_s)

@@ -56,9 +56,9 @@ def requirement_of(pool: str, observation: Observation, limits: ScalingLimits) -
     forecast = _forecast(pool, seen)
     if forecast is None or (demand.num_requests < tuning.MIN_REQUESTS and demand.seen_s < tuning.ENOUGH_S):
         return _by_queue_alone(pool, seen, bounds, size)
-    fewest = fewest_workers(lambda workers: forecast(demand, workers), bounds.min, bounds.max)
+    fewest = fewest_workers(lambda workers: forecast(demand, workers), bounds.least_serving, bounds.max)
     grown = demand.scaled(1.0 + limits.headroom)
-    roomy = fewest_workers(lambda workers: forecast(grown, workers), bounds.min, bounds.max).workers
+    roomy = fewest_workers(lambda workers: forecast(grown, workers), bounds.least_serving, bounds.max).workers
     asked = fewest.workers
     if not fewest.keeps:
         asked = fewest_workers(

@@ -13,6 +13,11 @@ class PoolLimits:
     min: int = 1
     max: int = 1
 
+    @property
+    def least_serving(self) -> int:
+        """The smallest size that serves requests."""
+        return max(1, self.min)
+
 
 @dataclass(frozen=True, slots=True)
 class ScalingLimits:

@@ -58,6 +58,8 @@ def _because(pool: str, observation: Observation, limits: ScalingLimits, needs: 
             return _unplaced(counts, sizing.state, sizing, observation.now_s)
         case Reason.IDLE:
             return f"no requests have arrived or waited for at least {limits.calm_s:g} s."
+        case Reason.WAKE:
+            return "requests have come, and the pool has no worker."
         case Reason.QUEUE if not needs.is_known:
             waiting = _number(observation.pools[pool].load)
             return f"{waiting} prompts wait, and the queue grows; {_what_is_missing(pool, observation)}"

@@ -34,6 +34,14 @@ from cluster.cli.cli_wait_idle import wait_idle
 from cluster.cli.settings_command import settings_command
 from cluster.simulation.options import SimulateOptions
 
+ConfigOption = Annotated[
+    Path | None, typer.Option("-c", "--config", help="YAML configuration file, such as deploy/local.yaml.")
+]
+AssignmentsOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one value, such as prefill.workers=2."),
+]
+
 
 def _simulate(_: typer.Context, options: SimulateOptions) -> None:
     from cluster.simulation.entry import fit_profile, simulate
@@ -78,22 +86,16 @@ def run(arguments: Sequence[str]) -> int:
 
 @app.command()
 def up(
-    config: Annotated[
-        Path | None, typer.Option("-c", "--config", help="YAML configuration file, such as deploy/local.yaml.")
-    ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override one value, such as prefill.workers=2."),
-    ] = None,
+    config: ConfigOption = None,
+    assignments: AssignmentsOption = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Run the cluster in the background.")] = False,
 ) -> None:
     """Start a cluster and print its endpoint. Ctrl-C shuts it down."""
     from cluster.cli.cli_up import check_configuration, run_detached, run_in_foreground
-    from cluster.config.config import load_config
-    from cluster.config.config_reading import parse_override
+    from cluster.cli.cli_upgrade import read_configuration
 
     assignments = assignments or []
-    read = partial(load_config, config, dict(parse_override(text) for text in assignments))
+    read = partial(read_configuration, None if config is None else str(config), assignments)
     settings = read()
     check_configuration(settings)
     if not detach:
@@ -129,6 +131,31 @@ def reload(
     from cluster.cli.cli_reload import reload_cluster
 
     _output().print(Text(reload_cluster(timeout)), soft_wrap=True)
+
+
+@app.command()
+def upgrade(
+    config: ConfigOption = None,
+    assignments: AssignmentsOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be replaced and why, only.")] = False,
+) -> None:
+    """Give the running cluster another configuration, worker by worker. No request fails."""
+    from baton.client.local_cluster import UpgradeRequest
+    from cluster.cli.cli_up import check_configuration
+    from cluster.cli.cli_upgrade import plan_for_running, read_configuration, upgrade_cluster
+
+    file, assignments = None if config is None else str(config.absolute()), assignments or []
+    new = read_configuration(file, assignments)
+    planned = plan_for_running(new)
+    for line in planned.texts():
+        _output().print(Text(line), soft_wrap=True)
+    if dry_run or not planned.changes:
+        return
+    check_configuration(new)
+    request = UpgradeRequest(new.to_dict(), file, tuple(assignments))
+    with Reporter() as report:
+        outcome = upgrade_cluster(request, report.note)
+    _output().print(Text(outcome), soft_wrap=True)
 
 
 @app.command()

@@ -10,10 +10,10 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
-from baton.client.local_cluster import ReloadOutcome, RunState, read_state, write_state
+from baton.client.local_cluster import ReloadOutcome, RunState, read_state
 from baton.core.errors import BatonError, ConfigError, DeadlineError
+from cluster.cli.run_record import RunRecord
 from cluster.config.config import BatonConfig
 from cluster.config.reloading import reloaded, restart_keys
 
@@ -24,25 +24,12 @@ class Reloader:
     """Reloads the configuration of the cluster that this process runs.
 
     Args:
-        state: this run's record.
-        read_again: reads the configuration as it was read for the start.
         apply: passes a configuration on to the cluster.
-        report: called with each outcome.
     """
 
-    def __init__(
-        self,
-        state: RunState,
-        config: BatonConfig,
-        read_again: Callable[[], BatonConfig],
-        apply: Callable[[BatonConfig], None],
-        report: Callable[[str], None],
-    ) -> None:
-        self._state = state
-        self._config = config
-        self._read_again = read_again
+    def __init__(self, record: RunRecord, apply: Callable[[BatonConfig], None]) -> None:
+        self._record = record
         self._apply = apply
-        self._report = report
 
     def reload(self) -> None:
         """Reads and applies the configuration, and records the outcome. A refused one changes nothing."""
@@ -50,18 +37,16 @@ class Reloader:
             text, is_applied = self._reload(), True
         except BatonError as error:
             text, is_applied = f"The configuration was not reloaded, and nothing has changed. {error.message}", False
-        self._report(text)
-        number = 1 + (self._state.reload.number if self._state.reload else 0)
-        self._state = replace(
-            self._state, config=self._config.to_dict(), reload=ReloadOutcome(number, is_applied=is_applied, text=text)
-        )
-        write_state(self._state)
+        self._record.report(text)
+        last = self._record.state.reload
+        number = 1 + (last.number if last else 0)
+        self._record.change(reload=ReloadOutcome(number, is_applied=is_applied, text=text))
 
     def _reload(self) -> str:
-        new = self._read_again()
-        config = reloaded(self._config, new)
+        new = self._record.read_again()
+        config = reloaded(self._record.config, new)
         self._apply(config)
-        self._config = config
+        self._record.config = config
         num_keys, num_classes = len(config.router.api_keys), len(config.slo.classes)
         text = f"Reloaded: {num_keys or 'no'} API keys, {num_classes} SLO classes."
         keys = restart_keys(config, new)
@@ -75,19 +60,30 @@ def reload_cluster(timeout_s: float) -> str:
         ConfigError: no cluster runs here, it belongs to another user, or it refused the configuration.
         DeadlineError: there was no outcome in time.
     """
+    state = running_state()
+    hang_up(state)
+    outcome = _wait_for_news(state, timeout_s)
+    if not outcome.is_applied:
+        raise ConfigError(outcome.text)
+    return outcome.text
+
+
+def running_state() -> RunState:
+    """The record of the cluster that serves on this machine. Raises :class:`ConfigError` if there is none."""
     state = read_state()
     if state is None or not state.is_running():
         raise ConfigError("No cluster runs on this machine. Start one with `baton up`.")
     if state.endpoint is None:
         raise ConfigError(f"The cluster (process {state.pid}) is still starting. Try again when it is ready.")
+    return state
+
+
+def hang_up(state: RunState) -> None:
+    """Makes the process of ``baton up`` look for news. Raises :class:`ConfigError` if it is another user's."""
     try:
         os.kill(state.pid, signal.SIGHUP)
     except PermissionError as error:
-        raise ConfigError(f"Process {state.pid} belongs to another user; only that user can reload it.") from error
-    outcome = _wait_for_news(state, timeout_s)
-    if not outcome.is_applied:
-        raise ConfigError(outcome.text)
-    return outcome.text
+        raise ConfigError(f"Process {state.pid} belongs to another user; only that user can change it.") from error
 
 
 def _wait_for_news(before: RunState, timeout_s: float) -> ReloadOutcome:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import psutil
 
-from baton.client.local_cluster import RunState, clear_state, read_state, run_folder, write_state
+from baton.client.local_cluster import RunState, clear_state, read_state, run_folder
 from baton.core.accelerators import MEMORY_BYTES
 from baton.core.errors import BatonError, ConfigError, DeadlineError
 from baton.engine.models.default_model import default_model_folder, is_default_model
@@ -26,6 +26,8 @@ from baton.process.stop_signals import StopEvent, StopSignals
 from cluster.cli.cli_common import ERROR_PREFIX
 from cluster.cli.cli_model import pull
 from cluster.cli.cli_reload import Reloader
+from cluster.cli.cli_upgrade import Upgrader
+from cluster.cli.run_record import RunRecord
 from cluster.config.config import BatonConfig
 from cluster.gateway.tls import create_tls_context
 
@@ -50,6 +52,14 @@ class RunningCluster(Protocol):
 
     def reload(self, config: BatonConfig) -> None:
         """Takes over API keys and SLO classes. Raises BatonError, with no effect, if they cannot be used."""
+        ...
+
+    def begin_upgrade(self, config: BatonConfig) -> None:
+        """Begins to replace workers for another configuration. Raises BatonError, with no effect, if it cannot."""
+        ...
+
+    def upgrade_ended(self) -> bool:
+        """Whether the upgrade that was begun has ended. Raises BatonError if it has failed."""
         ...
 
     def stop(self) -> None: ...
@@ -165,17 +175,23 @@ def run_in_foreground(
     refuse_second_cluster()
     raise_descriptor_limit()  # Ray's processes inherit it
     state = RunState.of_this_process(config.to_dict(), os.environ.get(LOG_FILE_VARIABLE))
+    record = RunRecord(state, config, read_again, report)
     cluster: RunningCluster | None = None
     with StopSignals(on_hangup="reload") as signals:
         try:
-            write_state(state)
-            cluster = starter(config, report)
+            record.change()
+            cluster = starter(config, record.report)
             signals.end_of_start()
-            state = state.with_endpoint(cluster.endpoint)
-            write_state(state)
+            record.change(endpoint=cluster.endpoint)
             on_ready(cluster.endpoint)
-            reloader = Reloader(state, config, read_again, cluster.reload, report)
-            cluster.wait(signals.stop, lambda: reloader.reload() if signals.take_reload() else None)
+            reloader, upgrader = Reloader(record, cluster.reload), Upgrader(record, cluster)
+
+            def on_pass() -> None:
+                if signals.take_reload() and not upgrader.begin():
+                    reloader.reload()
+                upgrader.follow()
+
+            cluster.wait(signals.stop, on_pass)
         except KeyboardInterrupt:
             if cluster is None:
                 report("stopped before it was ready")

@@ -45,12 +45,14 @@ def render_status(status: Mapping[str, Any], endpoint: str, width: int) -> Rende
     for name, pool in status["pools"].items():
         num_ready = sum(worker["state"] == "ready" for worker in pool["workers"])
         table.add_row(Text(name, style="bold"), f"{num_ready} of {pool['target']}")
+        if outdated := pool.get("outdated"):
+            notes.append(Text(f"{name}: being upgraded; with old settings: {', '.join(outdated)}", style="yellow"))
         for worker in pool["workers"]:
             table.add_row(*(column.show(worker) for column in columns))
             if (worker.get("memory") or {}).get("total"):
                 budgets.setdefault(MemoryBudget(**worker["memory"]).describe(), []).append(worker["id"])
             notes += [
-                Text(f"{worker['id']}: {worker[key]}", style="yellow")
+                Text(f"{worker['id']}{_waiting(worker)}: {worker[key]}", style="yellow")
                 for key in ("reason", "graph_failure")
                 if worker.get(key)
             ]
@@ -63,6 +65,11 @@ def render_status(status: Mapping[str, Any], endpoint: str, width: int) -> Rende
     if waiting := queue_sentence(status.get("admission") or {}):
         parts.append(Text(waiting))
     return Group(*parts, *([Text("")] if notes else []), *notes)
+
+
+def _waiting(worker: Mapping[str, Any]) -> str:
+    """How long a worker has waited for a node; empty for others."""
+    return f" has waited for a node for {in_words(float(worker['uptime_s']))}" if worker.get("is_pending") else ""
 
 
 def _routers(status: Mapping[str, Any]) -> str:

@@ -1,14 +1,9 @@
-"""Which changes of the configuration a running cluster takes over."""
+"""Which changes of the configuration a running cluster takes over at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
 from cluster.config.config import BatonConfig
-
-_RELOADED = ("router.api_keys", "slo")
-"""Keys whose values are read again; changes of others need a restart."""
+from cluster.config.key_changes import Need, changed_keys, need_of
 
 
 def reloaded(running: BatonConfig, new: BatonConfig) -> BatonConfig:
@@ -18,15 +13,5 @@ def reloaded(running: BatonConfig, new: BatonConfig) -> BatonConfig:
 
 
 def restart_keys(running: BatonConfig, new: BatonConfig) -> list[str]:
-    """The dotted keys that differ and need a restart."""
-    before, after = dict(_flat(running.to_dict())), dict(_flat(new.to_dict()))
-    changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
-    return sorted(key for key in changed if not f"{key}.".startswith(tuple(f"{name}." for name in _RELOADED)))
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+    """The dotted keys that differ and that a reload does not take over."""
+    return [key for key in changed_keys(running, new) if need_of(key) is not Need.RELOAD]

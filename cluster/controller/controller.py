@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from baton.core.errors import BatonError, InvalidRequestError, LayoutMismatchError, NotFoundError
+from baton.core.errors import BatonError, ConfigError, InvalidRequestError, NotFoundError
 from baton.core.logs import configure_logging
 from baton.core.roles import DECODE, POOLS
 from baton.engine.models.model_source import resolve_model
@@ -19,11 +19,14 @@ from baton.rpc.credentials import create_secret
 from cluster.actors import WorkerActor
 from cluster.autoscaling.observation import PoolCounts
 from cluster.config.config import BatonConfig
+from cluster.config.key_changes import plan_upgrade
 from cluster.controller.node_watch import NodeWatch
 from cluster.controller.pool_member import ChangeOrigin
+from cluster.controller.rolling_upgrade import RollingUpgrade
 from cluster.controller.router_group import RouterGroup
 from cluster.controller.shared_processes import simulated_processes
 from cluster.controller.survivors import Survivors
+from cluster.controller.worker_agreement import WorkerAgreement
 from cluster.controller.worker_pool import WorkerPool
 from cluster.losses.gcs_watch import GcsWatch
 from cluster.nodes.node_labels import POOL_LABEL
@@ -67,7 +70,10 @@ class Controller:
             name: WorkerPool(name, self._config, self, worker_class, bind_host, self._secret, processes)
             for name in POOLS
         }
-        self._kv_fingerprint: str | None = None
+        self._agreement = WorkerAgreement()
+        self._upgrade = RollingUpgrade(self._pools, self._agreement, self._secret, self.report)
+        self._is_upgrading = False
+        self._leftovers: asyncio.Task[None] | None = None
         self._infos = {worker.info.worker_id: worker.info for worker in self._survivors.workers}
         self._routers = RouterGroup(self._config, self._secret, self._infos, self.report)
         self._watch = ProgressWatch(self._config.liveness, self._judged)
@@ -108,7 +114,21 @@ class Controller:
                 task.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
         self._router_task = asyncio.create_task(self._watch_router())
+        if any(pool.outdated for pool in self._pools.values()):
+            self._leftovers = asyncio.create_task(self._replace_leftovers())
         return endpoint
+
+    async def _replace_leftovers(self) -> None:
+        """Replaces workers that an interrupted upgrade has left."""
+        self._is_upgrading = True
+        try:
+            await self._upgrade.replace_outdated(self._config.ray.start_timeout_s)
+        except BatonError as error:
+            for pool in self._pools.values():
+                pool.keep_spare(0)
+            self.report(f"workers that an interrupted upgrade has left could not be replaced: {error.message}")
+        finally:
+            self._is_upgrading = False
 
     async def _bring_up_router(self) -> str:
         survivors = self._survivors
@@ -137,11 +157,39 @@ class Controller:
         """Gives the router the API keys and SLO classes of ``config``, and to those that replace it.
 
         Raises:
-            BatonError: they cannot be used, and nothing has changed.
+            BatonError: they cannot be used, or an upgrade runs; nothing has changed.
         """
+        self._refuse_during_upgrade()
         new = BatonConfig.from_dict(config)
         await self._routers.reload(new)
         self._config = new
+
+    async def upgrade(self, config: dict[str, Any]) -> None:
+        """Gives the cluster another configuration; workers with other settings are replaced while requests run.
+
+        Raises:
+            ConfigError: a running cluster cannot take it over, or an upgrade runs already; nothing has changed.
+            BatonError: it has failed; the message says why and what the cluster runs now.
+        """
+        self._refuse_during_upgrade()
+        new = BatonConfig.from_dict(config)
+        plan = plan_upgrade(self._config, new)
+        self._is_upgrading = True
+        try:
+            if new.model != self._config.model:
+                await self._routers.check_model(new)
+            await self._upgrade.run(self._config, new, lambda: self._routers.reload(new))
+        finally:
+            self._is_upgrading = False
+        self._config = new
+        for name, size in plan.sizes.items():
+            self._pools[name].scale(size)
+
+    def _refuse_during_upgrade(self) -> None:
+        if self._is_upgrading:
+            raise ConfigError(
+                "An upgrade of this cluster runs already. Try again when it has ended; see `baton status`."
+            )
 
     async def next_report(self) -> str:
         """Waits for the next line of progress."""
@@ -233,6 +281,8 @@ class Controller:
             pool.leave_node(node_id)
 
     def _role_change_obstacle(self) -> str:
+        if self._is_upgrading:
+            return "an upgrade replaces workers; try again when it has ended."
         if self._nodes.has_reserved_nodes:
             return f"nodes are reserved for the workers of one pool (label {POOL_LABEL}); start new workers instead."
         has_draft = any(info.draft_method for info in self._infos.values() if info.pool == DECODE)
@@ -256,7 +306,7 @@ class Controller:
 
     async def stop(self) -> None:
         """Stops everything, the router first, so that no request loses its workers."""
-        for task in (self._router_task, self._watching, self._nodes_task, self._gcs_task):
+        for task in (self._router_task, self._watching, self._nodes_task, self._gcs_task, self._leftovers):
             if task is not None:
                 task.cancel()
         await self._routers.stop()
@@ -267,16 +317,9 @@ class Controller:
         """Adds a ready worker to the router.
 
         Raises:
-            LayoutMismatchError: the worker's KV layout differs from that of the others.
+            LayoutMismatchError: the worker's KV layout or vocabulary differs from that of the others.
         """
-        if self._kv_fingerprint is None:
-            self._kv_fingerprint = info.kv_fingerprint
-        if info.kv_fingerprint != self._kv_fingerprint:
-            raise LayoutMismatchError(
-                f"{info.worker_id} ({info.dtype}, blocks of {info.block_size}) has a different KV layout than earlier "
-                "workers. All workers must run the same model, dtype and engine section; set dtype explicitly "
-                "when the pools run on different devices."
-            )
+        self._agreement.check(info)
         self._infos[info.worker_id] = info
         client = WorkerClient(info.address, self._config.security.credentials(self._secret))
         self._clients[info.worker_id] = client

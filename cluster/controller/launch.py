@@ -48,6 +48,7 @@ class Cluster:
         self._connection = connection
         self._controller: Any = None
         self._next_report: Any = None
+        self._upgrade: tuple[Any, BatonConfig] | None = None
         self._gcs_address = ray.get_runtime_context().gcs_address
 
     @classmethod
@@ -99,6 +100,34 @@ class Cluster:
         except RayError as error:
             raise _as_baton_error(error) from error
         self._config = config
+
+    def begin_upgrade(self, config: BatonConfig) -> None:
+        """Begins to give the cluster another configuration; see :meth:`Controller.upgrade`.
+
+        Raises:
+            BatonError: no node fits the configuration.
+        """
+        refuse_unfit_nodes(config, self._report)
+        self._upgrade = self._controller.upgrade.remote(config.to_dict()), config
+
+    def upgrade_ended(self) -> bool:
+        """Whether the upgrade that was begun has ended.
+
+        Raises:
+            BatonError: it has failed, or the controller was lost.
+        """
+        if self._upgrade is None:
+            return True
+        call, config = self._upgrade
+        if not ray.wait([call], timeout=0)[0]:
+            return False
+        self._upgrade = None
+        try:
+            ray.get(call)
+        except RayError as error:
+            raise _as_baton_error(error) from error
+        self._config = config
+        return True
 
     def stop(self) -> None:
         """Stops router and workers, and disconnects from Ray if this process connected to it or started it."""

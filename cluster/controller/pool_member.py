@@ -42,6 +42,8 @@ class PoolMember:
     """A worker from the decision to start it until its end. The pool sets its ``state``.
 
     Attributes:
+        config: the configuration with which it starts.
+        is_outdated: whether workers that start now get other settings.
         reason: why the worker is not ready, or why it ended.
         leaving: set this to make the worker leave.
         next_role: the member of the other pool that takes over this worker's process.
@@ -49,8 +51,10 @@ class PoolMember:
         hangs: set when the worker is judged as lost although its process may live.
     """
 
-    def __init__(self, worker_id: str) -> None:
+    def __init__(self, worker_id: str, config: BatonConfig) -> None:
         self.worker_id = worker_id
+        self.config = config
+        self.is_outdated = False
         self.state = WorkerState.STARTING
         self.reason = ""
         self.info: WorkerInfo | None = None
@@ -67,7 +71,7 @@ class PoolMember:
     @classmethod
     def taken_over(cls, found: FoundWorker) -> PoolMember:
         """A member whose process serves already."""
-        member = cls(found.info.worker_id)
+        member = cls(found.info.worker_id, found.config)
         member.state, member.info = WorkerState.READY, found.info
         member._actor, member._is_decided = found.actor, True
         return member
@@ -81,7 +85,6 @@ class PoolMember:
         self,
         actor_class: type,
         pool: str,
-        config: BatonConfig,
         bind_host: str | None,
         secret: bytes,
         processes: SharedProcesses | None = None,
@@ -97,6 +100,7 @@ class PoolMember:
         if processes is not None:
             self._actor = processes.place(self.worker_id, pool, bind_host)
             return
+        config = self.config
         options = actor_options(pool_resources(config, pool), is_local=config.ray.is_local)
         try:
             options |= survival_options(config.ray, Kind.WORKER)
@@ -195,6 +199,7 @@ class PoolMember:
             "state": str(self.state),
             "reason": self.reason,
             "uptime_s": None if is_dead else round(time.monotonic() - self.since_s, 1),
+            "is_pending": self.is_pending,
         }
         if self.info is None:
             return known

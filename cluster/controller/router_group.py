@@ -70,6 +70,10 @@ class RouterGroup:
         for keeper in self._keepers:
             await keeper.reload(config)
 
+    async def check_model(self, config: BatonConfig) -> None:
+        """Raises :class:`ConfigError` if the routers cannot serve the model of ``config``: see ``RouterHost``."""
+        await self._keepers[0].check_model(config)
+
     async def tell(self, method: str, *arguments: Any) -> None:
         """Calls ``add_worker``, ``drain_worker`` or ``remove_worker`` of every router."""
         await asyncio.gather(*(keeper.tell(method, *arguments) for keeper in self._keepers))

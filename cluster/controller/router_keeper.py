@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from baton.core.errors import BatonError
@@ -80,10 +80,10 @@ class RouterKeeper:
             self._config.to_dict(), self.port, handle, self._secret, carried_variables(), self.index
         )
         try:
-            endpoint, self.port = await router.start.remote()
-        except RayTaskError as error:
+            endpoint, self.port = await _answer(router.start.remote())
+        except (BatonError, RayTaskError):
             ray.kill(router, no_restart=True)
-            raise error.cause if isinstance(error.cause, BatonError) else error from None
+            raise
         # Without awaiting between, so that later changes of workers cannot overtake these calls.
         self.router = router
         self._started()
@@ -114,10 +114,15 @@ class RouterKeeper:
         """
         if self.router is not None:
             try:
-                await self.router.reload.remote(config.to_dict())
-            except RayTaskError as error:
-                raise error.cause if isinstance(error.cause, BatonError) else error from None
+                await _answer(self.router.reload.remote(config.to_dict()))
+            except RayActorError:
+                logger.warning("the router died before it reloaded; the next one starts with this configuration")
         self._config = config
+
+    async def check_model(self, config: BatonConfig) -> None:
+        """Raises :class:`ConfigError` if the router cannot serve the model of ``config``: see ``RouterHost``."""
+        if self.router is not None:
+            await _answer(self.router.check_model.remote(config.to_dict()))
 
     async def tell(self, method: str, *arguments: Any) -> None:
         """Calls ``add_worker``, ``drain_worker`` or ``remove_worker`` of the router, if there is one."""
@@ -168,3 +173,11 @@ class RouterKeeper:
                 logger.warning("the router could not be started again: %s", error)
                 await asyncio.sleep(_RESTART_PAUSE_S)
         return await self.start()
+
+
+async def _answer(call: Any) -> Any:
+    """The result of an actor call; a ``BatonError`` of the actor is raised as such."""
+    try:
+        return await call
+    except RayTaskError as error:
+        raise error.cause if isinstance(error.cause, BatonError) else error from None

@@ -17,7 +17,9 @@ import ray
 from ray.exceptions import RayError
 
 from baton.core.errors import ConfigError
+from baton.core.roles import POOLS
 from cluster.config.config import BatonConfig, RayConfig
+from cluster.config.key_changes import worker_keys
 from cluster.config.reloading import restart_keys
 from cluster.registry.workers import WorkerInfo
 
@@ -56,10 +58,11 @@ class FoundRouter:
 
 @dataclass(frozen=True, slots=True)
 class FoundWorker:
-    """A worker without a controller that is ready."""
+    """A worker without a controller that is ready, and the configuration with which it was started."""
 
     actor: Any
     info: WorkerInfo
+    config: BatonConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +95,18 @@ def find_survivors(config: BatonConfig) -> Survivors | None:
         ConfigError: what is there has another configuration; nothing has changed.
     """
     routers, workers, unready, secret = [], [], [], b""
-    for kind, actor, described in _describe(config.ray.namespace):
+    found = _describe(config.ray.namespace)
+    has_router = any(kind is Kind.ROUTER and described for kind, _, described in found)
+    for kind, actor, described in found:
         if described:
-            check_configuration(BatonConfig.from_dict(described["config"]), config)
+            # An upgrade that was interrupted has left workers with other settings than the routers' configuration has.
+            is_replaceable = kind is Kind.WORKER and has_router
+            check_configuration(BatonConfig.from_dict(described["config"]), config, is_replaceable=is_replaceable)
         if kind is Kind.ROUTER and described.get("endpoint"):
             routers.append(FoundRouter(actor, described["endpoint"], described["port"], described["index"]))
         elif kind is Kind.WORKER and described.get("info"):
-            workers.append(FoundWorker(actor, WorkerInfo.from_dict(described["info"])))
+            info, with_config = WorkerInfo.from_dict(described["info"]), BatonConfig.from_dict(described["config"])
+            workers.append(FoundWorker(actor, info, with_config))
         else:
             unready.append(actor)
             continue
@@ -151,9 +159,14 @@ def _actors(namespace: str) -> Iterator[tuple[Kind, Any]]:
             continue
 
 
-def check_configuration(running: BatonConfig, wanted: BatonConfig) -> None:
-    """Raises :class:`ConfigError` if a cluster with one configuration cannot be taken over with the other."""
-    keys = [key for key in restart_keys(running, wanted) if key not in _FREE_KEYS]
+def check_configuration(running: BatonConfig, wanted: BatonConfig, *, is_replaceable: bool = False) -> None:
+    """Raises :class:`ConfigError` if a cluster with one configuration cannot be taken over with the other.
+
+    Args:
+        is_replaceable: whether ``running`` is that of a worker which may be replaced by another one.
+    """
+    free = _FREE_KEYS.union(worker_keys(running, wanted, *POOLS) if is_replaceable else ())
+    keys = [key for key in restart_keys(running, wanted) if key not in free]
     if keys:
         raise ConfigError(
             f"Router and workers of an earlier `baton up` still serve in the Ray namespace {wanted.ray.namespace!r}, "

@@ -8,12 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter, deque
 from collections.abc import Sequence
-from statistics import median
 from typing import Any
 
-import ray
 from ray.exceptions import RayError
 
 from baton.core.errors import (
@@ -24,10 +21,13 @@ from baton.core.errors import (
     UnsupportedModelError,
     WorkerLostError,
 )
+from baton.core.roles import POOLS
 from baton.process.background import race
 from cluster.autoscaling.observation import PoolCounts
 from cluster.config.config import BatonConfig
-from cluster.controller.placement import Node, explain_pending, fits_somewhere, live_nodes, pool_resources
+from cluster.config.key_changes import worker_keys
+from cluster.controller.places import Places
+from cluster.controller.pool_history import PoolHistory
 from cluster.controller.pool_listener import PoolListener
 from cluster.controller.pool_member import ChangeOrigin, PoolMember, short_reason
 from cluster.controller.shared_processes import SharedProcesses
@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 _HOPELESS_NOTICE_S = 5.0
 _BUSY_NOTICE_S = 20.0
 """A process may take this long to start; only later is a lack of free resources likely."""
-_NODES_KNOWN_S = 1.0
 _MAX_BACKOFF_S = 30.0
 _MAX_DOUBLINGS = 10.0
 """Limit of the exponent, since 2.0 ** 1024 overflows; the pause has reached its maximum before."""
@@ -52,7 +51,6 @@ _STILL_LOADING = (
     "start on a machine also compiles the decoder; finished parts are kept, so another attempt takes less time."
 )
 _DEAD_KEPT = 5
-_STARTS_KEPT = 5
 
 
 class WorkerPool:
@@ -82,7 +80,7 @@ class WorkerPool:
         self.target = 0
         self.is_pinned = False
         self._config = config
-        self._resources = pool_resources(config, name)
+        self._places = Places(name, config)
         self._listener = listener
         self._actor_class = actor_class
         self._bind_host = bind_host
@@ -94,15 +92,9 @@ class WorkerPool:
         # At least the time limit of a request, so that a drain never cuts one off.
         self._drain_timeout_s = max(_SHORTEST_DRAIN_TIMEOUT_S, config.router.request_timeout_s)
         self._num_start_failures = 0  # in a row
-        self._num_started = 0
-        self._starts_s: deque[float] = deque(maxlen=_STARTS_KEPT)
-        self._role_changes_s: deque[float] = deque(maxlen=_STARTS_KEPT)
-        self._num_failed = {"starting": 0, "serving": 0, "hanging": 0}
-        self._num_scaled = {"up": 0, "down": 0}
-        self._num_role_changes = dict.fromkeys(map(str, ChangeOrigin), 0)
+        self._num_spare = 0  # workers beyond the target, while others are replaced
+        self._history = PoolHistory()
         self._was_complete = False
-        self._known_nodes: list[Node] = []
-        self._nodes_until_s = 0.0
         self._fatal: BatonError | None = None
         self._changed = asyncio.Event()
 
@@ -113,21 +105,53 @@ class WorkerPool:
     @property
     def _failed_rounds(self) -> float:
         """The average number of consecutive failed starts per missing worker."""
-        return self._num_start_failures / max(1, self.target - self.num_ready)
+        return self._num_start_failures / max(1, self._size - self.num_ready)
+
+    @property
+    def _size(self) -> int:
+        """The number of workers to keep."""
+        return self.target + self._num_spare
+
+    @property
+    def outdated(self) -> list[PoolMember]:
+        """The workers that stay although they have other settings than new ones get."""
+        return [member for member in self._members.values() if member.is_outdated and not member.leaving.is_set()]
 
     def scale(self, target: int) -> None:
         """Sets the pool's target size. Workers start and leave in the background."""
-        if self.target and target != self.target:  # the initial size does not count as scaling
-            self._num_scaled["up" if target > self.target else "down"] += 1
+        if (self.target or self._was_complete) and target != self.target:  # the initial size does not count as scaling
+            self._history.scalings["up" if target > self.target else "down"] += 1
             logger.info("the pool is scaled from %d to %d workers", self.target, target, extra={"pool": self.name})
         self.target = target
         self._fatal = None
+        self._reconcile()
+
+    def use(self, config: BatonConfig, processes: SharedProcesses | None) -> None:
+        """Starts workers with another configuration from now on, and keeps no spare one.
+
+        Workers that serve stay, even if they are outdated; those that are starting leave then.
+
+        Args:
+            processes: as for the pool, with this configuration.
+        """
+        self._config, self._processes, self._places = config, processes, Places(self.name, config)
+        self._num_start_failures = self._num_spare = 0
+        for member in self._members.values():
+            member.is_outdated = bool(worker_keys(member.config, config, self.name))
+            if member.is_outdated and member.state is WorkerState.STARTING:
+                member.leaving.set()
+        self._reconcile()
+
+    def keep_spare(self, num_spare: int) -> None:
+        """Keeps this many workers beyond the target. With fewer than before, outdated ones leave first."""
+        self._num_spare = num_spare
         self._reconcile()
 
     def take_over(self, found: Sequence[FoundWorker]) -> None:
         """Uses workers that serve already. Must be called before :meth:`scale`."""
         for worker in found:
             member = PoolMember.taken_over(worker)
+            member.is_outdated = bool(worker_keys(member.config, self._config, self.name))
             self._next_number = max(self._next_number, worker_number(member.worker_id) + 1)
             self._was_complete = True
             self._run(member)
@@ -156,9 +180,15 @@ class WorkerPool:
                 f"{source.num_ready} are ready, and at least one must stay.",
                 param=source.name,
             )
+        if worker_keys(member.config, self._config, *POOLS):
+            raise InvalidRequestError(
+                f"{member.worker_id} started before the last upgrade, with other settings than {self.name} workers "
+                "have now, so it cannot change its role. Scale the pools instead.",
+                param=source.name,
+            )
         self.target += 1
         source.target -= 1
-        self._num_role_changes[by] += 1
+        self._history.role_changes[by] += 1
         member.next_role = self._add_member(changes_from=member.worker_id)
         member.leaving.set()
         logger.info("a worker of %s changes to %s", source.name, self.name, extra={"worker": member.worker_id})
@@ -171,8 +201,11 @@ class WorkerPool:
             member.judged(standing, reason)
             self._notify()
 
-    async def wait_until_ready(self, timeout_s: float) -> None:
+    async def wait_until_ready(self, timeout_s: float, max_failed_rounds: int = _MAX_FAILED_ROUNDS) -> None:
         """Waits until all workers are ready.
+
+        Args:
+            max_failed_rounds: failed starts in a row for each missing worker, after which the wait ends.
 
         Raises:
             DeadlineError: they are not ready in time; the message says what the pool waits for.
@@ -180,61 +213,43 @@ class WorkerPool:
             BatonError: a worker reported that it can never start.
         """
         give_up_at = time.monotonic() + timeout_s
-        while self.num_ready < self.target:
+        while self.num_ready < self._size:
             changed = self._changed
             if self._fatal is not None:
                 raise self._fatal
-            if self._failed_rounds >= _MAX_FAILED_ROUNDS:
-                raise WorkerLostError(f"{self.name} workers keep dying at start: {self._dead[-1].reason}")
+            if self._failed_rounds >= max_failed_rounds:
+                last = self._dead[-1]
+                what = f"{last.worker_id} failed" if max_failed_rounds == 1 else f"{self.name} workers keep dying"
+                raise WorkerLostError(f"{what} at start: {last.reason}")
             try:
                 await asyncio.wait_for(changed.wait(), max(0.0, give_up_at - time.monotonic()))
             except TimeoutError:
                 raise DeadlineError(self._why_not_ready(timeout_s)) from None
 
+    async def wait_until_drained(self) -> None:
+        """Waits until every worker that leaves is gone."""
+        while any(member.leaving.is_set() for member in self._members.values()):
+            await self._changed.wait()
+
     def status(self) -> dict[str, Any]:
         """The target and the workers, including the last few dead ones, JSON-ready."""
         members = (*self._members.values(), *self._dead)
         known: dict[str, Any] = {"target": self.target, "workers": [member.to_dict() for member in members]}
+        if outdated := self.outdated:
+            known["outdated"] = [member.worker_id for member in outdated]
         return known | ({"pinned": True} if self.is_pinned else {})
 
     def counts(self) -> PoolCounts:
         """The counts that the autoscaler needs."""
-        members = self._members.values()
-        states = Counter(member.state for member in members)
-        pending = [member for member in members if member.is_pending and not member.leaving.is_set()]
-        now_s = time.monotonic()
-        return PoolCounts(
-            target=self.target,
-            # A suspected worker is soon ready again, or replaced.
-            ready=sum(
-                member.state in (WorkerState.READY, WorkerState.SUSPECTED) and not member.leaving.is_set()
-                for member in members
-            ),
-            starting=states[WorkerState.STARTING],
-            draining=states[WorkerState.DRAINING],
-            pending=len(pending),
-            pending_s=max((now_s - member.since_s for member in pending), default=0.0),
-            reason=next((member.reason for member in pending if member.reason), ""),
-            start_s=median(self._starts_s) if self._starts_s else None,
-            role_change_s=median(self._role_changes_s) if self._role_changes_s else None,
-            pinned=self.is_pinned,
-        )
+        return self._history.counts(self._members.values(), self.target, is_pinned=self.is_pinned)
 
     def figures(self) -> PoolFigures:
         """The figures for metrics."""
-        states = Counter(str(member.state) for member in self._members.values())
-        return PoolFigures(
-            target=self.target,
-            states={str(state): states[state] for state in WorkerState if state is not WorkerState.DEAD},
-            scale_events=dict(self._num_scaled),
-            num_started=self._num_started,
-            failures=dict(self._num_failed),
-            role_changes=dict(self._num_role_changes),
-        )
+        return self._history.figures(self._members.values(), self.target)
 
     async def stop(self) -> None:
         """Ends all workers at once, without draining."""
-        self.target = 0
+        self.target = self._num_spare = 0
         members = list(self._members.values())
         tasks = [member.task for member in members if member.task is not None]
         for task in tasks:
@@ -247,12 +262,14 @@ class WorkerPool:
     def _reconcile(self) -> None:
         """Starts missing workers and asks surplus ones to leave."""
         staying = [member for member in reversed(self._members.values()) if not member.leaving.is_set()]
-        for _ in range(self.target - len(staying)):
+        for _ in range(self._size - len(staying)):
             self._add_member()
         # Pending workers leave first, so that a worker which changes its role in their place stays; then other workers
-        # that are not ready; then the youngest.
-        staying.sort(key=lambda member: (member.state is WorkerState.READY, not member.is_pending))
-        for member in staying[: max(0, len(staying) - self.target)]:
+        # that are not ready; then outdated ones; then the youngest.
+        staying.sort(
+            key=lambda member: (member.state is WorkerState.READY, not member.is_pending, not member.is_outdated)
+        )
+        for member in staying[: max(0, len(staying) - self._size)]:
             member.leaving.set()
         self._notify()
 
@@ -261,7 +278,7 @@ class WorkerPool:
         return next((member for member in ready if not member.leaving.is_set()), None)
 
     def _add_member(self, changes_from: str = "") -> PoolMember:
-        member = PoolMember(f"{self.name}-{self._next_number}")
+        member = PoolMember(f"{self.name}-{self._next_number}", self._config)
         self._next_number += 1
         member.reason = f"replaces {changes_from} once it is drained" if changes_from else ""
         self._run(member, changes_role=bool(changes_from))
@@ -288,8 +305,10 @@ class WorkerPool:
         except (BatonError, RayError) as error:
             member.reason = short_reason(error)
             # If all workers have started before, others may start again: one bad node must not end the pool.
+            if isinstance(error, ConfigError | UnsupportedModelError):
+                member.reason = error.message
             if isinstance(error, ConfigError | UnsupportedModelError) and not self._was_complete:
-                self._fatal, member.reason = error, error.message
+                self._fatal = error
                 logger.error("a worker can never start: %s", error.message, extra={"worker": member.worker_id})
             else:
                 logger.warning("a worker ended: %s", error, extra={"worker": member.worker_id})
@@ -305,22 +324,22 @@ class WorkerPool:
                 info = await member.change_role(self.name)
             except BatonError as error:  # a new process may still work
                 raise WorkerLostError(f"the worker could not change its role: {error.message}") from error
-            durations = self._role_changes_s
+            durations = self._history.role_changes_s
         else:
             if self._num_start_failures:
                 await asyncio.sleep(min(_MAX_BACKOFF_S, 2.0 ** min(_MAX_DOUBLINGS, self._failed_rounds - 1)))
             begun_s = time.monotonic()
-            member.create(self._actor_class, self.name, self._config, self._bind_host, self._secret, self._processes)
+            member.create(self._actor_class, self.name, self._bind_host, self._secret, self._processes)
             await self._wait_for_place(member)
             info = await member.start(self._listener.report)
-            durations = self._starts_s
+            durations = self._history.starts_s
         await self._listener.worker_ready(info)
         member.info, member.since_s = info, time.monotonic()
         durations.append(member.since_s - begun_s)
         member.state = WorkerState.READY
         self._was_complete = self._was_complete or self.num_ready >= self.target
         self._num_start_failures = 0
-        self._num_started += 1
+        self._history.num_started += 1
         memory = f"; memory: {info.memory.describe()}" if info.memory is not None and info.memory.total else ""
         failure = f"; {info.graph_failure}" if info.graph_failure else ""
         self._listener.report(f"{member.worker_id} is ready at {info.address} ({info.hardware}){memory}{failure}")
@@ -331,10 +350,10 @@ class WorkerPool:
         placed = asyncio.ensure_future(member.placed())
         try:
             await asyncio.wait({placed}, timeout=_HOPELESS_NOTICE_S)
-            if not placed.done() and fits_somewhere(self._resources, self._nodes()):
+            if not placed.done() and self._places.has_large_enough():
                 await asyncio.wait({placed}, timeout=_BUSY_NOTICE_S - _HOPELESS_NOTICE_S)
             if not placed.done():
-                reason = self._explain_pending()
+                reason = self._places.explain()
                 if all(other.reason != reason for other in self._members.values()):  # report each reason once
                     self._listener.report(reason)
                 member.reason = reason
@@ -353,7 +372,7 @@ class WorkerPool:
         member.state = WorkerState.DEAD
         if not member.leaving.is_set():
             phase = "hanging" if member.hangs.is_set() else "serving" if was_serving else "starting"
-            self._num_failed[phase] += 1
+            self._history.failures[phase] += 1
             if was_serving:
                 self._listener.report(f"{member.worker_id} is lost: {member.reason or 'its process ended'}")
             else:
@@ -363,27 +382,15 @@ class WorkerPool:
                 self._reconcile()
         self._notify()
 
-    def _explain_pending(self) -> str:
-        is_local = self._config.ray.is_local
-        num_cpus = ray.available_resources().get("CPU", 0.0) if is_local else 0.0
-        return explain_pending(self.name, self._resources, self._nodes(), is_local=is_local, num_free_cpus=num_cpus)
-
-    def _nodes(self) -> list[Node]:
-        """The live nodes, cached: thousands of workers may ask at once, and each query blocks the event loop."""
-        now_s = time.monotonic()
-        if now_s >= self._nodes_until_s:
-            self._known_nodes, self._nodes_until_s = live_nodes(ray.nodes()), now_s + _NODES_KNOWN_S
-        return self._known_nodes
-
     def _why_not_ready(self, timeout_s: float) -> str:
         pending = [member for member in self._members.values() if member.is_pending]
-        reasons = [self._explain_pending()] if pending else []  # recomputed, because the nodes may have changed
+        reasons = [self._places.explain()] if pending else []  # recomputed, because the nodes may have changed
         reasons += [
             member.reason
             for member in (*self._members.values(), *self._dead)
             if member.reason and member not in pending
         ]
-        return f"After {timeout_s:g} s, {self.num_ready} of {self.target} {self.name} workers are ready. " + (
+        return f"After {timeout_s:g} s, {self.num_ready} of {self._size} {self.name} workers are ready. " + (
             "\n".join(dict.fromkeys(reasons)) if reasons else _STILL_LOADING
         )
 

@@ -81,6 +81,8 @@ class Attempts:
         for worker in placement.workers:
             if worker.client.needs_sync:
                 self._background.spawn(worker.sync_clock())
+        if not record.token_ids:
+            record.layout = placement.decode.info.kv_fingerprint
         if placement.prefill is None:
             return _judged(self._alone(record, placement), record, placement)
         return _judged(self._pair(record, placement, placement.prefill), record, placement)

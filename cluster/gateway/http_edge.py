@@ -24,6 +24,7 @@ from baton.core.errors import (
     InternalError,
     InvalidApiKeyError,
     InvalidRequestError,
+    NoWorkerError,
     OverloadedError,
     RateLimitError,
     RequestCancelledError,
@@ -40,6 +41,9 @@ MAX_HEAD_BYTES = 16 * 1024
 _POLLED_ENDPOINTS = frozenset({"/", "/health", "/ready", "/metrics"})
 _VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ID_PREFIXES = {"/v1/completions": "cmpl-", "/v1/chat/completions": "chatcmpl-"}
+
+_WORKER_RETRY_S = "5"
+"""Seconds after which a worker may have started or come back."""
 
 _T = TypeVar("_T")
 
@@ -58,6 +62,8 @@ def error_response(error: BatonError) -> JsonResponse:
     headers = {}
     if isinstance(error, OverloadedError):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, NoWorkerError):
+        headers["Retry-After"] = _WORKER_RETRY_S
     if isinstance(error, RateLimitError):
         headers.update(error.headers)
     if isinstance(error, InvalidApiKeyError):

@@ -92,6 +92,7 @@ class RequestRecord:
         accused: workers that failed at this request for no stated reason. The request itself may be the cause until
             another worker has served it.
         booking: the booking of the last attempt.
+        layout: KV layout of the workers that generated its tokens.
         queue_priority: its place among waiting requests, in the router and on workers.
         outcome: how it ended: a finish reason, ``cancelled``, ``rejected``, or an error code; ``None`` until then.
         was_accepted: False if ``router.max_inflight`` turned it away on arrival.
@@ -113,6 +114,7 @@ class RequestRecord:
         self.accused: list[Worker] = []
         self.num_internal_errors = 0
         self.booking: Booking | None = None
+        self.layout = ""
         self.finish_reason: FinishReason | None = None
         self.outcome: str | None = None
         self.was_accepted = False

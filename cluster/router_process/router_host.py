@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from baton.core.errors import InternalError
+from baton.core.errors import ConfigError, InternalError
 from baton.core.logs import configure_logging
 from baton.engine.models.model_source import resolve_model
 from baton.engine.models.tokenizer import Tokenizer
@@ -199,6 +199,8 @@ class RouterHost:
     def reload(self, config: dict[str, Any]) -> None:
         """Takes over API keys and SLO classes, and the present content of the certificate's files.
 
+        Other keys may differ if only workers use them.
+
         Raises:
             ConfigError: they cannot be used, and nothing has changed.
         """
@@ -207,8 +209,30 @@ class RouterHost:
         if tls is not None and self._tls is not None:
             create_tls_context(tls)  # a failure must leave the context in use as it is
             load_certificate(self._tls, tls)
+        self._config = new  # for the next controller
         self._api_keys.become(api_keys)
         self._plane.change_slo_classes(new.slo)
+
+    async def check_model(self, config: dict[str, Any]) -> None:
+        """Checks whether requests that this router has checked and tokenized can be served by the model of ``config``.
+
+        Raises:
+            ConfigError: clients know the model by another name, or its tokenizer or chat template differs.
+        """
+        new = BatonConfig.from_dict(config)
+        source = await asyncio.to_thread(resolve_model, new.model)
+        name, shown = new.served_model_name or source.name, self.admin.router
+        if shown is not None and name != shown.model.name:
+            raise ConfigError(
+                f"model: clients know the model as {shown.model.name}, but would have to call it {name}. Set "
+                f"served_model_name: {shown.model.name} when the cluster starts, or start another cluster."
+            )
+        tokenizer = await asyncio.to_thread(_load_tokenizer, source.path)
+        if self._tokenizer is not None and not self._tokenizer.equals(tokenizer):
+            raise ConfigError(
+                f"model: {new.model} has another tokenizer or chat template than {self._config.model}, and a running "
+                "router keeps its own. Start another cluster with the new model, and move the clients there."
+            )
 
     async def wait(self) -> None:
         """Returns after :meth:`stop`. Raises the HTTP server's error if the server ends before."""

@@ -246,6 +246,7 @@ class Dispatcher:
             backlog_tokens=ledger.backlog_tokens(worker_id),
             tpot_target_s=ledger.tpot_target_s(worker_id),
             last_assigned_s=worker.last_assigned_s,
+            layout=info.kv_fingerprint,
         )
 
 
@@ -261,5 +262,6 @@ def _routing_request(record: RequestRecord, now_s: float, usual_output_tokens: f
         elapsed_ms=(now_s - record.received_s) * 1e3,
         queue_priority=record.queue_priority,
         is_resumed=num_generated > 0,
+        layout=record.layout,
         output_tokens=max(1.0, min(usual_output_tokens, max_tokens)),
     )

@@ -48,6 +48,7 @@ class WorkerSnapshot:
         backlog_tokens: uncached tokens of all prompts that it still has to compute.
         tpot_target_s: the strictest TPOT target of the sequences that decode there.
         last_assigned_s: time of its last assigned request, on the router's clock.
+        layout: fingerprint of its KV layout. During an upgrade there are two; only workers with equal ones form a pair.
     """
 
     worker_id: str
@@ -69,6 +70,7 @@ class WorkerSnapshot:
     backlog_tokens: int = 0
     tpot_target_s: float = inf
     last_assigned_s: float = -inf
+    layout: str = ""
 
     def has_capacity(self, num_tokens: float) -> bool:
         """Whether its batch has a place for one more sequence, and its KV cache room for ``num_tokens`` beyond the
@@ -93,6 +95,7 @@ class RoutingRequest:
         elapsed_ms: time since its receipt.
         queue_priority: its place among waiting requests.
         is_resumed: the client has tokens already, so a decode worker must continue alone.
+        layout: the KV layout, and thus the model, of these tokens; another model must not continue them.
     """
 
     request_id: str
@@ -104,6 +107,7 @@ class RoutingRequest:
     queue_priority: QueuePriority = NO_PRIORITY
     is_resumed: bool = False
     output_tokens: float = 1.0
+    layout: str = ""
 
     @property
     def num_tokens(self) -> float:

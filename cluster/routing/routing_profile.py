@@ -97,6 +97,17 @@ def routes(num_prefill: int, num_decode: int, local: LocalPrefill) -> tuple[Ints
     return np.concatenate([prefill, np.full(num_decode, LOCAL)]), np.concatenate([decode, alone])
 
 
+def compatible(
+    prefill_workers: Sequence[WorkerSnapshot], decode_workers: Sequence[WorkerSnapshot], prefill: Ints, decode: Ints
+) -> tuple[Ints, Ints]:
+    """The routes whose two workers can hand KV over, in the form of :func:`routes`."""
+    if len({worker.layout for worker in (*prefill_workers, *decode_workers)}) == 1:
+        return prefill, decode
+    computing = np.array([*(worker.layout for worker in prefill_workers), ""])[prefill]
+    keeps = (prefill == LOCAL) | (computing == np.array([worker.layout for worker in decode_workers])[decode])
+    return prefill[keeps], decode[keeps]
+
+
 class RoutingProfile:
     """Implements :class:`cluster.routing.routing_contracts.RouteChooser`.
 
@@ -139,12 +150,16 @@ class RoutingProfile:
         """Chooses a route; ``None`` if a pool has no worker for the request."""
         local = LocalPrefill.ALWAYS if request.is_resumed else self._local_prefill
         prefill = [] if local is LocalPrefill.ALWAYS else self._filter(prefill, request)
+        if request.is_resumed:
+            decode = [worker for worker in decode if worker.layout == request.layout]
         decode = self._filter(decode, request)
         if not decode or (not prefill and local is LocalPrefill.NEVER):
             return None
         num_routes = count_routes(len(prefill), len(decode), local)
         prefill, decode = self._scan.narrow(prefill, decode)
-        prefill_index, decode_index = routes(len(prefill), len(decode), local)
+        prefill_index, decode_index = compatible(prefill, decode, *routes(len(prefill), len(decode), local))
+        if not len(decode_index):
+            return None
         forecasts = self._forecaster.forecast(prefill, decode, prefill_index, decode_index, request)
         candidates = Candidates(request, prefill, decode, prefill_index, decode_index, forecasts)
         scores = self._score(candidates) if self._picker.needs_scores else {}

@@ -98,6 +98,14 @@ class Tokenizer:
         """The content of a ``tokenizer.json``; empty for a tokenizer without one."""
         return "" if self._backend is None else str(self._backend.to_str())
 
+    def equals(self, other: Tokenizer) -> bool:
+        """Whether both turn the same text, chats included, into the same tokens and back."""
+        return self._identity() == other._identity()
+
+    def _identity(self) -> tuple[object, ...]:
+        vocabulary = self._hf.get_vocab() if self._backend is None else self._backend.to_str()
+        return vocabulary, self._hf.chat_template, self._special_ids
+
     @property
     def has_chat_template(self) -> bool:
         return bool(self._hf.chat_template)

@@ -26,7 +26,9 @@ class Cluster:
             time.sleep(60)
         report("prefill-1 is ready")
         report("decode-1 is ready")
-        return cls()
+        cluster = cls()
+        cluster.tell = report
+        return cluster
 
     def wait(self, stop, on_pass):
         if os.environ.get("CLUSTER_DIES"):
@@ -38,6 +40,20 @@ class Cluster:
         if any(api_key.name == "refused" for api_key in config.router.api_keys):
             raise BatonError("the router refused the keys")
         print("keys:", [api_key.name for api_key in config.router.api_keys], flush=True)
+
+    def begin_upgrade(self, config):
+        if config.ray.start_timeout_s == 1:
+            raise BatonError("no node fits")
+        self.tell("decode-2 is ready")
+        self.left, self.new = 3, config
+
+    def upgrade_ended(self):
+        self.left -= 1
+        if self.left > 0 or os.path.exists("hold"):
+            return False
+        if self.new.decode.kv_blocks == 13:
+            raise BatonError("the old settings are back")
+        return True
 
     def stop(self):
         print("stopped cleanly", flush=True)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 from baton.core.errors import BatonError, DeadlineError, NoWorkerError
 from baton.core.request import SamplingParams
+from baton.core.roles import DECODE, PREFILL
 from baton.core.timeline import Timeline
+from cluster.admission.worker_wait import WorkerWait
+from cluster.gateway.http_edge import error_response
 from cluster.latency.latency_model import LatencyModel
 from cluster.registry.workers import WorkerRegistry
 from cluster.requests.generation import GenerationRequest
@@ -63,3 +67,13 @@ def test_a_wait_ends_when_its_timer_fires_early_by_the_clock_resolution(
         assert clock() == pytest.approx(WAIT_S)
 
     run_virtually(main)
+
+
+@pytest.mark.parametrize(("waking", "text"), [((PREFILL, DECODE), "one is being started"), ((DECODE,), "No prefill")])
+def test_the_error_says_whether_a_worker_is_being_started(waking: tuple[str, ...], text: str) -> None:
+    predictions = RequestPredictions(LatencyModel(), RouterMetrics().prediction_errors)
+    chooser = build_profile(RoutingConfig(), predictions.forecaster)
+    dispatcher = Dispatcher(WorkerRegistry(connect), predictions, chooser)
+    error = WorkerWait(dispatcher, WAIT_S, time.monotonic, waking).error()
+    assert text in error.message
+    assert error_response(error).headers["Retry-After"] == "5"

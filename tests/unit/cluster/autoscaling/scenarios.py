@@ -13,7 +13,9 @@ from cluster.autoscaling.observation import Observation, PoolCounts, PoolObserva
 from cluster.autoscaling.scaling_limits import PoolLimits, ScalingLimits
 
 LIMITS = replace(
-    AutoscalerConfig().to_limits(), pools={PREFILL: PoolLimits(1, 64), DECODE: PoolLimits(1, 64)}, calm_s=60.0
+    AutoscalerConfig().to_limits(is_local=True),
+    pools={PREFILL: PoolLimits(1, 64), DECODE: PoolLimits(1, 64)},
+    calm_s=60.0,
 )
 
 

@@ -65,7 +65,7 @@ class Looped:
         self.traffic = TrafficMeter(lambda: self.now_s)
         self.metrics = CollectorRegistry()
         self.waiting = 0
-        limits = AutoscalerConfig(enabled=True, interval=interval).to_limits()
+        limits = AutoscalerConfig(enabled=True, interval=interval).to_limits(is_local=True)
         self.loop = AutoscalerLoop(
             self.control, self.registry, self.model, self.ledger, self.traffic, limits, AutoscalerMetrics(self.metrics),
             num_waiting=lambda: self.waiting, is_enabled=is_enabled, clock=lambda: self.now_s,
@@ -216,7 +216,7 @@ async def test_the_inputs_of_a_plan_do_not_change_while_it_is_made():
     looped = Looped()
     looped.arrive(60, 20)
     before, seen = await looped.loop.observe(), await looped.loop.observe()
-    limits = AutoscalerConfig(enabled=True).to_limits()
+    limits = AutoscalerConfig(enabled=True).to_limits(is_local=True)
     first = plan(before, limits, AutoscalerState())
     looped.arrive(60, 90)
     for worker_id in WORKERS:

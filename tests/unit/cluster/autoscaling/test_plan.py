@@ -364,3 +364,33 @@ def test_every_plan_has_a_sentence(rate, prompt, output, size, load, growth):
     for name, pool in decide(observation).pools.items():
         assert pool.texts[0].startswith(name)
         assert all(text and "e+" not in text and "nan" not in text for text in pool.texts)
+
+
+SLEEPY = limits(pools=dict.fromkeys(POOLS, PoolLimits(0, 4)))
+
+
+def test_idle_pools_shrink_to_zero_and_wake_with_the_first_request():
+    decided = decide(observe(0.0, demand(0), 1, 1), SLEEPY)
+    decided = decide(observe(SLEEPY.calm_s, demand(0), 1, 1), SLEEPY, decided.state)
+    assert {(pool.target, pool.reason) for pool in decided.pools.values()} == {(0, Reason.IDLE)}
+    empty = PoolCounts(0)
+    decided = decide(observe(100.0, demand(0), empty, empty), SLEEPY, decided.state)
+    assert {(pool.target, pool.reason) for pool in decided.pools.values()} == {(0, Reason.IDLE)}
+    decided = decide(observe(105.0, demand(0.05), empty, empty), SLEEPY, decided.state)
+    assert {(pool.target, pool.reason) for pool in decided.pools.values()} == {(1, Reason.WAKE)}
+    assert "the pool has no worker" in decided.pools[DECODE].texts[0]
+
+
+def test_a_waking_pool_waits_for_its_first_worker_without_asking_for_more():
+    """The request that woke it is forgotten before a cloud has brought the node."""
+    state = AutoscalerState()
+    for now_s in range(0, int(SLEEPY.place_timeout_s), 5):
+        waking = PoolCounts(1, starting=1, pending=1, pending_s=float(now_s))
+        decided = decide(observe(float(now_s), demand(0), waking, waking), SLEEPY, state)
+        assert {pool.target for pool in decided.pools.values()} == {1}
+        state = decided.state
+    hopeless = PoolCounts(1, starting=1, pending=1, pending_s=SLEEPY.place_timeout_s)
+    for now_s in (1000.0, 1000.0 + SLEEPY.calm_s):
+        decided = decide(observe(now_s, demand(0), hopeless, hopeless), SLEEPY, state)
+        state = decided.state
+    assert {pool.target for pool in decided.pools.values()} == {0}

@@ -59,6 +59,22 @@ def test_the_view_shows_why_a_worker_is_not_ready(router: FakeRouter, shown):
     assert "prefill-1: Ray has no [GPU]." in shown(80)
 
 
+def test_the_view_shows_how_long_a_worker_has_waited_for_a_node(router: FakeRouter):
+    status = router.status()
+    status["pools"]["decode"]["workers"][0] |= {"is_pending": True, "uptime_s": 200.0, "reason": "no GPU is free"}
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(render_status(status, "http://here:1", 80))
+    assert "decode-1 has waited for a node for 3 min 20 s: no GPU is free" in console.export_text()
+
+
+def test_the_view_shows_which_workers_an_upgrade_has_yet_to_replace(router: FakeRouter):
+    status = router.status()
+    status["pools"]["decode"]["outdated"] = ["decode-1"]
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(render_status(status, "http://here:1", 80))
+    assert "decode: being upgraded; with old settings: decode-1" in console.export_text()
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [(0.9, "0 s"), (59, "59 s"), (60, "1 min 0 s"), (3599, "59 min 59 s"), (7500, "2 h 5 min"), (100_000, "1 d 3 h")],

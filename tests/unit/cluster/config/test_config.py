@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from baton.core.errors import ConfigError
+from cluster.autoscaling.autoscaler_config import AutoscalerConfig
 from cluster.config.config import BatonConfig, load_config
 from cluster.config.config_reading import parse_override
 
@@ -314,3 +315,15 @@ def test_a_model_may_have_several_names(given: object, names: tuple[str, ...]) -
 def test_names_of_the_model_are_checked(given: object) -> None:
     with pytest.raises(ConfigError, match="served_model_name"):
         BatonConfig.from_dict({"served_model_name": given})
+
+
+def test_workers_wait_for_the_nodes_of_a_cloud_but_not_on_a_ray_without_others() -> None:
+    waits = [AutoscalerConfig().to_limits(is_local=is_local).place_timeout_s for is_local in (True, False)]
+    assert waits == [60.0, 1200.0]
+    assert AutoscalerConfig.model_validate({"place_timeout": "5min"}).to_limits(is_local=True).place_timeout_s == 300.0
+
+
+def test_only_pools_of_the_autoscaler_may_be_empty() -> None:
+    pools = {"prefill": {"min": 0}}
+    assert AutoscalerConfig.model_validate({"enabled": True, **pools}).waking_pools == {"prefill"}
+    assert AutoscalerConfig.model_validate(pools).waking_pools == frozenset()

@@ -261,6 +261,36 @@ async def test_a_reload_changes_keys_and_classes_while_requests_run(controller, 
         assert await status("new", "gold") == 200
 
 
+async def test_an_upgrade_replaces_workers_and_keeps_the_endpoint(controller, model, tmp_path):
+    async with controller() as running:
+        await running.start()
+        old = {"model": str(model), "router": {"port": 0}}
+
+        def with_keys(**changes: Any) -> dict[str, Any]:
+            return BatonConfig.from_dict({**old, **changes}).to_dict()
+
+        await running.call("upgrade", with_keys(engine={"threads": 1}, decode={"workers": 2}))
+
+        async def are_new() -> bool:
+            pools = {**await running.workers("prefill"), **await running.workers("decode")}
+            return pools == dict.fromkeys(["prefill-2", "decode-2", "decode-3"], "ready")
+
+        await until(are_new)
+        assert await running.complete() == expected_tokens(5)
+
+        for name, message in (
+            ("other", "clients know the model as fake, but would have to call it other"),
+            ("fake", "another tokenizer or chat template"),
+        ):
+            folder = write_model_folder(tmp_path / name)
+            (folder / "chat_template.jinja").write_text("{{ messages }}!")
+            with pytest.raises(BatonError, match=message):
+                await running.call("upgrade", with_keys(engine={"threads": 1}, model=str(folder)))
+        with pytest.raises(BatonError, match=r"routing\.picker: only a router"):
+            await running.call("upgrade", with_keys(routing={"picker": "random"}))
+        assert await are_new()
+
+
 @ON_REAL_RAY
 async def test_workers_that_start_while_the_router_fails_are_kept(controller):
     async with controller() as running:

@@ -100,14 +100,14 @@ async def test_neighbours_of_a_worker_that_hangs_live_unless_the_process_hangs(
 
 async def test_a_process_that_failed_to_start_gets_no_more_workers(a_ray):
     processes = processes_of(BrokenProcess)
-    first, second, third = (PoolMember(f"decode-{number}") for number in (1, 2, 3))
+    first, second, third = (PoolMember(f"decode-{number}", BatonConfig()) for number in (1, 2, 3))
     for member in (first, second):
-        member.create(FakeHost, "decode", BatonConfig(), "127.0.0.1", SECRET, processes)
+        member.create(FakeHost, "decode", "127.0.0.1", SECRET, processes)
     with pytest.raises(RayError):
         await first.placed()
     assert not first.is_pending
     await first.kill()
-    third.create(FakeHost, "decode", BatonConfig(), "127.0.0.1", SECRET, processes)
+    third.create(FakeHost, "decode", "127.0.0.1", SECRET, processes)
     assert third._actor._process is not second._actor._process
     await second.kill()
     await third.kill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,8 @@ class Clusters:
             routers.append(FoundRouter(actor, described["endpoint"], described["port"]))
         for actor in self._ray.actors(ServingHost):
             described = await actor.describe.remote()
-            workers.append(FoundWorker(actor, WorkerInfo.from_dict(described["info"])))
+            config = BatonConfig.from_dict(described["config"])
+            workers.append(FoundWorker(actor, WorkerInfo.from_dict(described["info"]), config))
         return Survivors(described["secret"], tuple(routers), tuple(workers))
 
     async def pools(self) -> dict[str, dict[str, tuple[str, int]]]:
@@ -150,6 +152,32 @@ async def test_a_router_that_died_meanwhile_is_started_beside_the_same_workers(
     assert await clusters.complete() == expected_tokens(5)
 
 
+async def test_what_an_interrupted_upgrade_has_left_is_finished(clusters: Clusters) -> None:
+    await clusters.start(decode={"workers": 2})
+    survivors = await clusters.lose_controller()
+    changed = BatonConfig.from_dict({**clusters.config, "decode": {"workers": 2, "chunk_tokens": 64}})
+    workers = tuple(
+        replace(worker, config=changed) if worker.info.worker_id == "decode-2" else worker
+        for worker in survivors.workers
+    )
+    await clusters.start(replace(survivors, workers=workers))
+
+    async def is_replaced() -> bool:
+        return list((await clusters.pools())["decode"]) == ["decode-1", "decode-3"]
+
+    await until(is_replaced)
+    assert list((await clusters.pools())["prefill"]) == ["prefill-1"]
+    assert await clusters.complete() == expected_tokens(5)
+
+
+def test_workers_of_an_interrupted_upgrade_may_differ_where_they_can_be_replaced() -> None:
+    new = BatonConfig.from_dict({"decode": {"kv_blocks": 64}})
+    check_configuration(new, BatonConfig(), is_replaceable=True)
+    other = BatonConfig.from_dict({"decode": {"kv_blocks": 64}, "routing": {"picker": "random"}})
+    with pytest.raises(ConfigError, match=r"another configuration: routing\.picker\."):
+        check_configuration(other, BatonConfig(), is_replaceable=True)
+
+
 def test_another_configuration_is_refused_unless_it_can_be_changed() -> None:
     running = BatonConfig.from_dict({"decode": {"kv_blocks": 64}})
     same = {"decode": {"kv_blocks": 64, "workers": 3}, "slo": {"classes": {"batch": {"ttft": "9s"}}}}
@@ -166,6 +194,6 @@ def test_only_actors_on_a_lasting_ray_are_detached() -> None:
 
 
 def test_workers_are_taken_over_in_the_order_of_their_numbers() -> None:
-    workers = [FoundWorker(None, make_info(f"decode-{number}", "decode")) for number in (10, 2, 1)]
+    workers = [FoundWorker(None, make_info(f"decode-{number}", "decode"), BatonConfig()) for number in (10, 2, 1)]
     found = Survivors(SECRET, (), tuple(workers)).of_pool("decode")
     assert [worker.info.worker_id for worker in found] == ["decode-1", "decode-2", "decode-10"]

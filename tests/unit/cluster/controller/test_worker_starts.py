@@ -114,6 +114,25 @@ async def test_the_reason_of_many_waiting_workers_is_reported_once(make_pool, li
     assert [text for text in listener.reports if "needs 99 CPUs" in text] == listener.reports[-1:]
 
 
+@pytest.mark.parametrize("a_ray", ["simulated"], indirect=True)
+async def test_a_worker_waits_for_its_node_without_failing_or_being_asked_for_again(make_pool, a_ray, monkeypatch):
+    monkeypatch.setattr(worker_pool, "_HOPELESS_NOTICE_S", 0.0)
+    pool = make_pool(cpus=20)
+    pool.scale(1)
+    await until(lambda: all(worker["reason"] for worker in pool.status()["workers"]))
+    [waiting] = pool.status()["workers"]
+    assert (waiting["state"], waiting["is_pending"]) == ("starting", True)
+    assert pool.counts().pending == 1
+    pool.scale(1)  # the autoscaler plans the same size again and again
+    a_ray.add_cpus(20)
+    await pool.wait_until_ready(READY_S)
+    [ready] = pool.status()["workers"]
+    assert (ready["id"], ready["reason"], ready["is_pending"]) == (waiting["id"], "", False)
+    assert pool.figures().failures == {"starting": 0, "serving": 0, "hanging": 0}
+    await pool.stop()
+    a_ray.add_cpus(-20)
+
+
 @ON_BOTH_RAYS
 @pytest.mark.parametrize("resources", [{}, {"cpus": 99}], ids=["loading", "without_place"])
 async def test_stopping_while_starting_is_quick_and_leaves_nothing(make_pool, resources, a_ray):

@@ -165,3 +165,9 @@ def test_a_folder_without_a_usable_tokenizer_is_named(tmp_path, files):
         (tmp_path / name).write_text(content)
     with pytest.raises(ConfigError, match=rf"{tmp_path} has no usable tokenizer \(.+\)\. Expected tokenizer"):
         Tokenizer.load(tmp_path)
+
+
+def test_equal_tokenizers_have_the_same_vocabulary_and_template() -> None:
+    assert byte_level_tokenizer().equals(byte_level_tokenizer())
+    assert not byte_level_tokenizer().equals(byte_level_tokenizer("{{ messages }}"))
+    assert not byte_level_tokenizer().equals(sentencepiece_tokenizer())

@@ -1,0 +1,137 @@
+"""``baton upgrade``: a running cluster gets another configuration, worker by worker.
+
+The command leaves the new configuration beside the record of ``baton up`` and sends SIGHUP to that process, which tells
+the controller and writes the progress into the record. So the configuration takes no other way than that of a reload.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from baton.client.local_cluster import (
+    RunState,
+    UpgradeRequest,
+    read_state,
+    take_upgrade_request,
+    write_upgrade_request,
+)
+from baton.core.errors import BatonError, ConfigError
+from cluster.cli.cli_reload import hang_up, running_state
+from cluster.cli.run_record import RunRecord
+from cluster.config.config import BatonConfig, load_config
+from cluster.config.config_reading import parse_override
+from cluster.config.key_changes import UpgradePlan, plan_upgrade
+
+_POLL_S = 0.1
+
+
+class Upgradable(Protocol):
+    """The part of :class:`cluster.controller.launch.Cluster` that upgrades need."""
+
+    def begin_upgrade(self, config: BatonConfig) -> None: ...
+
+    def upgrade_ended(self) -> bool: ...
+
+
+class Upgrader:
+    """Upgrades the cluster that this process runs, as ``baton upgrade`` asks."""
+
+    def __init__(self, record: RunRecord, cluster: Upgradable) -> None:
+        self._record = record
+        self._cluster = cluster
+        self._request: UpgradeRequest | None = None
+
+    def begin(self) -> bool:
+        """Begins the upgrade that was asked for. Returns False if none was."""
+        request = take_upgrade_request()
+        if request is None:
+            return False
+        if self._request is not None:  # the other command has not seen the running upgrade yet
+            self._record.report("a second upgrade was refused, because one runs already")
+            return True
+        self._record.begin_upgrade()
+        try:
+            new = BatonConfig.from_dict(request.config)
+            plan_upgrade(self._record.config, new)
+            self._cluster.begin_upgrade(new)
+            self._request = request
+        except BatonError as error:
+            self._end(f"The upgrade was refused, and nothing has changed. {error.message}", is_applied=False)
+        return True
+
+    def follow(self) -> None:
+        """Records the outcome when the upgrade has ended. Must be called several times per second."""
+        request = self._request
+        if request is None:
+            return
+        try:
+            if not self._cluster.upgrade_ended():
+                return
+        except BatonError as error:
+            self._end(error.message, is_applied=False)
+            return
+        self._record.config = BatonConfig.from_dict(request.config)
+        self._record.read_again = partial(read_configuration, request.file, request.assignments)
+        self._end("Upgraded: all workers run with the new configuration.", is_applied=True)
+
+    def _end(self, text: str, *, is_applied: bool) -> None:
+        self._request = None
+        self._record.end_upgrade(text, is_applied=is_applied)
+
+
+def read_configuration(file: str | None, assignments: Sequence[str]) -> BatonConfig:
+    """The configuration as ``baton up`` and ``baton upgrade`` read it. Raises :class:`ConfigError`."""
+    overrides = dict(parse_override(text) for text in assignments)
+    return load_config(None if file is None else Path(file), overrides)
+
+
+def plan_for_running(new: BatonConfig) -> UpgradePlan:
+    """What an upgrade of the recorded cluster would do.
+
+    Raises:
+        ConfigError: no cluster runs here, or it cannot take over a change; the message names all such keys.
+    """
+    return plan_upgrade(BatonConfig.from_dict(running_state().config), new)
+
+
+def upgrade_cluster(request: UpgradeRequest, show: Callable[[str], None]) -> str:
+    """Makes the recorded cluster take over a configuration, and waits for the end; returns the outcome as a sentence.
+
+    Args:
+        show: called with lines of progress.
+
+    Raises:
+        ConfigError: no cluster runs here, it belongs to another user, it is being upgraded already, or the upgrade was
+            refused or has failed.
+    """
+    before = running_state()
+    if before.upgrade is not None and before.upgrade.outcome is None:
+        raise ConfigError(
+            f"The cluster (process {before.pid}) is being upgraded already. Wait for the end of that upgrade, which "
+            "`baton status` shows."
+        )
+    write_upgrade_request(request)
+    hang_up(before)
+    return _follow(before, show)
+
+
+def _follow(before: RunState, show: Callable[[str], None]) -> str:
+    number, num_shown = (before.upgrade.number if before.upgrade else 0) + 1, 0
+    while True:
+        now = read_state()
+        if now is None or now.pid != before.pid or not before.is_running():
+            raise ConfigError(f"The cluster (process {before.pid}) has ended during the upgrade. See its log.")
+        upgrade = now.upgrade
+        if upgrade is not None and upgrade.number >= number:
+            for line in upgrade.lines[num_shown:]:
+                show(line)
+            num_shown = len(upgrade.lines)
+            if upgrade.outcome is not None:
+                if not upgrade.outcome.is_applied:
+                    raise ConfigError(upgrade.outcome.text)
+                return upgrade.outcome.text
+        time.sleep(_POLL_S)
