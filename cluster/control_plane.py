@@ -85,12 +85,12 @@ class ControlPlane:
         self.prefixes = PrefixFeed(index, self.metrics.prefixes)
         chooser = build_profile(config.routing, self.predictions.forecaster, self.metrics.routing.observe_scorer)
         known = index if config.engine.prefix_caching else None
-        dispatcher = Dispatcher(
+        self._dispatcher = Dispatcher(
             registry, self.predictions, chooser, known, clock, self.metrics.routing, config.prefill.ordering
         )
         bookings = OtherBookings(self.predictions.ledger, lambda: self.admission.poke(), clock)
         self.admission = create_admission(
-            config, dispatcher, registry, model, self.metrics.admission, clock, lambda: bookings.has_any
+            config, self._dispatcher, registry, model, self.metrics.admission, clock, lambda: bookings.has_any
         )
         self.others = booking_streams(router_id, bookings) if router_id else None
         self._traffic = TrafficMeter(clock)
@@ -118,7 +118,13 @@ class ControlPlane:
     def create_router(self, model: ModelCard, timelines: TimelineStore) -> Router:
         """Creates the router. Must be called once."""
         observers = request_observers(
-            self.metrics, timelines, self.predictions, self.admission, self._traffic, self._clock
+            self.metrics,
+            timelines,
+            self.predictions,
+            self.admission,
+            self._traffic,
+            self._clock,
+            more=[self._dispatcher],
         )
         return Router(
             model,

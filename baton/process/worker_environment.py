@@ -29,6 +29,9 @@ LOCAL_RAY_VARIABLES = {
     "RAY_worker_niceness": "0",
     # Otherwise Ray first starts an idle process for each core, and waits for them.
     "RAY_prestart_worker_first_driver": "0",
+    # Otherwise Ray's control store keeps records of the last 100,000 calls of actors, 3.7 kB each, and the router alone
+    # makes a call every second. Only Ray's dashboard and its commands show them.
+    "RAY_task_events_report_interval_ms": "0",
 }
 """Variables of Ray itself for a cluster on this machine. The user's environment overrides them too."""
 

@@ -1,7 +1,7 @@
 """Index of the prompt blocks that each worker's prefix cache holds, according to the workers' events.
 
 One dictionary maps hashes to bit masks of workers, so a prompt costs one look-up per block for any number of workers.
-Hashes are chained, so a worker holds a prompt up to the first hash that it lacks. The hashes of recent prompts are
+Hashes are chained, so a worker holds a prompt up to the first hash that it lacks. The hashes of prompts in progress are
 kept.
 """
 
@@ -19,6 +19,7 @@ from baton.rpc.cache_messages import unpack_hashes
 from baton.rpc.wire import worker_pb2
 
 _KEPT_TOKENS = 262_144
+"""Tokens of the prompts in progress whose hashes are kept, about 10 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,10 @@ def prompt_hashes(
 
 
 class PromptHasher:
-    """Caches :func:`prompt_hashes` of the newest prompts, by identity and salt. A prompt object must not change."""
+    """Caches :func:`prompt_hashes` of the newest prompts until :meth:`forget`, by identity and salt.
+
+    A prompt object must not change.
+    """
 
     def __init__(self, block_size: int, hash_key: bytes = b"", kept_tokens: int = _KEPT_TOKENS) -> None:
         self.block_size = block_size
@@ -68,6 +72,11 @@ class PromptHasher:
             _, (oldest, _) = self._newest.popitem(last=False)
             self._num_tokens -= len(oldest)
         return hashes
+
+    def forget(self, prompt_token_ids: Sequence[int], salt: str = "") -> None:
+        """Drops a prompt and its hashes. Unknown prompts are ignored."""
+        if self._newest.pop((id(prompt_token_ids), salt), None) is not None:
+            self._num_tokens -= len(prompt_token_ids)
 
 
 _SWEEP_BLOCKS = 4096
@@ -191,7 +200,7 @@ class PrefixIndex:
         return tokens
 
     def hashes(self, prompt: PromptHashes | Sequence[int], salt: str = "") -> PromptHashes:
-        """The hashes of a prompt, cached for recent prompts.
+        """The hashes of a prompt, cached until :meth:`forget_prompt`.
 
         Raises:
             ValueError: the prompt was hashed with another block size.
@@ -203,6 +212,10 @@ class PrefixIndex:
                 f"the prompt is hashed in blocks of {prompt.block_size} tokens, expected {self.block_size}"
             )
         return prompt
+
+    def forget_prompt(self, prompt: Sequence[int], salt: str) -> None:
+        """Drops the cached hashes of a prompt. Another request with the same object only costs hashing it again."""
+        self._hasher.forget(prompt, salt)
 
     def num_blocks(self, worker_id: str) -> int:
         """Blocks known to be in a worker's cache."""

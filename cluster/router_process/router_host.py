@@ -221,13 +221,13 @@ class RouterHost:
         """
         new = BatonConfig.from_dict(config)
         source = await asyncio.to_thread(resolve_model, new.model)
-        name, shown = new.served_model_name or source.name, self.admin.router
+        name, shown = next(iter(new.served_model_names), source.name), self.admin.router
         if shown is not None and name != shown.model.name:
             raise ConfigError(
                 f"model: clients know the model as {shown.model.name}, but would have to call it {name}. Set "
                 f"served_model_name: {shown.model.name} when the cluster starts, or start another cluster."
             )
-        tokenizer = await asyncio.to_thread(_load_tokenizer, source.path)
+        tokenizer = await asyncio.to_thread(Tokenizer.load, source.path)
         if self._tokenizer is not None and not self._tokenizer.equals(tokenizer):
             raise ConfigError(
                 f"model: {new.model} has another tokenizer or chat template than {self._config.model}, and a running "

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, Summary
 from baton.core.errors import NoWorkerError
 from baton.core.roles import DECODE, PREFILL
 from cluster.registry.workers import Worker, WorkerRegistry
+from cluster.requests.request_observers import RequestObserver
 from cluster.requests.request_record import Booking, RequestRecord
 from cluster.routing.request_predictions import RequestPredictions
 from cluster.routing.routing_contracts import Preference, RouteChooser, RouteDecision, RoutingRequest, WorkerSnapshot
@@ -78,6 +79,10 @@ class PrefixIndex(Protocol):
         """Announces a prompt that is sent to a worker."""
         ...
 
+    def forget_prompt(self, prompt: Sequence[int], salt: str) -> None:
+        """Drops what is kept of a prompt for further decisions about it."""
+        ...
+
 
 class Placement:
     """A request's booking on its workers. Leaving its context or calling :meth:`release` ends it."""
@@ -132,8 +137,8 @@ class Placement:
         self.release()
 
 
-class Dispatcher:
-    """Forecasts and books routes over the registered workers.
+class Dispatcher(RequestObserver):
+    """Forecasts and books routes over the registered workers. As an observer, it drops what it keeps of a request.
 
     Args:
         prefix_index: ``None`` means that prefill workers are assumed to hold the usual part of a prompt, and decode
@@ -196,6 +201,10 @@ class Dispatcher:
         if self._metrics is not None:
             self._metrics.observe_route(local=prefill is None)
         return Placement(prefill, decode, booking, self._predictions)
+
+    def ended(self, record: RequestRecord) -> None:
+        if self._prefix_index is not None:
+            self._prefix_index.forget_prompt(record.request.prompt_token_ids, record.request.cache_salt)
 
     def workers_changed(self) -> asyncio.Event:
         """An event that is set at the next change of the workers."""

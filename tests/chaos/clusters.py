@@ -19,6 +19,8 @@ from tests.separate_nodes import SeparateNodes
 
 SIZE = 2
 """Workers in each pool."""
+TIMELINES_KEPT = 50
+"""So few that the memory of the router is watched only when all of them are there. Clients read theirs at once."""
 _CPUS_OF_NODE = 2
 """Room for a second worker, to which Ray prefers an empty node."""
 _POOL = {"workers": SIZE, "kv_blocks": 1024, "max_num_seqs": 4}  # few sequences in a step, so that some wait
@@ -30,6 +32,7 @@ SETTINGS: Mapping[str, Any] = {
     "kv_transfer": {"part_bytes": 65536},
     "admission": {"mode": "off"},  # a refusal for a missed target would look like a failure
     "routing": {"local_prefill": "never"},
+    "router": {"timelines_kept": TIMELINES_KEPT},
 }
 """Settings with which tokens can be compared, and hand-offs have parts."""
 
@@ -51,7 +54,7 @@ class Running:
 @contextmanager
 def on_this_machine(report: Callable[[str], None]) -> Iterator[Running]:
     """Runs a cluster of this machine's only host."""
-    cluster = Cluster.start(BatonConfig.from_dict({**SETTINGS, "router": {"port": 0}}), report)
+    cluster = Cluster.start(BatonConfig.from_dict({**SETTINGS, "router": {**SETTINGS["router"], "port": 0}}), report)
     try:
         yield Running(cluster.endpoint, {}, own_processes)
     finally:

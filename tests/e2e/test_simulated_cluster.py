@@ -9,6 +9,7 @@ import time
 
 import httpx
 import psutil
+import ray
 from openai import OpenAI
 
 from tests.running_cluster import MODEL, RunningCluster
@@ -63,6 +64,11 @@ def test_many_concurrent_requests_use_both_pools(cluster: RunningCluster) -> Non
     assert asyncio.run(all_of_them()) == [32] * 64
     assert cluster.metric("baton_kv_transfer_tokens_total") > before
     cluster.assert_nothing_leaked()
+
+
+def test_ray_keeps_no_record_of_calls(cluster: RunningCluster) -> None:
+    cluster.workers()  # the router calls the controller
+    assert ray.timeline() == []
 
 
 def test_scale_waits_for_the_new_sizes(cluster: RunningCluster) -> None:

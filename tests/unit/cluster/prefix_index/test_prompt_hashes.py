@@ -68,3 +68,18 @@ def test_a_prompt_larger_than_the_memory_is_kept_until_the_next() -> None:
     assert hasher.hash(large) is hasher.hash(large)
     hasher.hash(small)
     assert [tokens for tokens, _ in hasher._newest.values()] == [small]
+
+
+def test_a_forgotten_prompt_leaves_nothing_behind() -> None:
+    hasher = PromptHasher(4, kept_tokens=30)
+    prompts = [tuple(range(number, number + 10)) for number in range(3)]
+    for prompt in prompts:
+        hasher.hash(prompt, "salt")
+    hasher.forget(prompts[0])  # with another salt
+    assert len(hasher._newest) == 3
+    for prompt in (*prompts, prompts[0]):
+        hasher.forget(prompt, "salt")
+    assert not hasher._newest
+    for prompt in prompts:  # the room is free again
+        hasher.hash(prompt)
+    assert len(hasher._newest) == 3

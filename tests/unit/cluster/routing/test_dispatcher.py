@@ -56,12 +56,16 @@ class Index:
     def __init__(self, tokens: Mapping[str, int]) -> None:
         self.tokens = tokens
         self.expected: list[tuple[str, float]] = []
+        self.forgotten: list[tuple[Sequence[int], str]] = []
 
     def cached_tokens(self, worker_ids: Iterable[str], prompt: Sequence[int], salt: str = "") -> Mapping[str, int]:
         return {worker_id: self.tokens.get(worker_id, 0) for worker_id in worker_ids}
 
     def expect(self, worker_id: str, prompt: Sequence[int], until_s: float, salt: str = "") -> None:
         self.expected.append((worker_id, until_s))
+
+    def forget_prompt(self, prompt: Sequence[int], salt: str) -> None:
+        self.forgotten.append((prompt, salt))
 
 
 PAIR = RouteDecision("p1", "d1", 30, 500.0, 20.0, record={"made": "up"})
@@ -258,6 +262,13 @@ async def test_prefix_caches_of_all_workers_are_looked_up_and_reported() -> None
         world.clock.now_s += 0.4  # in which it has waited, of the half second that was predicted
         world.dispatcher.book(record, decision).release()
     assert index.expected == [("p1", pytest.approx(55.5)), ("d1", pytest.approx(55.9))]
+
+
+async def test_the_prompt_of_a_request_that_ends_is_forgotten() -> None:
+    index = Index({})
+    world = World(index=index)
+    world.dispatcher.ended(world.record(cache_salt="salt"))
+    assert index.forgotten == [(PROMPT, "salt")]
 
 
 async def test_with_the_real_profile_bookings_spread_bursts() -> None:
