@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from baton.core.errors import InternalError
 from baton.core.request import FinishReason, TokenLogprobs
-from baton.engine.models.tokenizer import IncrementalDetokenizer
+from baton.engine.models.detokenizer import IncrementalDetokenizer
 from cluster.gateway.formats.base import Event, OutputParser
 from cluster.requests.generation import TokenChunk
 

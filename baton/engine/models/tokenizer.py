@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import codecs
 import copy
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from baton.core.errors import ConfigError, InvalidRequestError
+from baton.engine.models.detokenizer import (
+    NUM_CONTEXT_TOKENS,
+    ByteLevelStrategy,
+    IncrementalDetokenizer,
+    Strategy,
+    WindowStrategy,
+)
 
 _BYTE_FALLBACK_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SENTENCEPIECE_SPACE = "\u2581"
-_REPLACEMENT_CHAR = "\ufffd"
-
-# A token of a byte-fallback vocabulary holds at least one byte, and no character has more than four.
-_MAX_PENDING_TOKENS = 16
-_CONTEXT_TOKENS = 6
 
 
 def _byte_level_alphabet() -> dict[str, int]:
@@ -296,13 +297,13 @@ class Tokenizer:
                 the first token only when something comes before it.
             shown_token_ids: special tokens that are not skipped.
         """
-        strategy: _Strategy
+        strategy: Strategy
         if self._is_byte_level:
-            strategy = _ByteLevelStrategy(self.token_bytes)
+            strategy = ByteLevelStrategy(self.token_bytes)
         else:
             visible = [token for token in prompt_token_ids if not (skip_special_tokens and self.is_special(token))]
-            strategy = _WindowStrategy(
-                lambda token_ids: self.decode(token_ids, skip_special_tokens=False), visible[-_CONTEXT_TOKENS:]
+            strategy = WindowStrategy(
+                lambda token_ids: self.decode(token_ids, skip_special_tokens=False), visible[-NUM_CONTEXT_TOKENS:]
             )
         hidden = self._special_ids.difference(shown_token_ids) if skip_special_tokens else frozenset[int]()
         return IncrementalDetokenizer(strategy, hidden)
@@ -322,89 +323,3 @@ def _reserved_template_kwargs(apply_chat_template: Callable[..., Any]) -> set[st
     parameters = inspect.signature(apply_chat_template).parameters.values()
     named = {parameter.name for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD}
     return named | {"messages"}
-
-
-class _Strategy(Protocol):
-    def push(self, token_id: int) -> str: ...
-
-    def flush(self) -> str: ...
-
-
-class IncrementalDetokenizer:
-    """Decodes one growing sequence piece by piece.
-
-    A piece never ends within a character that later tokens complete, and all pieces together are the text of the whole
-    sequence. The cost per token does not grow with the length of the sequence.
-    """
-
-    def __init__(self, strategy: _Strategy, hidden_token_ids: frozenset[int]) -> None:
-        self._strategy = strategy
-        self._hidden = hidden_token_ids
-
-    def push(self, token_ids: Sequence[int]) -> str:
-        """Returns the text that ``token_ids`` add, as far as it is final."""
-        return "".join(map(self.push_one, token_ids))
-
-    def push_one(self, token_id: int) -> str:
-        """Like :meth:`push`, for one token."""
-        return "" if token_id in self._hidden else self._strategy.push(token_id)
-
-    def flush(self) -> str:
-        """Returns the withheld text, with U+FFFD for an incomplete character. Call it once, at the end."""
-        return self._strategy.flush()
-
-
-class _ByteLevelStrategy:
-    """Exact and constant-time: every token is bytes, and text is their UTF-8 decoding."""
-
-    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
-        self._token_bytes = token_bytes
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def push(self, token_id: int) -> str:
-        return self._decoder.decode(self._token_bytes(token_id))
-
-    def flush(self) -> str:
-        return self._decoder.decode(b"", final=True)
-
-
-class _WindowStrategy:
-    """For decoders whose text of a token depends on its neighbours: decodes a window twice and returns the difference.
-
-    ``ids[prefix:read]`` is context whose text was returned; ``ids[read:]`` is pending. A window that ends in U+FFFD may
-    be an incomplete byte-fallback character and is withheld. A run of invalid bytes would be withheld without end, so
-    beyond ``_MAX_PENDING_TOKENS`` all but the newest tokens are released: their text can no longer change.
-    """
-
-    def __init__(self, decode: Callable[[Sequence[int]], str], context: Sequence[int]) -> None:
-        self._decode = decode
-        self._ids = list(context)
-        self._read = len(self._ids)
-
-    def push(self, token_id: int) -> str:
-        self._ids.append(token_id)
-        text = self._decode(self._ids)
-        if text.endswith(_REPLACEMENT_CHAR):
-            if len(self._ids) - self._read <= _MAX_PENDING_TOKENS:
-                return ""
-            return self._release(len(self._ids) - 3)
-        return self._release(len(self._ids))
-
-    def flush(self) -> str:
-        return self._release(len(self._ids))
-
-    def _release(self, end: int) -> str:
-        known = self._decode(self._ids[: self._read])
-        text = self._decode(self._ids[:end])
-        # An invalid byte turns the whole run of byte tokens around it into U+FFFD, including text that was returned.
-        delta = text[len(known) :] if text.startswith(known) else self._decode(self._ids[self._read : end])
-        if not delta:
-            # There is no text yet. The context stays, since otherwise a later token would lose its leading space.
-            if end - self._read > _MAX_PENDING_TOKENS:
-                del self._ids[self._read : end]
-            return ""
-        # At least one decoded token stays as context for the next.
-        start = min(self._read, end - 1)
-        self._ids = self._ids[start:]
-        self._read = end - start
-        return delta
