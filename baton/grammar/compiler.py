@@ -13,7 +13,7 @@ from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from baton.grammar.state import GrammarState
 
 MAX_GRAMMAR_CHARS = 256 * 1024
-_CACHED_GRAMMARS = 64
+_CACHED_GRAMMARS = 32
 _NUM_ERROR_CHARS = 300
 
 
@@ -98,7 +98,7 @@ def _compile(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
 
 
 def _limits() -> LLParserLimits:
-    """Bounds of a grammar's time and memory: about half a second to compile it, and 50 ms for a mask.
+    """Bounds of a grammar's time and memory: about half a second to compile it, 50 ms for a mask, and 30 MB.
 
     They leave room for an object with a thousand properties, or ten thousand choices.
     """
@@ -107,7 +107,7 @@ def _limits() -> LLParserLimits:
         step_lexer_fuel=50_000,
         step_max_items=50_000,
         max_items_in_row=4_000,
-        max_lexer_states=50_000,
+        max_lexer_states=16_000,
         max_grammar_size=10_000,
         verbose_errors=False,
     )
