@@ -9,6 +9,7 @@ grammar fixes the order. The library that baton uses is compared with xgrammar, 
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
 import time
@@ -82,9 +83,9 @@ class Llguidance:
 
 class Xgrammar:
     def __init__(self, tokenizer: Tokenizer) -> None:
-        import xgrammar  # type: ignore[import-not-found]
         from transformers import AutoTokenizer
 
+        xgrammar = importlib.import_module("xgrammar")  # baton does not depend on it
         own = AutoTokenizer.from_pretrained(ensure_default_model())
         self._eos = tokenizer.eos_token_id or 0
         self._xgrammar = xgrammar

@@ -89,13 +89,51 @@ _TEXT_PART = {
     "required": ["type", "text"],
 }
 _CONTENT = {"anyOf": [{"type": ["string", "null"]}, {"type": "array", "items": _TEXT_PART}]}
+_WORD = {"type": "string", "minLength": 1}
+_MAYBE_TEXT = {"type": ["string", "null"]}
+_CALL = {
+    "type": "object",
+    "properties": {
+        "id": _WORD,
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "properties": {"name": _WORD, "arguments": {"type": "string"}},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        },
+    },
+    "required": ["id", "function"],
+    "additionalProperties": False,
+}
+
+
+def _message(roles: list[str], required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
+    shared = {"role": {"enum": roles}, "content": _CONTENT, "name": _MAYBE_TEXT, "cache_control": {}}
+    return {
+        "type": "object",
+        "properties": {**shared, **properties},
+        "required": ["role", *required],
+        "additionalProperties": False,
+    }
+
+
 MESSAGES = {
     "type": "array",
     "minItems": 1,
     "items": {
-        "type": "object",
-        "properties": {"role": {"enum": ["system", "developer", "user", "assistant", "tool"]}, "content": _CONTENT},
-        "required": ["role"],
+        "anyOf": [
+            _message(["system", "developer", "user"]),
+            _message(
+                ["assistant"],
+                refusal=_MAYBE_TEXT,
+                reasoning_content=_MAYBE_TEXT,
+                reasoning=_MAYBE_TEXT,
+                annotations={},
+                tool_calls={"type": ["array", "null"], "items": _CALL},
+            ),
+            _message(["tool"], ("tool_call_id",), tool_call_id=_WORD),
+        ]
     },
 }
 _TOKEN_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
