@@ -27,6 +27,7 @@ from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.grammar.compiler import GrammarCompiler
 from baton.grammar.forms import json_grammar
+from baton.process.worker_environment import become_like_a_worker
 from benchmarks.options import at_least
 from cluster.config.worker_config import SpeculationConfig
 from decode_worker.speculation.controller import NONE
@@ -106,6 +107,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=at_least(1), default=96, help="per answer")
     parser.add_argument("--rounds", type=at_least(1), default=5)
     options = parser.parse_args()
+    become_like_a_worker()
     lab, console = Lab(options.tokens), Console(width=120)
     ways: Sequence[str] = (_PLAIN, _SCHEMA_ONLY, _FORCED)
     table = Table("answers at once", *(f"{way} (tokens/s)" for way in ways), "schema ratio", "forced ratio", box=None)

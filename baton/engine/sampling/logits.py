@@ -119,6 +119,11 @@ def _keep_allowed(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
     masks = {index: row.allowed for index, row in enumerate(rows) if row.allowed is not None}
     if not masks:
         return
+    if is_on_host(logits):
+        values = logits.numpy()
+        for index, words in masks.items():
+            values[index] += _addends_of_bytes().take(words.view(np.uint8), axis=0).ravel()[: logits.shape[-1]]
+        return
     packed = np.stack(list(masks.values())).view(np.uint8).astype(np.int64)
     addends = (
         upload(_addends_of_bytes(), logits.device)
