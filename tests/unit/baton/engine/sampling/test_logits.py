@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+import baton.engine.sampling.logits as logits_module
 from baton.core.request import SamplingParams
 from baton.engine.sampling.logits import SamplingRow, process_logits
 
@@ -211,3 +213,11 @@ def packed(allowed: set[int]) -> npt.NDArray[np.int32]:
     bits = np.zeros(-(-VOCAB_SIZE // 32) * 32, dtype=np.uint8)
     bits[list(allowed)] = 1
     return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def test_masks_are_the_same_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [replace(row(SamplingParams()), allowed=mask) for mask in (packed({1, 40}), None, packed({49}))]
+    on_host = process_logits(random_logits(3, 3), rows)
+    monkeypatch.setattr(logits_module, "is_on_host", lambda tensor: False)
+    torch.testing.assert_close(process_logits(random_logits(3, 3), rows), on_host)
+    assert torch.isfinite(on_host).sum(dim=-1).tolist() == [2, VOCAB_SIZE, 1]
