@@ -18,29 +18,27 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+JSON_STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""The white space of Python's ``json.dumps``, which models are trained on. With free white space, a small model can
+fill its answer with it."""
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
 def json_grammar(schema: Mapping[str, Any] | bool, *, whitespace: str | None = None, is_compact: bool = False) -> str:
     """JSON documents that a schema allows, with keys in the schema's order.
 
-    Documents have a space behind each comma and colon and no other white space, as Python's ``json.dumps`` writes them:
-    a small model that may write any white space can fill its answer with it.
+    Documents have the white space of :data:`JSON_STYLE`, unless the arguments say otherwise.
 
     Args:
         schema: a JSON Schema. Unsupported keywords are refused when the grammar is compiled.
         whitespace: a regular expression for white space between all elements.
         is_compact: no white space at all.
     """
-    is_plain = whitespace is None and not is_compact
-    options: JsonCompileOptions = {
-        "lenient": False,
-        "coerce_one_of": False,
-        "whitespace_flexible": whitespace is not None,
-        "whitespace_pattern": whitespace,
-        "item_separator": ", " if is_plain else ",",
-        "key_separator": ": " if is_plain else ":",
-    }
+    options: JsonCompileOptions = {"lenient": False, "coerce_one_of": False, **JSON_STYLE}
+    if is_compact or whitespace is not None:
+        options |= {"item_separator": ",", "key_separator": ":"}
+    if whitespace is not None:
+        options |= {"whitespace_flexible": True, "whitespace_pattern": whitespace}
     try:
         return LLMatcher.grammar_from_json_schema(_object_of(schema), overrides=options)
     except ValueError as error:

@@ -7,10 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from baton.grammar.forms import JSON_STYLE
 from cluster.gateway.formats.base import CallRule, TokenRefs
 
-# The separators that models are trained on. Free white space would let a small model write nothing else.
-_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 ANY_TEXT = r"/(.|\n)*/"
 
 
@@ -26,7 +25,7 @@ def pattern(text: str) -> str:
 
 def json_rule(schema: Mapping[str, Any]) -> str:
     """A JSON value that follows ``schema``."""
-    return "%json " + json.dumps({**schema, "x-guidance": _JSON_STYLE}, ensure_ascii=False)
+    return "%json " + json.dumps({**schema, "x-guidance": JSON_STYLE}, ensure_ascii=False)
 
 
 def object_call_rules(rule: CallRule, arguments_key: str) -> str:

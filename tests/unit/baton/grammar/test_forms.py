@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from baton.core.errors import InvalidRequestError
 from baton.grammar.compiler import GrammarCompiler
 from baton.grammar.forms import ANY_OBJECT, choice_grammar, json_grammar, notation_grammar, regex_grammar
+from tests.allowed_texts import allows_beginning
 from tests.tiny_tokenizers import byte_level_tokenizer
 
 TOKENIZER = byte_level_tokenizer()
@@ -25,11 +26,9 @@ PERSON = {
 
 def accepts(grammar: str, text: str) -> bool:
     """Whether the grammar allows this text as a whole."""
-    state = GRAMMARS.compile(grammar)
-    tokens = TOKENIZER.encode(text)
-    if state.num_allowed([], tokens) < len(tokens):
+    if not allows_beginning(grammar, text, GRAMMARS, TOKENIZER):
         return False
-    allowed = state.allowed(tokens)
+    allowed = GRAMMARS.compile(grammar).allowed(TOKENIZER.encode(text))
     return allowed is not None and bool(allowed[0] & 1)  # the token 0 ends a text
 
 

@@ -14,6 +14,7 @@ from cluster.gateway.openai.prompt_encoder import PromptEncoder
 from cluster.gateway.openai.schemas import ChatCompletionRequest, CompletionRequest, parse_request
 from cluster.gateway.work_threads import WorkThreads
 from cluster.requests.generation import ModelCard
+from tests.allowed_texts import allows_beginning
 from tests.tiny_tokenizers import byte_level_tokenizer
 
 TOKENIZER = byte_level_tokenizer()
@@ -32,13 +33,8 @@ async def plan(**parameters: Any) -> GenerationPlan:
 
 def texts_of(planned: GenerationPlan) -> set[str]:
     """Those of :data:`TEXTS` that the plan's grammar allows."""
-    found = set()
-    for text in TEXTS:
-        tokens = TOKENIZER.encode(text)
-        state = GRAMMARS.compile(planned.prompts[0].params.grammar)
-        if state.num_allowed([], tokens) == len(tokens):
-            found.add(text)
-    return found
+    grammar = planned.prompts[0].params.grammar
+    return {text for text in TEXTS if allows_beginning(grammar, text, GRAMMARS, TOKENIZER)}
 
 
 @pytest.mark.parametrize(
