@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import groupby, product
 from typing import Any
 
@@ -31,18 +32,25 @@ For each function call, write its name and its arguments like this:
 {example}"""
 
 
+class CallIds(Enum):
+    """How a chat template wants the ids of calls."""
+
+    AS_SENT = "as sent"
+    SHORT = "nine letters and digits"
+    NAMED = "functions.NAME:INDEX, since the template does not write the name"
+
+
 @dataclass(frozen=True, slots=True)
 class HistoryStyle:
     """How a chat template wants earlier calls. :func:`find_style` tries what a template renders.
 
     Attributes:
-        short_ids: ids of calls have nine letters and digits.
         one_call: a message has one call. Parallel ones become messages of their own, each before its result.
         arguments_as_text: arguments are JSON text, not an object.
         omits_content: a message without text has no content, instead of an empty one.
     """
 
-    short_ids: bool
+    ids: CallIds
     one_call: bool
     arguments_as_text: bool
     omits_content: bool
@@ -54,14 +62,15 @@ class HistoryStyle:
             thinks_aside: the template has only one text beside a call, which it takes for reasoning.
         """
         split = _one_call_each(messages) if self.one_call else messages
-        return [self._message(message, thinks_aside) for message in split]
+        id_of = _id_writer(self.ids, messages)
+        return [self._message(message, thinks_aside, id_of) for message in split]
 
-    def _message(self, message: Message, thinks_aside: bool) -> Message:
+    def _message(self, message: Message, thinks_aside: bool, id_of: Callable[[str], str]) -> Message:
         found = dict(message)
         if (call_id := found.get("tool_call_id")) is not None:
-            found["tool_call_id"] = self._id(call_id)
+            found["tool_call_id"] = id_of(call_id)
         if calls := found.get("tool_calls"):
-            found["tool_calls"] = [self._call(call) for call in calls]
+            found["tool_calls"] = [{**self._call(call), "id": id_of(call["id"])} for call in calls]
             if thinks_aside:
                 texts = [found.pop("reasoning_content", ""), found["content"]]
                 found["content"] = "\n\n".join(filter(None, texts))
@@ -73,13 +82,23 @@ class HistoryStyle:
         function = call["function"]
         arguments = function["arguments"]
         value = arguments if self.arguments_as_text else arguments_object(arguments)
-        return {"id": self._id(call["id"]), "type": "function", "function": {**function, "arguments": value}}
+        return {"type": "function", "function": {**function, "arguments": value}}
 
-    def _id(self, call_id: str) -> str:
-        return call_id if not self.short_ids or _SHORT_ID.fullmatch(call_id) else _short_id(call_id)
+
+def _id_writer(ids: CallIds, messages: Sequence[Message]) -> Callable[[str], str]:
+    """What writes the ids of calls in the form that a template wants."""
+    if ids is CallIds.SHORT:
+        return _short_id
+    named: dict[str, str] = {}
+    if ids is CallIds.NAMED:
+        for call in (call for message in messages for call in message.get("tool_calls") or ()):
+            named.setdefault(call["id"], f"functions.{call['function']['name']}:{len(named)}")
+    return lambda call_id: named.get(call_id, call_id)
 
 
 def _short_id(call_id: str) -> str:
+    if _SHORT_ID.fullmatch(call_id):
+        return call_id
     return hashlib.blake2b(call_id.encode(), digest_size=5).hexdigest()[:SHORT_ID_CHARS]
 
 
@@ -155,17 +174,17 @@ def find_style(tokenizer: Tokenizer) -> HistoryStyle | None:
         return None
     arguments = json.dumps({_PROBE_KEY: "Oslo"})
     calls: list[Message] = [
-        {"id": f"call_{name}", "type": "function", "function": {"name": name, "arguments": arguments}}
-        for name in ("probe_first", "probe_second")
+        {"id": f"call_{index}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for index, name in enumerate(("probe_first", "probe_second"))
     ]
     results: list[Message] = [
-        {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": "rain"}
+        {"role": "tool", "tool_call_id": call["id"], "name": "not_the_name_of_a_call", "content": "rain"}
         for call in calls
     ]
     user: Message = {"role": "user", "content": "hello"}
     messages: list[Message] = [user, {"role": "assistant", "content": "", "tool_calls": calls}, *results]
     either = (False, True)
-    for choice in product(either, either, either, (True, False)):
+    for choice in product(CallIds, either, either, (True, False)):
         style = HistoryStyle(*choice)
         try:
             text = tokenizer.render_chat(style.apply(messages)).rpartition(user["content"])[2]

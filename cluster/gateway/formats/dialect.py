@@ -14,6 +14,7 @@ from cluster.gateway.formats.base import CallRule, Function, OutputParser, Steps
 from cluster.gateway.formats.calls import plain_text
 from cluster.gateway.formats.conversation import (
     SHORT_ID_CHARS,
+    CallIds,
     Message,
     calls_as_text,
     find_style,
@@ -70,7 +71,7 @@ class Dialect:
         return messages, tools or None
 
     def new_call_id(self) -> str:
-        if self._style is not None and self._style.short_ids:
+        if self._style is not None and self._style.ids is CallIds.SHORT:
             return secrets.token_hex(SHORT_ID_CHARS)[:SHORT_ID_CHARS]
         return f"call_{secrets.token_hex(12)}"
 

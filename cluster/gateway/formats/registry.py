@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.gateway.formats import deepseek, harmony, hermes, llama_json, mistral, pythonic, qwen_xml
+from cluster.gateway.formats import deepseek, harmony, hermes, kimi, llama_json, mistral, pythonic, tagged_families
 from cluster.gateway.formats.base import ToolFormat
 from cluster.gateway.formats.reasoning import ReasoningFormat
 
@@ -12,13 +12,17 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     form.name: form
     for form in (
         hermes.Hermes(),
-        qwen_xml.QwenXml(),
+        tagged_families.QWEN_XML,
+        tagged_families.GLM,
+        tagged_families.GLM_47,
+        tagged_families.MINIMAX,
         llama_json.LlamaJson(),
         pythonic.Pythonic(),
         mistral.Mistral("mistral", is_list=True),
         mistral.Mistral("mistral_args", is_list=False),
         deepseek.DeepSeek("deepseek_v3", is_fenced=True),
         deepseek.DeepSeek("deepseek_v31", is_fenced=False),
+        kimi.Kimi(),
         harmony.Harmony(),
     )
 }
@@ -41,7 +45,11 @@ _TOOL_MARKS: tuple[tuple[tuple[str, ...], str], ...] = (
     ((deepseek.CALLS,), "deepseek_v31"),
     ((mistral.CALLS, mistral.ARGS), "mistral_args"),
     ((mistral.CALLS,), "mistral"),
-    ((qwen_xml.FUNCTION, qwen_xml.PARAMETER), "qwen_xml"),
+    ((kimi.CALLS,), "kimi"),
+    ((tagged_families.MINIMAX.calls,), "minimax"),
+    (("</arg_key><arg_value>",), "glm47"),
+    ((tagged_families.GLM.key,), "glm"),
+    ((tagged_families.QWEN_XML.function, tagged_families.QWEN_XML.key), "qwen_xml"),
     ((hermes.OPEN,), "hermes"),
     ((pythonic.START,), "pythonic"),
     (("func_name1(",), "pythonic"),

@@ -116,9 +116,49 @@ QWEN_XML = QWEN.replace("<tool_call></tool_call>", "<tool_call><function=name><p
 {%- endfor %}{{- '</function>\\n</tool_call>' }}""",
 )
 
+_ARGUMENTS = "tool_call.function.arguments | items"
+_VALUE = "(value if value is string else value | tojson)"
+_HERMES_CALL = """{{- '\\n<tool_call>\\n{"name": "' + tool_call.function.name + '", "arguments": ' }}
+{{- tool_call.function.arguments | tojson }}{{- '}\\n</tool_call>' }}"""
+
+GLM = QWEN.replace("<tool_call></tool_call>", "<tool_call>name\n<arg_key>key</arg_key>\n<arg_value>value").replace(
+    _HERMES_CALL,
+    f"""{{{{- '\\n<tool_call>' + tool_call.function.name }}}}
+{{%- for key, value in {_ARGUMENTS} %}}
+{{{{- '\\n<arg_key>' + key + '</arg_key>\\n<arg_value>' + {_VALUE} + '</arg_value>' }}}}
+{{%- endfor %}}{{{{- '\\n</tool_call>' }}}}""",
+)
+
+MINIMAX = QWEN.replace("<tool_call></tool_call>", "<minimax:tool_call><invoke name=").replace(
+    _HERMES_CALL,
+    f"""{{{{- '\\n<minimax:tool_call>\\n<invoke name="' + tool_call.function.name + '">\\n' }}}}
+{{%- for key, value in {_ARGUMENTS} %}}
+{{{{- '<parameter name="' + key + '">' + {_VALUE} + '</parameter>\\n' }}}}
+{{%- endfor %}}{{{{- '</invoke>\\n</minimax:tool_call>' }}}}""",
+)
+
+KIMI = """{%- if tools %}{{- '<|im_system|>tool_declare<|im_middle|>' + (tools | tojson) + '<|im_end|>' }}{%- endif %}
+{%- for message in messages %}
+{{- '<|im_' + message.role + '|>' + (message.name or message.role) + '<|im_middle|>' }}
+{%- if message.role == 'assistant' and message.tool_calls %}{{- message.content or '' }}
+{{- '<|tool_calls_section_begin|>' }}
+{%- for call in message.tool_calls %}
+{{- '<|tool_call_begin|>' + call.id + '<|tool_call_argument_begin|>' + (call.function.arguments | tojson) }}
+{{- '<|tool_call_end|>' }}
+{%- endfor %}{{- '<|tool_calls_section_end|>' }}
+{%- elif message.role == 'tool' %}{{- '## Return of ' + message.tool_call_id + '\\n' + message.content }}
+{%- else %}{{- message.content }}
+{%- endif %}
+{{- '<|im_end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_assistant|>assistant<|im_middle|>' }}{%- endif %}"""
+
 TEMPLATES = {
     "hermes": QWEN,
     "qwen_xml": QWEN_XML,
+    "glm": GLM,
+    "minimax": MINIMAX,
+    "kimi": KIMI,
     "llama_json": LLAMA.replace("<|start_header_id|>user", '"parameters"<|start_header_id|>user'),
     "mistral": MISTRAL,
     "deepseek_v3": DEEPSEEK,

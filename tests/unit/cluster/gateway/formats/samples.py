@@ -114,6 +114,54 @@ SAMPLES = (
         "<tool_call><function=f><parameter=a>x",
     ),
     Sample(
+        "glm",
+        "glm",
+        'Ok.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Os"lo</arg_value>\n<arg_key>days</arg_key>\n'
+        "<arg_value>3</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>",
+        (("get_weather", '{"city": "Os\\"lo", "days": 3}'), NOTHING),
+        "Ok.",
+    ),
+    Sample(
+        "glm47",
+        "glm47",
+        "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Oslo</arg_value></tool_call><tool_call>now</tool_call>",
+        (OSLO, NOTHING),
+    ),
+    Sample("glm, no name", "glm", "<tool_call>a call</tool_call>", (), "<tool_call>a call</tool_call>"),
+    Sample("glm, cut off", "glm", "<tool_call>now\n<arg_key>a</arg", (), "<tool_call>now\n<arg_key>a</arg"),
+    Sample("glm, broken value", "glm", "<tool_call>f<arg_key>a</arg_key>b", (), "<tool_call>f<arg_key>a</arg_key>b"),
+    Sample(
+        "minimax",
+        "minimax",
+        'Ok.\n<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Os\nlo</parameter>\n'
+        '<parameter name="days">3</parameter>\n</invoke>\n<invoke name="now">\n</invoke>\n</minimax:tool_call>\n',
+        (("get_weather", '{"city": "Os\\nlo", "days": 3}'), NOTHING),
+        "Ok.",
+    ),
+    Sample(
+        "minimax, another tag",
+        "minimax",
+        "<minimax:tool_call><tool_name>now</tool_name></minimax:tool_call>",
+        (),
+        "<minimax:tool_call><tool_name>now</tool_name></minimax:tool_call>",
+    ),
+    Sample(
+        "kimi",
+        "kimi",
+        "Ok.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0 <|tool_call_argument_begin|>"
+        '{"city": "Oslo"}<|tool_call_end|><|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}'
+        "<|tool_call_end|><|tool_calls_section_end|>",
+        (OSLO, NOTHING),
+        "Ok.",
+    ),
+    Sample(
+        "kimi, no id",
+        "kimi",
+        "<|tool_call_begin|>a b<|tool_call_argument_begin|>{}",
+        (),
+        "<|tool_call_begin|>a b<|tool_call_argument_begin|>{}",
+    ),
+    Sample(
         "llama_json",
         "llama_json",
         'Ok. {"name": "get_weather", "parameters": {"city": "Oslo"}}; {"name": "now", "parameters": {}}',

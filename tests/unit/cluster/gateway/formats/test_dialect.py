@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.engine.models.tokenizer import Tokenizer
-from cluster.gateway.formats.conversation import HistoryStyle, find_style
+from cluster.gateway.formats.conversation import CallIds, HistoryStyle, find_style
 from cluster.gateway.formats.dialect import Dialect
 from cluster.gateway.formats.registry import (
     AUTO,
@@ -76,12 +76,13 @@ def test_names_choose_a_form() -> None:
 @pytest.mark.parametrize(
     ("name", "style"),
     [
-        ("hermes", HistoryStyle(short_ids=False, one_call=False, arguments_as_text=False, omits_content=True)),
-        ("qwen_xml", HistoryStyle(short_ids=False, one_call=False, arguments_as_text=False, omits_content=True)),
-        ("llama_json", HistoryStyle(short_ids=False, one_call=True, arguments_as_text=False, omits_content=True)),
-        ("mistral", HistoryStyle(short_ids=True, one_call=False, arguments_as_text=False, omits_content=True)),
-        ("deepseek_v3", HistoryStyle(short_ids=False, one_call=False, arguments_as_text=True, omits_content=False)),
-        ("harmony", HistoryStyle(short_ids=False, one_call=True, arguments_as_text=False, omits_content=True)),
+        ("hermes", HistoryStyle(ids=CallIds.AS_SENT, one_call=False, arguments_as_text=False, omits_content=True)),
+        ("qwen_xml", HistoryStyle(ids=CallIds.AS_SENT, one_call=False, arguments_as_text=False, omits_content=True)),
+        ("llama_json", HistoryStyle(ids=CallIds.AS_SENT, one_call=True, arguments_as_text=False, omits_content=True)),
+        ("mistral", HistoryStyle(ids=CallIds.SHORT, one_call=False, arguments_as_text=False, omits_content=True)),
+        ("kimi", HistoryStyle(ids=CallIds.NAMED, one_call=False, arguments_as_text=False, omits_content=True)),
+        ("deepseek_v3", HistoryStyle(ids=CallIds.AS_SENT, one_call=False, arguments_as_text=True, omits_content=False)),
+        ("harmony", HistoryStyle(ids=CallIds.AS_SENT, one_call=True, arguments_as_text=False, omits_content=True)),
         ("none", None),
     ],
 )
@@ -143,6 +144,13 @@ def test_ids_of_calls_fit_the_template() -> None:
     text = rendered("mistral", history(1))
     (written,) = {part.split('"')[0] for part in text.split('"id": "')[1:]}
     assert f"{written}[/TOOL_RESULTS]" in text
+
+
+def test_ids_name_the_function_where_the_template_writes_only_ids() -> None:
+    text = rendered("kimi", [*history(2), *history(1)[1:]])
+    for index, city in enumerate(["City 0", "City 1"]):
+        assert f'functions.get_weather:{index}<|tool_call_argument_begin|>{{"city": "{city}"}}' in text
+        assert f"## Return of functions.get_weather:{index}\nrain {index}" in text
 
 
 def test_marks_that_are_special_tokens_reach_the_parser_only() -> None:

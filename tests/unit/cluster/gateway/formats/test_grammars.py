@@ -46,9 +46,33 @@ def _qwen_xml(values: dict[str, str]) -> str:
     return f"<tool_call>\n<function=get_weather>\n{pairs}</function>\n</tool_call>"
 
 
+def _glm(values: dict[str, str], gap: str) -> str:
+    pairs = (
+        f"<arg_key>{key}</arg_key>{gap}<arg_value>{value.strip(chr(34))}</arg_value>{gap}"
+        for key, value in values.items()
+    )
+    return f"<tool_call>get_weather{gap}{''.join(pairs)}</tool_call>"
+
+
+def _minimax(values: dict[str, str]) -> str:
+    pairs = (f'<parameter name="{key}">{value.strip(chr(34))}</parameter>\n' for key, value in values.items())
+    invoke = f'<invoke name="get_weather">\n{"".join(pairs)}</invoke>'
+    return f"<minimax:tool_call>\n{invoke}\n</minimax:tool_call>"
+
+
 FORMS = [
     Form("hermes", lambda v: f'<tool_call>\n{{"name": "get_weather", "arguments": {_object(v)}}}\n</tool_call>', "\n"),
     Form("qwen_xml", _qwen_xml, "\n"),
+    Form("glm", lambda v: _glm(v, "\n"), "\n"),
+    Form("glm47", lambda v: _glm(v, ""), ""),
+    Form("minimax", _minimax),
+    Form(
+        "kimi",
+        lambda v: (
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+            f"{_object(v)}<|tool_call_end|><|tool_calls_section_end|>"
+        ),
+    ),
     Form("llama_json", lambda v: f'{{"name": "get_weather", "parameters": {_object(v)}}}', "; "),
     Form("pythonic", lambda v: f"[get_weather({', '.join(f'{key}={value}' for key, value in v.items())})]"),
     Form("mistral", lambda v: f'[TOOL_CALLS][{{"name": "get_weather", "arguments": {_object(v)}}}]'),
