@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from baton.core import kv_spec
 from baton.core.errors import NotFusableError
@@ -78,7 +78,11 @@ def _kept_in(folder: Path, numba: Any, lock_name: str) -> Iterator[bool]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / lock_name)
-        lock.acquire()
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            report_progress("another process compiles the CPU decoder; waiting for it")
+            lock.acquire()
     except OSError as error:
         logger.warning(
             "the compiled program cannot be stored in %s (%s), so every start takes longer; set %s to a writable "
@@ -102,6 +106,7 @@ def _version(numba_version: str) -> str:
     """Digest of everything that the compiled code depends on; numba itself checks only one file and the CPU."""
     digest = hashlib.blake2b(f"{numba_version} {has_tiles()} {sorted(features())}".encode(), digest_size=8)
     folder = Path(__file__).parent
+    digest.update(str(folder).encode())  # numba finds programs by the path of their source
     for source in (*sorted(folder.glob("*.py")), *(Path(getfile(module)) for module in _CONSTANTS)):
         digest.update(source.read_bytes())
     return digest.hexdigest()

@@ -136,6 +136,12 @@ def test_a_program_can_be_compiled_after_its_compiler_was_killed(tmp_path: Path)
     with subprocess.Popen([sys.executable, "-c", hold, str(tmp_path)], stdout=subprocess.PIPE) as compiler:
         assert compiler.stdout is not None
         assert compiler.stdout.readline() == b"held\n"
-        compiler.kill()
-    with _kept_in(tmp_path, numba, ".lock") as is_kept:
-        assert is_kept
+        lines: list[str] = []
+
+        def kill(line: str) -> None:
+            lines.append(line)
+            compiler.kill()
+
+        with progress_to(kill), _kept_in(tmp_path, numba, ".lock") as is_kept:
+            assert is_kept
+    assert lines == ["another process compiles the CPU decoder; waiting for it"]
