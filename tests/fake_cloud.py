@@ -29,7 +29,7 @@ from cluster.nodes.ray_token import MODE_VARIABLE
 from tests.namespaces import OWN_ADDRESS
 from tests.separate_nodes import RAY_PORT, SeparateNodes
 
-IDLE_S = 3.0
+IDLE_S = 1.0
 """A node on which nothing has run for so long is removed."""
 _OBJECT_STORE_BYTES = 80 * 2**20
 _EMPTY_LISTS = (
@@ -93,8 +93,9 @@ class FakeCloud(SeparateNodes):
             },
             "available_node_types": {FAKE_HEAD_NODE_TYPE: _node_type(0, {"CPU": 0}, {}), **types},
             "head_node_type": FAKE_HEAD_NODE_TYPE,
-            **dict.fromkeys(("file_mounts", "auth"), {}),
-            **dict.fromkeys(_EMPTY_LISTS, []),
+            "file_mounts": {},
+            "auth": {},
+            **{name: [] for name in _EMPTY_LISTS},
         }
         complete = self._offer_file.with_suffix(".new")  # the autoscaler reads the file every second
         complete.write_text(json.dumps(config))

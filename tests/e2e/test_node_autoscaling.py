@@ -55,7 +55,7 @@ def settings(model: Path) -> dict[str, Any]:
         "autoscaler": {
             "enabled": True,
             "interval": "1s",
-            "calm": "3s",
+            "calm": "1s",
             "prefill": {"min": 0, "max": 1},
             "decode": {"min": 0, "max": 1},
         },
