@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _NETWORK = "10.213.77"
-_OWN_ADDRESS = f"{_NETWORK}.254"
+OWN_ADDRESS = f"{_NETWORK}.254"
 """Of this machine in the network of the hosts."""
 _BRIDGE = "bridge0"
 _PORT = "port0"
@@ -207,7 +207,7 @@ def _join_network(first: Host) -> None:
     own, far = f"baton{os.getpid()}", "outside"
     _ip("link", "add", own, "type", "veth", "peer", "name", far, "netns", first.namespace)
     _ip("-n", first.namespace, "link", "set", far, "master", _BRIDGE, "up")
-    _ip("address", "add", f"{_OWN_ADDRESS}/24", "dev", own)
+    _ip("address", "add", f"{OWN_ADDRESS}/24", "dev", own)
     _ip("link", "set", own, "up")
 
 

@@ -27,7 +27,7 @@ class Listener:
     may_drain: asyncio.Event = field(default_factory=asyncio.Event)
     refuse: Exception | None = None
 
-    async def worker_ready(self, info: WorkerInfo) -> None:
+    async def worker_ready(self, info: WorkerInfo, *, is_outdated: bool = False) -> None:
         if self.refuse is not None:
             raise self.refuse
         self.ready[info.worker_id] = info

@@ -78,7 +78,12 @@ class SeparateNodes:
         self.wait_for(lambda: "has joined" in self.log_of(host, "node").read_text(), name)
 
     def up(self, settings: Mapping[str, Any], variables: Mapping[str, str] | None = None) -> None:
-        """Starts a cluster on the nodes, and waits until it is ready.
+        """Starts a cluster on the nodes, and waits until it is ready; the arguments are those of :meth:`begin_up`."""
+        self.begin_up(settings, variables)
+        self.wait_for(lambda: self.cluster.get("/ready"), "the cluster")
+
+    def begin_up(self, settings: Mapping[str, Any], variables: Mapping[str, str] | None = None) -> None:
+        """Starts ``baton up``.
 
         Args:
             settings: of its configuration, beside those that these nodes need.
@@ -94,7 +99,6 @@ class SeparateNodes:
         }
         self.configuration_file.write_text(yaml.safe_dump(configuration))
         self._start(self.head, ["up", "-c", str(self.configuration_file)], variables)
-        self.wait_for(lambda: self.cluster.get("/ready"), "the cluster")
 
     def wait_for(self, condition: Callable[[], Any], what: str) -> None:
         """Waits until a condition is true, and meanwhile takes its errors for a no.

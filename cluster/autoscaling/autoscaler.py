@@ -15,7 +15,7 @@ from baton.core.roles import POOLS
 from cluster.autoscaling.forecast import PoolForecast
 from cluster.autoscaling.local_share import with_best_share
 from cluster.autoscaling.observation import Observation
-from cluster.autoscaling.pool_rules import PoolState, Reason, Sizing, size_pool
+from cluster.autoscaling.pool_rules import PoolState, Reason, Sizing, is_waking, size_pool
 from cluster.autoscaling.requirement import Requirement, requirement_of
 from cluster.autoscaling.role_change import RoleChange, choose_role_change
 from cluster.autoscaling.scaling_limits import ScalingLimits
@@ -97,6 +97,7 @@ def plan(observation: Observation, limits: ScalingLimits, state: AutoscalerState
     """Plans the next sizes of both pools."""
     observation = replace(observation, demand=with_best_share(observation, limits))
     needs = {name: requirement_of(name, observation, limits) for name in POOLS}
+    has_waking = any(is_waking(pool.counts, limits) for pool in observation.pools.values())
     sizings = {
         name: size_pool(
             observation.pools[name].counts,
@@ -105,6 +106,7 @@ def plan(observation: Observation, limits: ScalingLimits, state: AutoscalerState
             limits,
             state.pools.get(name, PoolState()),
             observation.now_s,
+            has_waking=has_waking,
         )
         for name in POOLS
     }

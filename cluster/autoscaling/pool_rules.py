@@ -73,11 +73,28 @@ class Sizing:
     has_spare: bool = False
 
 
+def is_waking(counts: PoolCounts, limits: ScalingLimits) -> bool:
+    """Whether the first worker of a pool is being started, and may still find a place."""
+    return counts.target == 1 and counts.starting > 0 and counts.pending_s < limits.place_timeout_s
+
+
 def size_pool(
-    counts: PoolCounts, needs: Requirement, bounds: PoolLimits, limits: ScalingLimits, state: PoolState, now_s: float
+    counts: PoolCounts,
+    needs: Requirement,
+    bounds: PoolLimits,
+    limits: ScalingLimits,
+    state: PoolState,
+    now_s: float,
+    *,
+    has_waking: bool,
 ) -> Sizing:
-    """Chooses the next size of a pool, with its reason."""
-    state = _watch_calm(counts, needs, bounds, limits, state, now_s)
+    """Chooses the next size of a pool, with its reason.
+
+    Args:
+        has_waking: whether this pool or the other one is waking, so that the last worker of either stays.
+    """
+    is_kept = has_waking and counts.target == 1
+    state = _watch_calm(counts, needs, bounds, state, now_s, is_kept=is_kept)
     state = _watch_places(counts, state)
     if counts.pinned:
         return Sizing(counts.target, counts.target, Reason.PINNED, state)
@@ -110,13 +127,13 @@ def _watch_calm(
     counts: PoolCounts,
     needs: Requirement,
     bounds: PoolLimits,
-    limits: ScalingLimits,
     state: PoolState,
     now_s: float,
+    *,
+    is_kept: bool,
 ) -> PoolState:
-    # The start of the first worker may take longer than the requests that asked for it are remembered.
-    is_waking = counts.target == 1 and counts.starting and counts.pending_s < limits.place_timeout_s
-    spare = needs.is_known and counts.target > bounds.min and needs.roomy < counts.target and not is_waking
+    # A start may take longer than the requests that asked for it are remembered, and they need both pools.
+    spare = needs.is_known and counts.target > bounds.min and needs.roomy < counts.target and not is_kept
     if not spare:
         return replace(state, calm_since_s=None)
     return state if state.calm_since_s is not None else replace(state, calm_since_s=now_s)

@@ -101,9 +101,7 @@ class Controller:
             watch = GcsWatch(ray.get_runtime_context().gcs_address, self._gcs_changed, self._fail)
             self._gcs_task = asyncio.create_task(watch.run())
         for name, pool in self._pools.items():
-            found = self._survivors.of_pool(name)
-            pool.take_over(found)
-            pool.scale(max(self._config.pool(name).workers, len(found)))  # the pool may have been scaled
+            pool.take_over(self._survivors.of_pool(name))
         endpoint = await self._bring_up_router()
         timeout_s = self._config.ray.start_timeout_s
         waits = [asyncio.create_task(pool.wait_until_ready(timeout_s)) for pool in self._pools.values()]
@@ -313,13 +311,13 @@ class Controller:
         await asyncio.gather(*(pool.stop() for pool in self._pools.values()))
         await asyncio.gather(*(client.close() for client in self._clients.values()))
 
-    async def worker_ready(self, info: WorkerInfo) -> None:
+    async def worker_ready(self, info: WorkerInfo, *, is_outdated: bool = False) -> None:
         """Adds a ready worker to the router.
 
         Raises:
             LayoutMismatchError: the worker's KV layout or vocabulary differs from that of the others.
         """
-        self._agreement.check(info)
+        self._agreement.check(info, is_outdated=is_outdated)
         self._infos[info.worker_id] = info
         client = WorkerClient(info.address, self._config.security.credentials(self._secret))
         self._clients[info.worker_id] = client

@@ -31,6 +31,10 @@ _LAST_CONTROLLER_S = 5.0
 """A controller whose `baton up` was killed ends in about a second."""
 _STOP_TIMEOUT_S = 45.0
 _RELOAD_TIMEOUT_S = 20.0
+_LOST_DURING_UPGRADE = (
+    "The upgrade has failed: the controller was lost. Another one restores the old settings, as `baton status` shows. "
+    "Try again when no worker has the new ones."
+)
 
 
 class Cluster:
@@ -125,6 +129,8 @@ class Cluster:
         try:
             ray.get(call)
         except RayError as error:
+            if isinstance(error, RayActorError) and not self._config.ray.is_local:
+                raise WorkerLostError(_LOST_DURING_UPGRADE) from error
             raise _as_baton_error(error) from error
         self._config = config
         return True

@@ -112,6 +112,8 @@ def explain_pending(
         only_cpus = is_local and [_TOO_FEW_CPUS] in lacks
         more = "raise ray.num_cpus" if only_cpus else "add nodes that have these resources"
         lines.append(f"No node is large enough: change {pool}.resources, or {more}.")
+    if not is_local:
+        lines.append("Where Ray's autoscaler adds nodes, it has seen this; the worker starts once one has come.")
     return "\n".join(lines)
 
 

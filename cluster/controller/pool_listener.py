@@ -10,8 +10,12 @@ from cluster.registry.workers import WorkerInfo
 class PoolListener(Protocol):
     """Receives a pool's changes. The controller implements it and informs the router."""
 
-    async def worker_ready(self, info: WorkerInfo) -> None:
-        """Adds a worker. Raises ``BatonError`` to refuse it."""
+    async def worker_ready(self, info: WorkerInfo, *, is_outdated: bool = False) -> None:
+        """Adds a worker. Raises ``BatonError`` to refuse it.
+
+        Args:
+            is_outdated: the worker was taken over, and will be replaced by one with other settings.
+        """
         ...
 
     async def worker_gone(self, worker_id: str) -> None: ...

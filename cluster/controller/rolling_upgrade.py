@@ -18,6 +18,9 @@ from cluster.controller.shared_processes import simulated_processes
 from cluster.controller.worker_agreement import WorkerAgreement
 from cluster.controller.worker_pool import WorkerPool
 
+_TRIES = 2
+"""Starts of a worker before the upgrade has failed: one may meet a bad node, or a moment without memory."""
+
 
 class UpgradeError(BatonError):
     """An upgrade has failed; the message includes its cause, and what the cluster runs now."""
@@ -110,7 +113,7 @@ class RollingUpgrade:
 
 
 async def _all_ready(pools: list[WorkerPool], timeout_s: float) -> None:
-    waits = [asyncio.create_task(pool.wait_until_ready(timeout_s, max_failed_rounds=1)) for pool in pools]
+    waits = [asyncio.create_task(pool.wait_until_ready(timeout_s, max_failed_rounds=_TRIES)) for pool in pools]
     try:
         await asyncio.gather(*waits)
     finally:

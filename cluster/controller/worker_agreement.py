@@ -17,8 +17,13 @@ class WorkerAgreement:
         self.kv_fingerprint: str | None = None
         self._card: tuple[str, int, tuple[int, ...]] | None = None
 
-    def check(self, info: WorkerInfo) -> None:
-        """Raises :class:`LayoutMismatchError` for a worker that does not fit the others."""
+    def check(self, info: WorkerInfo, *, is_outdated: bool = False) -> None:
+        """Raises :class:`LayoutMismatchError` for a worker that does not fit the others.
+
+        Args:
+            is_outdated: the worker will be replaced, so that it may have another KV layout; routers never pair it with
+                the others then.
+        """
         card = (info.model_name, info.vocab_size, info.eos_token_ids)
         if self._card is None:
             self._card = card
@@ -27,6 +32,8 @@ class WorkerAgreement:
                 f"{info.worker_id} serves {_describe(card)}, but the cluster serves {_describe(self._card)}. Keep "
                 "served_model_name and a model with the same vocabulary, or start another cluster."
             )
+        if is_outdated:
+            return
         if self.kv_fingerprint is None:
             self.kv_fingerprint = info.kv_fingerprint
         if info.kv_fingerprint != self.kv_fingerprint:

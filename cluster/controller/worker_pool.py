@@ -31,6 +31,7 @@ from cluster.controller.pool_history import PoolHistory
 from cluster.controller.pool_listener import PoolListener
 from cluster.controller.pool_member import ChangeOrigin, PoolMember, short_reason
 from cluster.controller.shared_processes import SharedProcesses
+from cluster.controller.start_problems import explain_failures, explain_wait
 from cluster.controller.survivors import FoundWorker, worker_number
 from cluster.registry.progress_judge import Standing
 from cluster.registry.workers import WorkerState
@@ -46,10 +47,6 @@ _MAX_DOUBLINGS = 10.0
 """Limit of the exponent, since 2.0 ** 1024 overflows; the pause has reached its maximum before."""
 _MAX_FAILED_ROUNDS = 3
 _SHORTEST_DRAIN_TIMEOUT_S = 600.0
-_STILL_LOADING = (
-    "The others are still loading. If the machine is slow, or the model is large, raise ray.start_timeout_s. The first "
-    "start on a machine also compiles the decoder; finished parts are kept, so another attempt takes less time."
-)
 _DEAD_KEPT = 5
 
 
@@ -148,13 +145,19 @@ class WorkerPool:
         self._reconcile()
 
     def take_over(self, found: Sequence[FoundWorker]) -> None:
-        """Uses workers that serve already. Must be called before :meth:`scale`."""
+        """Begins with the configured number of workers, or with more if there are more that serve already.
+
+        A pool that was being upgraded keeps one beyond its size as its spare one.
+        """
         for worker in found:
             member = PoolMember.taken_over(worker)
             member.is_outdated = bool(worker_keys(member.config, self._config, self.name))
             self._next_number = max(self._next_number, worker_number(member.worker_id) + 1)
             self._was_complete = True
             self._run(member)
+        num_workers = self._config.pool(self.name).workers
+        self._num_spare = int(bool(self.outdated) and len(found) > num_workers)
+        self.scale(max(num_workers, len(found) - self._num_spare))
 
     def leave_node(self, node_id: str) -> None:
         """Drains the workers on a node and replaces them elsewhere."""
@@ -218,9 +221,9 @@ class WorkerPool:
             if self._fatal is not None:
                 raise self._fatal
             if self._failed_rounds >= max_failed_rounds:
-                last = self._dead[-1]
-                what = f"{last.worker_id} failed" if max_failed_rounds == 1 else f"{self.name} workers keep dying"
-                raise WorkerLostError(f"{what} at start: {last.reason}")
+                count = self._num_start_failures
+                failed = [member for member in self._dead if member.info is None]
+                raise WorkerLostError(explain_failures(self.name, count, failed[-count:]))
             try:
                 await asyncio.wait_for(changed.wait(), max(0.0, give_up_at - time.monotonic()))
             except TimeoutError:
@@ -292,7 +295,7 @@ class WorkerPool:
         """Runs a member from its start to its end."""
         try:
             if member.info is not None:  # it was taken over
-                await self._listener.worker_ready(member.info)
+                await self._listener.worker_ready(member.info, is_outdated=member.is_outdated)
             else:
                 await race(self._bring_up(member, changes_role=changes_role), member.leaving.wait())
             if member.info is not None:
@@ -383,16 +386,11 @@ class WorkerPool:
         self._notify()
 
     def _why_not_ready(self, timeout_s: float) -> str:
-        pending = [member for member in self._members.values() if member.is_pending]
-        reasons = [self._places.explain()] if pending else []  # recomputed, because the nodes may have changed
-        reasons += [
-            member.reason
-            for member in (*self._members.values(), *self._dead)
-            if member.reason and member not in pending
-        ]
-        return f"After {timeout_s:g} s, {self.num_ready} of {self._size} {self.name} workers are ready. " + (
-            "\n".join(dict.fromkeys(reasons)) if reasons else _STILL_LOADING
-        )
+        members = (*self._members.values(), *self._dead)
+        # Explained again, because the nodes may have changed.
+        places = self._places.explain() if any(member.is_pending for member in members) else ""
+        ready = f"After {timeout_s:g} s, {self.num_ready} of {self._size} {self.name} workers are ready."
+        return f"{ready} {explain_wait(members, places)}"
 
     def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

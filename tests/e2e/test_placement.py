@@ -85,7 +85,7 @@ class Listener:
     workers: dict[str, WorkerInfo] = field(default_factory=dict)
     reports: list[str] = field(default_factory=list)
 
-    async def worker_ready(self, info: WorkerInfo) -> None:
+    async def worker_ready(self, info: WorkerInfo, *, is_outdated: bool = False) -> None:
         self.workers[info.worker_id] = info
 
     async def worker_gone(self, worker_id: str) -> None: ...

@@ -1,4 +1,5 @@
-"""A rolling upgrade replaces every worker under load: no request fails, and all tokens are those of an idle cluster."""
+"""A rolling upgrade replaces every worker under load, through two routers: no request fails, and all tokens are those
+of an idle cluster."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ from baton.core.errors import BatonError, ConfigError
 from cluster.config.config import BatonConfig
 from cluster.controller.launch import Cluster
 from tests.e2e.conftest import start
-from tests.running_cluster import MODEL, RunningCluster
+from tests.running_cluster import MODEL, RunningCluster, wait_for
 
 UPGRADE_S = 240.0
 SETTINGS: dict[str, Any] = {
     "dtype": "float32",
-    "router": {"port": 0},
+    "router": {"port": 0, "replicas": 2},
     "routing": {"local_prefill": "never"},
     "prefill": {"kv_blocks": 512},
     "decode": {"kv_blocks": 512},
@@ -62,6 +63,11 @@ def answer(cluster: RunningCluster, body: dict[str, Any]) -> list[int]:
     return [token for tokens in cluster.stream(body) for token in tokens]
 
 
+def of_routers(cluster: RunningCluster, count: str) -> list[int]:
+    """A count of requests of each router."""
+    return [router["requests"][count] for router in cluster.get("/admin/status")["routers"]]
+
+
 def upgrade(started: Cluster, config: BatonConfig) -> None:
     started.begin_upgrade(config)
     wait_for_end(started)
@@ -100,8 +106,11 @@ def test_all_workers_are_replaced_under_streams(
     before = {worker["pid"] for worker in cluster.workers()}
     failed = cluster.get("/admin/status")["requests"]["failed"]
     with streams(cluster, expected) as num_rounds:
+        wait_for(lambda: all(of_routers(cluster, "in_flight")), "streams on both routers")
+        finished = of_routers(cluster, "finished")
         upgrade(started, changed(engine={"attention_backend": "torch_sdpa"}, decode={"max_num_seqs": 8}))
         assert num_rounds() > 0
+        assert all(now > then for now, then in zip(of_routers(cluster, "finished"), finished, strict=True))
     workers = cluster.workers()
     assert [(worker["id"], worker["state"]) for worker in workers] == [("prefill-2", "ready"), ("decode-2", "ready")]
     assert not before & {worker["pid"] for worker in workers}

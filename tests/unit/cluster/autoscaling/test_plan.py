@@ -394,3 +394,17 @@ def test_a_waking_pool_waits_for_its_first_worker_without_asking_for_more():
         decided = decide(observe(now_s, demand(0), hopeless, hopeless), SLEEPY, state)
         state = decided.state
     assert {pool.target for pool in decided.pools.values()} == {0}
+
+
+def test_a_pool_that_is_awake_waits_for_the_other_one():
+    """Requests need both, and the node of one may come much later."""
+    awake, state = PoolCounts(1, ready=1), AutoscalerState()
+    for now_s in range(0, int(SLEEPY.place_timeout_s), 5):
+        waking = PoolCounts(1, starting=1, pending=1, pending_s=float(now_s))
+        decided = decide(observe(float(now_s), demand(0), awake, waking), SLEEPY, state)
+        assert {pool.target for pool in decided.pools.values()} == {1}
+        state = decided.state
+    for now_s in (1000.0, 1000.0 + SLEEPY.calm_s):
+        decided = decide(observe(now_s, demand(0), awake, awake), SLEEPY, state)
+        state = decided.state
+    assert {pool.target for pool in decided.pools.values()} == {0}

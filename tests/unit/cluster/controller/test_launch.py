@@ -78,7 +78,7 @@ class SynchronousRay:
     def get_runtime_context(self) -> Any:
         return SimpleNamespace(gcs_address="head:6379")
 
-    def wait(self, references: list[Reference], num_returns: int, timeout: float | None = None) -> Any:
+    def wait(self, references: list[Reference], num_returns: int = 1, timeout: float | None = None) -> Any:
         return [each for each in references if each.result is not None], []
 
     def get(self, reference: Reference, timeout: float | None = None) -> Any:
@@ -145,6 +145,19 @@ def test_a_local_cluster_ends_with_its_controller(launched: Launched) -> None:
     launched.controllers = [Actor(start=STARTED, wait=DEAD)]
     with pytest.raises(WorkerLostError, match="controller failed: its process died"):
         launched.start(None).wait(StopEvent())
+
+
+@pytest.mark.parametrize(
+    ("address", "text"),
+    [("head:6379", "controller was lost. Another one restores the old"), (None, "controller failed: its process died")],
+)
+def test_an_upgrade_ends_with_the_loss_of_its_controller(launched: Launched, address: str | None, text: str) -> None:
+    launched.controllers = [Actor(start=STARTED, upgrade=DEAD)]
+    cluster = launched.start(address)
+    cluster.begin_upgrade(BatonConfig())
+    with pytest.raises(WorkerLostError, match=text):
+        cluster.upgrade_ended()
+    assert cluster.upgrade_ended()
 
 
 def test_the_end_of_rays_head_is_named(launched: Launched) -> None:

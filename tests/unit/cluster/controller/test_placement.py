@@ -87,6 +87,7 @@ def test_a_node_that_does_not_fit_is_explained(wanted, lacks):
     text = explain_pending("decode", ResourcesConfig(**wanted), [CPU_ONLY])
     assert f"10.0.0.2: 4 CPUs, 0 GPUs, 8.0 GiB: {lacks}" in text
     assert "No node is large enough: change decode.resources" in text
+    assert "Where Ray's autoscaler adds nodes" in text
 
 
 def test_a_wrong_label_is_shown_with_the_labels_of_the_node():
@@ -101,6 +102,7 @@ def test_on_a_local_cluster_the_number_of_cpus_is_a_setting():
     assert slow == "There is room for a prefill worker, but its process is slow to start: the machine is busy."
     too_large = explain_pending("prefill", ResourcesConfig(cpus=5.0), [CPU_ONLY], is_local=True, num_free_cpus=9.0)
     assert "change prefill.resources, or raise ray.num_cpus." in too_large
+    assert "autoscaler" not in busy + too_large
     for other in ({"gpus": 1.0}, {"memory_gib": 9.0}, {"cpus": 5.0, "labels": {"rack": "7"}}):
         assert "num_cpus" not in explain_pending("prefill", ResourcesConfig(**other), [H100, CPU_ONLY], is_local=True)
 

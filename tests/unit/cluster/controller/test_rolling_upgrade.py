@@ -11,8 +11,10 @@ import pytest
 from baton.core.errors import ConfigError, InvalidRequestError, LayoutMismatchError
 from baton.core.roles import POOLS
 from cluster.config.config import BatonConfig
+from cluster.controller import worker_pool
 from cluster.controller.pool_member import ChangeOrigin
 from cluster.controller.rolling_upgrade import RollingUpgrade, UpgradeError
+from cluster.controller.survivors import worker_number
 from cluster.controller.worker_agreement import WorkerAgreement
 from cluster.controller.worker_pool import WorkerPool
 from cluster.registry.workers import WorkerInfo
@@ -54,7 +56,7 @@ class AgreeingListener(Listener):
         self.draining: set[str] = set()
         self.may_drain.set()
 
-    async def worker_ready(self, info: WorkerInfo) -> None:
+    async def worker_ready(self, info: WorkerInfo, *, is_outdated: bool = False) -> None:
         self.agreement.check(info)
         await super().worker_ready(info)
         self._note()
@@ -102,6 +104,7 @@ class World:
 
 @pytest.fixture
 async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    monkeypatch.setattr(worker_pool, "_MAX_BACKOFF_S", 0.01)
     fake = FakeRay(NUM_CPUS)
     fake.install(monkeypatch)
     found = World(fake)
@@ -146,17 +149,32 @@ async def test_workers_that_do_not_start_bring_the_old_settings_back(world: Worl
     assert world.lengths() == {200}
 
 
-async def test_workers_that_were_replaced_are_rolled_back(world: World) -> None:
+class UnluckyHost(LayoutHost):
+    """Does not start with the numbers of a test."""
+
+    numbers: tuple[int, ...] = ()
+
+    async def start(self) -> dict[str, Any]:
+        if worker_number(self.worker_id) in self.numbers:
+            raise ConfigError(f"no luck with {self.worker_id}")
+        return await super().start()
+
+
+async def test_a_start_that_fails_once_is_repeated(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     upgrade = await world.start(decode=2)
+    monkeypatch.setattr(UnluckyHost, "numbers", (3, 5))
+    world.pools["decode"]._actor_class = UnluckyHost
+    await upgrade.run(world.config, BatonConfig.from_dict(NEW), nothing_more)
+    assert world.lengths() == {200}
+    assert world.ready("decode") == ["decode-4", "decode-6"]
+    assert min(world.listener.sizes["decode"]) >= 2
 
-    class ThirdFails(LayoutHost):
-        async def start(self) -> dict[str, Any]:
-            if self.worker_id == "decode-4":
-                raise ConfigError("no luck")
-            return await super().start()
 
-    world.pools["decode"]._actor_class = ThirdFails
-    with pytest.raises(UpgradeError, match="no luck"):
+async def test_workers_that_were_replaced_are_rolled_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    upgrade = await world.start(decode=2)
+    monkeypatch.setattr(UnluckyHost, "numbers", (4, 5))
+    world.pools["decode"]._actor_class = UnluckyHost
+    with pytest.raises(UpgradeError, match=r"(?s)2 starts of .*no luck with decode-4.*no luck with decode-5"):
         await upgrade.run(world.config, BatonConfig.from_dict(NEW), nothing_more)
     assert world.lengths() == {100}
     assert (len(world.ready("prefill")), len(world.ready("decode"))) == (1, 2)
@@ -168,7 +186,7 @@ async def test_what_cannot_be_rolled_back_is_named(world: World) -> None:
 
     class SecondHostBreaks(LayoutHost):
         async def start(self) -> dict[str, Any]:
-            if int(self.worker_id.rpartition("-")[2]) >= 4:
+            if worker_number(self.worker_id) >= 4:
                 raise ConfigError("the disk is gone")
             return await super().start()
 

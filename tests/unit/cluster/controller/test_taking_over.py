@@ -160,13 +160,37 @@ async def test_what_an_interrupted_upgrade_has_left_is_finished(clusters: Cluste
         replace(worker, config=changed) if worker.info.worker_id == "decode-2" else worker
         for worker in survivors.workers
     )
-    await clusters.start(replace(survivors, workers=workers))
+    await clusters.start(replace(survivors, workers=workers), decode={"workers": 2})
 
     async def is_replaced() -> bool:
         return list((await clusters.pools())["decode"]) == ["decode-1", "decode-3"]
 
     await until(is_replaced)
     assert list((await clusters.pools())["prefill"]) == ["prefill-1"]
+    assert await clusters.complete() == expected_tokens(5)
+
+
+async def test_an_interrupted_change_of_the_layout_is_undone_without_a_gap(clusters: Clusters) -> None:
+    """The prefill worker had been replaced, and the spare decode worker was there: one pair of each layout."""
+    await clusters.start(decode={"workers": 2})
+    survivors = await clusters.lose_controller()
+    changed = BatonConfig.from_dict({**clusters.config, "engine": {"kv_cache": "int8"}})
+    workers = tuple(
+        worker
+        if worker.info.worker_id == "decode-1"
+        else replace(worker, config=changed, info=replace(worker.info, kv_fingerprint="int8"))
+        for worker in survivors.workers
+    )
+    await clusters.start(replace(survivors, workers=workers))
+    assert await clusters.complete() == expected_tokens(5)
+
+    async def is_undone() -> bool:
+        pools = await clusters.pools()
+        return {name: list(pool) for name, pool in pools.items()} == {"prefill": ["prefill-2"], "decode": ["decode-1"]}
+
+    await until(is_undone)
+    status = (await clusters.ask("/admin/status")).json()
+    assert [pool["target"] for pool in status["pools"].values()] == [1, 1]
     assert await clusters.complete() == expected_tokens(5)
 
 

@@ -33,7 +33,7 @@ async def test_labels_that_ray_refuses_are_a_configuration_error(make_pool):
 async def test_repeated_failures_at_start_end_the_wait_with_the_reason(make_pool, listener, actor_class, reason):
     pool = make_pool(actor_class)
     pool.scale(1)
-    with pytest.raises(WorkerLostError, match=f"decode workers keep dying at start: .*{reason}"):
+    with pytest.raises(WorkerLostError, match=f"(?s)3 starts of decode workers .* in a row:.*decode-3: .*{reason}"):
         await pool.wait_until_ready(READY_S)
     assert listener.gone == ["decode-1", "decode-2", "decode-3"]
     assert pool.figures().failures == {"starting": 3, "serving": 0, "hanging": 0}
@@ -57,6 +57,22 @@ class UnluckyHost(FakeHost):
         if int(self.worker_id.split("-")[1]) <= 3:
             raise ValueError("no luck at first")
         return await super().start()
+
+
+async def test_each_reason_of_failed_starts_is_named_once(make_pool):
+    class VaryingHost(FakeHost):
+        async def start(self):
+            raise ValueError("no disk" if self.worker_id == "decode-2" else "no luck")
+
+    pool = make_pool(VaryingHost)
+    pool.scale(1)
+    with pytest.raises(WorkerLostError) as raised:
+        await pool.wait_until_ready(READY_S)
+    assert raised.value.message.splitlines() == [
+        "3 starts of decode workers have failed in a row:",
+        "  decode-1, decode-3: ValueError: no luck",
+        "  decode-2: ValueError: no disk",
+    ]
 
 
 async def test_failed_starts_are_counted_per_worker(make_pool, listener):
