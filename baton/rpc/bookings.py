@@ -95,7 +95,16 @@ class BookingBoard:
         if packed is None:
             yield _NO_BOOKING
             return
-        booking = _unpack(packed)
+        with self.keep(_unpack(packed)) as opened:
+            yield opened
+
+    @contextmanager
+    def keep(self, booking: worker_pb2.Booking) -> Iterator[OpenBooking]:
+        """Keeps a booking while its call is handled.
+
+        Raises:
+            InvalidRequestError: a booking of that name is open already, or too many are.
+        """
         if booking.name in self._open or len(self._open) >= _MAX_OPEN:
             raise InvalidRequestError(f"The booking {booking.name[:80]!r} is open already, or too many are.")
         opened = self._open[booking.name] = OpenBooking(booking, self._clock(), self._notify)
