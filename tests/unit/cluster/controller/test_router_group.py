@@ -102,9 +102,9 @@ async def test_a_router_that_starts_during_a_reload_has_the_new_limits(monkeypat
         StubRouter.may_start.clear()
         await kill_one(ray)
         await until(lambda: len(ray.instances(StubRouter)) == 3)  # it has read the old configuration
-        await group.reload(config(8))
+        await group.reload(config(20))
         StubRouter.may_start.set()
-        await until(lambda: limits(ray) == [2, 3, 3])
+        await until(lambda: limits(ray) == [6, 7, 7])
 
 
 async def test_a_router_that_starts_after_a_reload_has_the_new_limits(monkeypatch: pytest.MonkeyPatch) -> None:
