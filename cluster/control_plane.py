@@ -134,7 +134,6 @@ class ControlPlane:
             observers,
             self.watch.check,
             self._clock,
-            self._config.autoscaler.waking_pools,
         )
 
 

@@ -21,7 +21,7 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from tests.fake_hosts import PROCESS, ProcessExit, StartsForever
 
-_MODULES = ("controller", "places", "pool_member", "router_keeper", "shared_processes")
+_MODULES = ("controller", "places", "pool_member", "router_group", "shared_processes")
 _NODE_ID = "0" * 56
 _CURRENT: ContextVar[FakeActor] = ContextVar("current actor")
 

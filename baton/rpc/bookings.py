@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import grpc.aio
@@ -18,8 +18,11 @@ from baton.core.errors import InvalidRequestError
 from baton.rpc.wire import worker_pb2
 
 BOOKING_KEY = "baton-booking-bin"
-DELIVERY_PAUSE_S = 0.02
+PAUSE_S = 0.004
 """Shortest time between two messages to a router."""
+ROOM_PAUSE_S = 0.02
+"""An end is told this much later than a new booking. The router whose request has ended may take the place again at
+once. The others must hear of that before they hear of the end, or they would book the same place."""
 _TOLD_TOKENS = 32
 """A sequence that has grown is only mentioned again after this many tokens, since estimates need no more."""
 _TOLD_PER_MESSAGE = 2000
@@ -95,7 +98,16 @@ class BookingBoard:
         if packed is None:
             yield _NO_BOOKING
             return
-        booking = _unpack(packed)
+        with self.keep(_unpack(packed)) as opened:
+            yield opened
+
+    @contextmanager
+    def keep(self, booking: worker_pb2.Booking) -> Iterator[OpenBooking]:
+        """Keeps a booking while its call is handled.
+
+        Raises:
+            InvalidRequestError: a booking of that name is open already, or too many are.
+        """
         if booking.name in self._open or len(self._open) >= _MAX_OPEN:
             raise InvalidRequestError(f"The booking {booking.name[:80]!r} is open already, or too many are.")
         opened = self._open[booking.name] = OpenBooking(booking, self._clock(), self._notify)
@@ -106,28 +118,42 @@ class BookingBoard:
             del self._open[booking.name]
             self._notify()
 
-    async def watch(self, router: str, pause_s: float = DELIVERY_PAUSE_S) -> AsyncGenerator[worker_pb2.BookingEvents]:
-        """The bookings of other routers than ``router``: a snapshot, then changes, at most every ``pause_s``."""
+    async def watch(
+        self, router: str, pause_s: float = PAUSE_S, room_pause_s: float = ROOM_PAUSE_S
+    ) -> AsyncGenerator[worker_pb2.BookingEvents]:
+        """The bookings of other routers than ``router``: a snapshot, then changes, at most every ``pause_s``.
+
+        Args:
+            room_pause_s: how much later ends and growth are told than new bookings and computed prompts.
+        """
         told: dict[str, tuple[bool, int]] = {}
+        late: dict[str, float] = {}
+        """When an end or growth was noticed that is not told yet, by name."""
         is_first = True
         while True:
-            changed = self._changed
-            ended = [name for name in told if name not in self._open]
-            events = worker_pb2.BookingEvents(is_snapshot=is_first, ended=ended)
-            for name in ended:
-                del told[name]
-            now_s = self._clock()
+            changed, now_s = self._changed, self._clock()
+            events = worker_pb2.BookingEvents(is_snapshot=is_first)
+            for name, version in list(told.items()):
+                opened = self._open.get(name)
+                if opened is not None and (opened.version == version or opened.version[0] != version[0]):
+                    late.pop(name, None)  # nothing to tell, or something that does not wait
+                elif now_s >= late.setdefault(name, now_s) + room_pause_s:
+                    del told[name], late[name]
+                    if opened is None:
+                        events.ended.append(name)
             for name, opened in self._open.items():
-                if opened.router != router and told.get(name) != opened.version:
+                if opened.router != router and told.get(name) != opened.version and name not in late:
                     told[name] = opened.version
                     events.open.append(opened.to_message(now_s))
                     if len(events.open) >= _TOLD_PER_MESSAGE:
                         break  # the rest follows after the pause
-            if is_first or events.open or ended:
+            if is_first or events.open or events.ended:
                 yield events
-            if len(events.open) < _TOLD_PER_MESSAGE:
-                await changed.wait()
             is_first = False
+            if len(events.open) < _TOLD_PER_MESSAGE:
+                due_s = min(late.values()) + room_pause_s - self._clock() if late else None
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), due_s)
             await asyncio.sleep(pause_s)
 
     def _notify(self) -> None:

@@ -81,6 +81,11 @@ class Admission(RequestObserver, Generic[PlacementT]):
         metrics.factors = self._work.all_factors
 
     @property
+    def is_ready(self) -> bool:
+        """Whether requests find workers, which may have to start first."""
+        return self._worker_wait.is_ready
+
+    @property
     def num_queued(self) -> int:
         return len(self._queue)
 

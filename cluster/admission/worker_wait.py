@@ -87,6 +87,11 @@ class WorkerWait:
         return decision
 
     @property
+    def is_ready(self) -> bool:
+        """Whether each pool has a worker that takes requests, or starts one when a request comes."""
+        return all(pool in self._waking_pools for pool in self._dispatcher.missing_pools())
+
+    @property
     def is_used_up(self) -> bool:
         """True if there has been no route for ``worker_wait_s``."""
         since_s = self._without_since_s
@@ -95,7 +100,7 @@ class WorkerWait:
     def error(self) -> NoWorkerError:
         """The error of requests that have waited too long."""
         pools = self._dispatcher.missing_pools()
-        if pools and all(pool in self._waking_pools for pool in pools):
+        if pools and self.is_ready:
             return NoWorkerError(
                 f"The {' and the '.join(pools)} pool had no requests and thus no workers; one is being started, which "
                 f"has taken more than {self._worker_wait_s:g} s (router.worker_wait_s). Try again."

@@ -3,37 +3,67 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from baton.core.errors import BatonError
 from baton.process.listening import listen
+from baton.process.worker_environment import carried_variables
+from cluster.actors import RouterActor
 from cluster.config.config import BatonConfig
-from cluster.controller.router_keeper import RouterKeeper
-from cluster.controller.survivors import FoundRouter
+from cluster.controller.survivors import FoundRouter, Kind, survival_options
 from cluster.registry.workers import WorkerInfo
+
+logger = logging.getLogger(__name__)
+
+_STOP_TIMEOUT_S = 10.0
+_RESTARTS = 5
+"""Attempts to replace a router that died; its port may take a moment to become free."""
+_RESTART_PAUSE_S = 1.0
+
+
+@dataclass(slots=True)
+class _Place:
+    """The place of one router.
+
+    Attributes:
+        index: number of the router, from 0.
+        actor: its handle; ``None`` while there is none.
+    """
+
+    index: int
+    actor: Any = None
 
 
 class RouterGroup:
-    """Owns ``router.replicas`` routers on this node. Must be used by the controller actor.
+    """Owns ``router.replicas`` routers on this node: starts them or takes them over, tells them of the workers, and
+    replaces those that die. Must be used by the controller actor.
 
     Args:
         workers: the present workers by id, for routers that start.
         report: passes a line of progress to the user.
+
+    Attributes:
+        num_restarts: how often a router was replaced.
     """
 
     def __init__(
         self, config: BatonConfig, secret: bytes, workers: Mapping[str, WorkerInfo], report: Callable[[str], None]
     ) -> None:
+        self.num_restarts = 0
         self._config = config
-        self._keepers = [
-            RouterKeeper(config, secret, workers, report, index, self._introduce)
-            for index in range(config.router.replicas)
-        ]
-
-    @property
-    def num_restarts(self) -> int:
-        """How often a router was replaced."""
-        return sum(keeper.num_restarts for keeper in self._keepers)
+        self._secret = secret
+        self._workers = workers
+        self._report = report
+        self._port = config.router.port  # 0 means any free one until the first router has started
+        self._places = [_Place(index) for index in range(config.router.replicas)]
 
     async def start(self) -> str:
         """Starts the routers; returns the endpoint's URL.
@@ -41,11 +71,11 @@ class RouterGroup:
         Raises:
             BatonError: one cannot start; the message says why.
         """
-        first, *others = self._keepers
+        first, *others = self._places
         if others:  # routers of another cluster could share the port, too
-            listen(self._config.router.host, self._config.router.port).close()
-        endpoint = await first.start()
-        await self._start(others, first.port)
+            listen(self._config.router.host, self._port).close()
+        endpoint = await self._start(first)
+        await asyncio.gather(*map(self._start, others))
         return endpoint
 
     async def take_over(self, found: Sequence[FoundRouter]) -> str:
@@ -54,10 +84,10 @@ class RouterGroup:
         Returns:
             The endpoint's URL.
         """
-        known = {router.index: router for router in found}
-        kept = [keeper for keeper in self._keepers if keeper.index in known]
-        endpoints = await asyncio.gather(*(keeper.take_over(known[keeper.index]) for keeper in kept))
-        await self._start([keeper for keeper in self._keepers if keeper not in kept], found[0].port)
+        self._port, known = found[0].port, {router.index: router for router in found}
+        kept = [place for place in self._places if place.index in known]
+        endpoints = await asyncio.gather(*(self._take_over(place, known[place.index]) for place in kept))
+        await asyncio.gather(*(self._start(place) for place in self._places if place.index not in known))
         return endpoints[0]
 
     async def reload(self, config: BatonConfig) -> None:
@@ -67,16 +97,20 @@ class RouterGroup:
             BatonError: they cannot be used. The first router finds that out, and nothing has changed; if another one
                 does, because a file has changed meanwhile, reload again.
         """
-        for keeper in self._keepers:
-            await keeper.reload(config)
+        for place in self._places:
+            await self._reload(place, config)
+            self._config = config
 
     async def check_model(self, config: BatonConfig) -> None:
         """Raises :class:`ConfigError` if the routers cannot serve the model of ``config``: see ``RouterHost``."""
-        await self._keepers[0].check_model(config)
+        for router in self._actors()[:1]:
+            await _answer(router.check_model.remote(config.to_dict()))
 
     async def tell(self, method: str, *arguments: Any) -> None:
         """Calls ``add_worker``, ``drain_worker`` or ``remove_worker`` of every router."""
-        await asyncio.gather(*(keeper.tell(method, *arguments) for keeper in self._keepers))
+        calls = [getattr(router, method).remote(*arguments) for router in self._actors()]
+        for error in _errors(await asyncio.gather(*calls, return_exceptions=True)):
+            logger.warning("a router did not accept %s: %s", method, error)
 
     async def watch(self) -> None:
         """Replaces routers that die, on the same port and with the existing workers, until cancelled.
@@ -84,20 +118,122 @@ class RouterGroup:
         Raises:
             BatonError, RayError: one cannot be replaced.
         """
-        await asyncio.gather(*(keeper.watch() for keeper in self._keepers))
+        await asyncio.gather(*map(self._watch, self._places))
 
     async def stop(self) -> None:
         """Stops the routers; running requests end with an error."""
-        await asyncio.gather(*(keeper.stop() for keeper in self._keepers))
+        await asyncio.gather(*map(self._stop, self._places))
 
-    async def _start(self, keepers: Sequence[RouterKeeper], port: int) -> None:
-        for keeper in keepers:
-            keeper.port = port
-        await asyncio.gather(*(keeper.start() for keeper in keepers))
+    async def _start(self, place: _Place) -> str:
+        # On this node, because the endpoint must be where the user started the cluster, and keep its port.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        config = self._config
+        actor_class: Any = ray.remote(RouterActor).options(
+            num_cpus=0,
+            max_concurrency=1000,
+            scheduling_strategy=here,
+            **survival_options(config.ray, Kind.ROUTER),
+        )
+        handle = ray.get_runtime_context().current_actor
+        router = actor_class.remote(
+            config.to_dict(), self._port, handle, self._secret, carried_variables(), place.index
+        )
+        try:
+            endpoint, self._port = await _answer(router.start.remote())
+            while self._config is not config:  # the others were reloaded meanwhile
+                config = self._config
+                await _answer(router.reload.remote(config.to_dict()))
+        except (BatonError, RayTaskError):
+            ray.kill(router, no_restart=True)
+            raise
+        # Without awaiting between, so that later changes of workers cannot overtake these calls.
+        place.actor = router
+        self._introduce()
+        known = [router.add_worker.remote(info.to_dict()) for info in self._workers.values()]
+        await asyncio.gather(*known, return_exceptions=True)
+        return str(endpoint)
+
+    async def _take_over(self, place: _Place, found: FoundRouter) -> str:
+        """Makes a router that has lost its controller obey this one, or replaces it; returns the endpoint's URL."""
+        place.actor = found.actor
+        handle = ray.get_runtime_context().current_actor
+        try:
+            await found.actor.follow.remote(handle, [info.to_dict() for info in self._workers.values()])
+        except RayError as error:
+            logger.error("a router cannot be taken over and is replaced: %s", error)
+            place.actor = None
+            ray.kill(found.actor, no_restart=True)
+            return await self._replace(place)
+        self._introduce()
+        await self._reload(place, self._config)
+        return found.endpoint
+
+    async def _reload(self, place: _Place, config: BatonConfig) -> None:
+        if place.actor is None:
+            return
+        try:
+            await _answer(place.actor.reload.remote(config.to_dict()))
+        except RayActorError:
+            logger.warning("a router died before it reloaded; the next one starts with this configuration")
+
+    async def _watch(self, place: _Place) -> None:
+        while True:
+            router = place.actor
+            try:
+                await router.wait.remote()
+                return
+            except RayError as error:
+                logger.error("the router died and is being replaced: %s", error)
+                self._report("the router is lost, and its open streams have broken off; starting another one")
+                self.num_restarts += 1
+            died_s = time.monotonic()
+            place.actor = None
+            ray.kill(router, no_restart=True)  # it may have failed without dying
+            endpoint = await self._replace(place)
+            self._report(f"the router serves again at {endpoint}, after {time.monotonic() - died_s:.1f} s")
+
+    async def _replace(self, place: _Place) -> str:
+        for _ in range(_RESTARTS - 1):
+            try:
+                return await self._start(place)
+            except (BatonError, RayError) as error:
+                logger.warning("the router could not be started again: %s", error)
+                await asyncio.sleep(_RESTART_PAUSE_S)
+        return await self._start(place)
+
+    async def _stop(self, place: _Place) -> None:
+        router, place.actor = place.actor, None
+        if router is None:
+            return
+        try:
+            await asyncio.wait_for(asyncio.ensure_future(router.stop.remote()), _STOP_TIMEOUT_S)
+        except (RayError, TimeoutError):
+            logger.info("the router did not stop by itself")
+        ray.kill(router, no_restart=True)
+
+    def _actors(self) -> list[Any]:
+        return [place.actor for place in self._places if place.actor is not None]
 
     def _introduce(self) -> None:
         """Tells every router of the others, whenever one has come."""
-        routers = {keeper.index: keeper.router for keeper in self._keepers if keeper.router is not None}
-        if len(self._keepers) > 1:
+        routers = {place.index: place.actor for place in self._places if place.actor is not None}
+        if len(self._places) > 1:
             for router in routers.values():
                 router.meet.remote(routers)
+
+
+def _errors(results: Iterable[Any]) -> Iterable[RayError]:
+    """The errors of Ray among some results; raises any other error."""
+    for result in results:
+        if isinstance(result, RayError):
+            yield result
+        elif isinstance(result, BaseException):
+            raise result
+
+
+async def _answer(call: Any) -> Any:
+    """The result of an actor call; a ``BatonError`` of the actor is raised as such."""
+    try:
+        return await call
+    except RayTaskError as error:
+        raise error.cause if isinstance(error.cause, BatonError) else error from None

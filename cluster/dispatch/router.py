@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ from baton.core.errors import BatonError, DeadlineError, InternalError, Overload
 from baton.core.logs import RequestLog
 from baton.core.outcomes import CANCELLED, ENDED_BY, FINISHED, REJECTED
 from baton.core.request import FinishReason
-from baton.core.roles import DECODE, POOLS
+from baton.core.roles import DECODE
 from baton.core.timeline import Event
 from baton.process.background import BackgroundTasks
 from cluster.admission.admission import Admission
@@ -46,7 +46,6 @@ class Router:
         check: asks the worker with this id whether it is there, and judges it before it returns, soon.
         observers: notified of every event of every request.
         clock: monotonic seconds; a simulation passes virtual time.
-        waking_pools: pools that start a worker when a request comes, so that the router is ready without one.
     """
 
     def __init__(
@@ -58,9 +57,7 @@ class Router:
         observers: RequestObservers,
         check: Callable[[str], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
-        waking_pools: Collection[str] = (),
     ) -> None:
-        self._waking_pools = waking_pools
         self._model = self._card = model
         self._card_until: asyncio.Event | None = None
         self._registry = registry
@@ -94,7 +91,7 @@ class Router:
         return self._in_flight
 
     def is_ready(self) -> bool:
-        return all(pool in self._waking_pools or self._registry.has_accepting(pool) for pool in POOLS)
+        return self._admission.is_ready
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk]:
         """Streams the tokens of a sequence. Ends after ``router.max_attempts`` failures without a token in between.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import aclosing
+from typing import TypeVar
 
 from baton.core.errors import WorkerLostError
 from baton.core.step_log import StepLog
@@ -10,6 +12,8 @@ from baton.core.timeline import Event, Timeline, TransferPart
 from baton.rpc.wire import worker_pb2
 from cluster.registry.worker_client import WorkerClient
 from cluster.simulation.worker import SimulatedWorker
+
+MessageT = TypeVar("MessageT")
 
 
 class InProcessClient(WorkerClient):
@@ -26,12 +30,16 @@ class InProcessClient(WorkerClient):
     def prefill(
         self, request: worker_pb2.PrefillRequest, timeout_s: float, booking: worker_pb2.Booking | None = None
     ) -> AsyncGenerator[worker_pb2.PrefillEvent]:
-        return self._present().prefill(request, timeout_s)
+        worker = self._present()
+        events = worker.prefill(request, timeout_s)
+        return _booked(worker, booking, events, lambda event: len(event.first_token.token_ids))
 
     def generate(
         self, request: worker_pb2.GenerateRequest, timeout_s: float, booking: worker_pb2.Booking | None = None
     ) -> AsyncGenerator[worker_pb2.TokenBatch]:
-        return self._present().generate(request, timeout_s)
+        worker = self._present()
+        batches = worker.generate(request, timeout_s)
+        return _booked(worker, booking, batches, lambda batch: len(batch.token_ids))
 
     async def abandon(self, transfer_id: str) -> None:
         if self._simulated is not None:
@@ -39,6 +47,9 @@ class InProcessClient(WorkerClient):
 
     def watch_cache(self) -> AsyncGenerator[worker_pb2.CacheEvents]:
         return self._present().watch_cache()
+
+    def watch_bookings(self, router_id: str) -> AsyncGenerator[worker_pb2.BookingEvents]:
+        return self._present().bookings.watch(router_id)
 
     async def stats(self, timeout_s: float = 2.0) -> worker_pb2.WorkerStats:
         return self._present().stats()
@@ -73,3 +84,26 @@ class InProcessClient(WorkerClient):
         if self._simulated is None:
             raise WorkerLostError(f"the worker at {self.address} has left the cluster")
         return self._simulated
+
+
+def _booked(
+    worker: SimulatedWorker,
+    booking: worker_pb2.Booking | None,
+    messages: AsyncGenerator[MessageT],
+    num_tokens: Callable[[MessageT], int],
+) -> AsyncGenerator[MessageT]:
+    """The messages of a call, whose booking the worker keeps meanwhile. A single router books nothing."""
+    return messages if booking is None else _kept(worker, booking, messages, num_tokens)
+
+
+async def _kept(
+    worker: SimulatedWorker,
+    booking: worker_pb2.Booking,
+    messages: AsyncGenerator[MessageT],
+    num_tokens: Callable[[MessageT], int],
+) -> AsyncGenerator[MessageT]:
+    async with aclosing(messages):
+        with worker.bookings.keep(booking) as opened:
+            async for message in messages:
+                opened.advance(num_tokens(message))
+                yield message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -82,6 +83,7 @@ class _Replay:
         self._tasks = BackgroundTasks()
         self._failures: deque[BaseException] = deque(maxlen=1)
         self._num_missed = 0
+        self._chance = random.Random(config.simulation.seed)
         self._missed_too_many = asyncio.Event()
 
     async def run(self, arrivals: Sequence[Arrival]) -> dict[str, Any]:
@@ -138,7 +140,8 @@ class _Replay:
     async def _send(self, request_id: str, arrival: Arrival, counted_from_s: float) -> None:
         slo = self._slo_classes[arrival.slo]
         try:
-            answer = await send(self._plane.router, request_id, arrival.prompt_token_ids, arrival.params, slo)
+            router = self._chance.choice(self._plane.routers)  # as the kernel chooses the router of a connection
+            answer = await send(router, request_id, arrival.prompt_token_ids, arrival.params, slo)
         except Exception as error:  # noqa: BLE001 - raised where the replay ends
             self._failures.append(error)
             return

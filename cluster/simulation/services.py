@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 import grpc.aio
 
-from baton.rpc.bookings import BookingBoard
 from baton.rpc.channel import reporting_errors
 from baton.rpc.conversions import pack_progress
 from baton.rpc.credentials import ClusterSecret
@@ -30,7 +29,7 @@ class SimulatedServices(
     def __init__(self, worker: SimulatedWorker, secret: ClusterSecret) -> None:
         self._worker = worker
         self._secret = secret
-        self._bookings = BookingBoard()
+        self._bookings = worker.bookings
         self._loop = asyncio.get_running_loop()
 
     def add_to(self, server: grpc.aio.Server) -> None:

@@ -1,16 +1,15 @@
-"""Simulated workers of one process, registered in the real worker table."""
+"""Simulated workers of one process."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from itertools import count
 
 from baton.core.roles import POOLS
 from baton.kv_transfer.base import KVSink
 from baton.kv_transfer.payload.in_process import InProcessKVTransport
 from cluster.config.config import BatonConfig
-from cluster.registry.workers import Worker, WorkerRegistry
+from cluster.registry.workers import WorkerInfo
 from cluster.simulation.client import InProcessClient
 from cluster.simulation.profile import TimingProfile
 from cluster.simulation.settings import worker_settings
@@ -33,34 +32,28 @@ class VirtualCluster:
         self.sizes: list[tuple[float, str, int]] = []
         """(time, pool, number of paid workers) after each change."""
         self._numbers = {pool: count(1) for pool in POOLS}
-        self.registry = WorkerRegistry(self.connect, clock=self._loop.time)
 
     @property
     def workers(self) -> list[SimulatedWorker]:
         return list(self._workers.values())
 
-    @property
-    def clock(self) -> Callable[[], float]:
-        return self._loop.time
-
     def connect(self, address: str) -> InProcessClient:
-        """Creates the client of a worker, for the registry."""
+        """Creates the client of a worker, for the table of a router."""
         return InProcessClient(address, self._workers.get(address))
 
-    def add(self, pool: str) -> Worker:
-        """Adds a worker, which is ready at once."""
+    def add(self, pool: str) -> WorkerInfo:
+        """Adds a worker, which is ready at once, to a pool."""
         worker_id = f"{pool}-{next(self._numbers[pool])}"
         settings = worker_settings(self._config, self._profile, worker_id, pool, with_steps=False)
         worker = SimulatedWorker(settings, self._transport)
         self._workers[worker_id] = worker
         self._sinks[worker_id] = worker.sink
-        return self.registry.add(settings.info(worker_id, "", _NODE, 0))
+        return settings.info(worker_id, "", _NODE, 0)
 
-    async def remove(self, worker_id: str) -> None:
-        """Removes a worker. Requests on it fail."""
+    def remove(self, worker_id: str) -> None:
+        """Removes a worker, which can no longer be reached."""
         self._sinks.pop(worker_id, None)
         self._workers.pop(worker_id, None)
-        await self.registry.remove(worker_id)
 
     def paid(self, pool: str, change: int) -> None:
         """Changes the number of paid workers of a pool, which includes starting and draining ones."""

@@ -18,6 +18,7 @@ from baton.core.timeline import Event
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.scheduling.ordering import EarliestDeadlineFirst, OrderingPolicy
 from baton.kv_transfer.base import KVTransport
+from baton.rpc.bookings import BookingBoard
 from baton.rpc.cache_messages import watch_messages
 from baton.rpc.conversions import pack_events, pack_params, pack_parts, unpack_sequence
 from baton.rpc.step_cost_messages import pack_step_costs
@@ -110,6 +111,9 @@ class SimulatedWorker:
 
     Args:
         transport: transport of its hand-offs to decode workers.
+
+    Attributes:
+        bookings: those of the calls in progress, for the other routers.
     """
 
     def __init__(self, settings: WorkerSettings, transport: KVTransport) -> None:
@@ -117,6 +121,7 @@ class SimulatedWorker:
         profile = settings.profile
         self._loop = asyncio.get_running_loop()
         self._transport = transport
+        self.bookings = BookingBoard(self._loop.time)
         self._eos = frozenset(settings.eos_token_ids)
         self._spec = settings.kv_spec
         self.blocks = BlockManager(

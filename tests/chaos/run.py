@@ -58,75 +58,82 @@ async def run(
     num_cancels: int,
 ) -> None:
     """Applies the plans of both pools under load, until they end or the time is over; then cancels requests."""
-    chance = random.Random(f"{seed} warm-up")
-    findings.streams += [Stream(question, question.body(chance)) for question in questions]
-    await asyncio.gather(*(serve(target.http, stream) for stream in findings.streams))
-    await _check_idle(target, findings)
+    running = _Run(target, questions, findings, seed)
+    await running.warm_up()
     before = Holdings.of(target.pids())
     memory, stop = MemoryWatch(target.pids, seconds * _WARM_UP_SHARE), asyncio.Event()
     watching = asyncio.create_task(memory.run(stop))
-    await _faults(target, questions, plans, findings, seed, seconds, num_clients)
-    await _cancels(target, questions, findings, seed, num_cancels)
+    await running.faults(plans, seconds, num_clients)
+    await running.cancels(num_cancels)
     stop.set()
     await watching
     findings.growths = memory.growths()
     findings.excess = Holdings.of(target.pids()).excess(before)
 
 
-async def _faults(
-    target: Target,
-    questions: Sequence[Question],
-    plans: Mapping[str, Iterator[Planned]],
-    findings: Findings,
-    seed: int,
-    seconds: float,
-    num_clients: int,
-) -> None:
-    load = Load(target.http, questions, findings.streams, seed, _CANCELLED_SHARE)
-    injector = Injector(target, findings.strikes)
-    no_load, no_faults = asyncio.Event(), asyncio.Event()
-    sending = asyncio.create_task(load.run(num_clients, no_load))
-    asyncio.get_running_loop().call_later(seconds, no_faults.set)
-    try:
-        results = await asyncio.gather(
-            *(injector.run(pool, plan, no_faults) for pool, plan in plans.items()), return_exceptions=True
-        )
-    finally:
-        no_load.set()
-        await sending
-    for result in results:
-        if isinstance(result, RecoveryError | httpx.HTTPError):
-            findings.problems.append(f"{type(result).__name__}: {result}")
-        elif isinstance(result, BaseException):
-            raise result
-    await _check_idle(target, findings)
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The parts of a run, on the same cluster and with the same questions."""
 
+    target: Target
+    questions: Sequence[Question]
+    findings: Findings
+    seed: int
 
-async def _cancels(
-    target: Target, questions: Sequence[Question], findings: Findings, seed: int, num_cancels: int
-) -> None:
-    """Cancels requests at random moments, in bursts, and measures how long their blocks stay in use."""
-    chance = random.Random(f"{seed} cancels")
-    while findings.num_cancels < num_cancels and not findings.problems:
-        streams = [Stream(question, question.body(chance)) for question in chance.choices(questions, k=_BURST)]
-        stays_s = [chance.uniform(0, _LONGEST_STAY_S) for _ in streams]
-        await asyncio.gather(*(serve(target.http, *each) for each in zip(streams, stays_s, strict=True)))
-        findings.streams += streams
-        findings.num_cancels += sum(stream.is_cancelled for stream in streams)
+    async def warm_up(self) -> None:
+        """Asks each question once."""
+        chance = self._chance("warm-up")
+        streams = [Stream(question, question.body(chance)) for question in self.questions]
+        self.findings.streams += streams
+        await asyncio.gather(*(serve(self.target.http, stream) for stream in streams))
+        await self._check_idle()
+
+    async def faults(self, plans: Mapping[str, Iterator[Planned]], seconds: float, num_clients: int) -> None:
+        """Applies the plans while clients send, until the plans end or the time is over."""
+        load = Load(self.target.http, self.questions, self.findings.streams, self.seed, _CANCELLED_SHARE)
+        injector = Injector(self.target, self.findings.strikes)
+        no_load, no_faults = asyncio.Event(), asyncio.Event()
+        sending = asyncio.create_task(load.run(num_clients, no_load))
+        asyncio.get_running_loop().call_later(seconds, no_faults.set)
         try:
-            findings.returns_s.append(await target.until_idle(_IDLE_S))
+            results = await asyncio.gather(
+                *(injector.run(pool, plan, no_faults) for pool, plan in plans.items()), return_exceptions=True
+            )
+        finally:
+            no_load.set()
+            await sending
+        for result in results:
+            if isinstance(result, RecoveryError | httpx.HTTPError):
+                self.findings.problems.append(f"{type(result).__name__}: {result}")
+            elif isinstance(result, BaseException):
+                raise result
+        await self._check_idle()
+
+    async def cancels(self, num_cancels: int) -> None:
+        """Cancels requests at random moments, in bursts, and measures how long their blocks stay in use."""
+        chance, findings = self._chance("cancels"), self.findings
+        while findings.num_cancels < num_cancels and not findings.problems:
+            streams = [Stream(question, question.body(chance)) for question in chance.choices(self.questions, k=_BURST)]
+            stays_s = [chance.uniform(0, _LONGEST_STAY_S) for _ in streams]
+            await asyncio.gather(*(serve(self.target.http, *each) for each in zip(streams, stays_s, strict=True)))
+            findings.streams += streams
+            findings.num_cancels += sum(stream.is_cancelled for stream in streams)
+            try:
+                findings.returns_s.append(await self.target.until_idle(_IDLE_S))
+            except TimeoutError as error:
+                findings.problems.append(str(error))
+        await self._check_idle()
+
+    async def _check_idle(self) -> None:
+        try:
+            await self.target.until_idle(_IDLE_S)
         except TimeoutError as error:
-            findings.problems.append(str(error))
-    await _check_idle(target, findings)
+            self.findings.problems.append(str(error))
+        if num_leaked := await self.target.num_leaked_blocks():
+            self.findings.problems.append(f"{num_leaked} blocks are neither free nor cached nor in use")
 
-
-async def _check_idle(target: Target, findings: Findings) -> None:
-    try:
-        await target.until_idle(_IDLE_S)
-    except TimeoutError as error:
-        findings.problems.append(str(error))
-    if num_leaked := await target.num_leaked_blocks():
-        findings.problems.append(f"{num_leaked} blocks are neither free nor cached nor in use")
+    def _chance(self, what: str) -> random.Random:
+        return random.Random(f"{self.seed} {what}")
 
 
 def connect(endpoint: str) -> httpx.AsyncClient:

@@ -35,7 +35,7 @@ def names(events: worker_pb2.BookingEvents) -> list[str]:
 async def test_a_snapshot_then_changes_of_other_routers_only() -> None:
     now = 5.0
     board = BookingBoard(lambda: now)
-    stream = board.watch("b", pause_s=0)
+    stream = board.watch("b", 0, 0)
     with ExitStack() as held:
         first = held.enter_context(board.booking_of(call("a/1", uncached_tokens=7, decode_worker="d1")))
         held.enter_context(board.booking_of(call("b/1", router="b")))
@@ -58,9 +58,38 @@ async def test_a_snapshot_then_changes_of_other_routers_only() -> None:
     await stream.aclose()
 
 
+async def test_a_place_that_is_taken_again_at_once_never_looks_free() -> None:
+    board = BookingBoard()
+    stream = board.watch("b", 0, 0.005)
+    with board.booking_of(call("a/1", decode_worker="d1")):
+        assert names(await anext(stream)) == ["a/1"]
+    await asyncio.sleep(0)  # the stream could tell of the end now
+    told = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    with board.booking_of(call("a/2", decode_worker="d1")):
+        events = await told
+        assert (list(events.ended), names(events)) == ([], ["a/2"])
+        assert list((await anext(stream)).ended) == ["a/1"]
+    await stream.aclose()
+
+
+async def test_a_computed_prompt_is_told_before_growth() -> None:
+    board = BookingBoard()
+    stream = board.watch("b", 0, 3600)
+    with board.booking_of(call("a/1")) as opened:
+        await anext(stream)
+        opened.advance(1)
+        assert (await anext(stream)).open[0].is_computed
+        told = asyncio.ensure_future(anext(stream))
+        opened.advance(100)
+        await asyncio.sleep(0.01)
+        assert not told.done()
+        told.cancel()
+
+
 async def test_what_ended_between_two_messages_is_not_mentioned() -> None:
     board = BookingBoard()
-    stream = board.watch("b", pause_s=0)
+    stream = board.watch("b", 0, 0)
     assert not (await anext(stream)).open
     with board.booking_of(call("a/1")):
         pass
@@ -74,7 +103,7 @@ async def test_what_ended_between_two_messages_is_not_mentioned() -> None:
 
 async def test_many_bookings_come_in_several_messages() -> None:
     board = BookingBoard()
-    stream = board.watch("b", pause_s=0)
+    stream = board.watch("b", 0, 0)
     with ExitStack() as held:
         for number in range(4500):
             held.enter_context(board.booking_of(call(f"a/{number}")))

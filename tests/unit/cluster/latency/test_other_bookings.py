@@ -36,7 +36,7 @@ class World:
 
         self.boards = {worker: BookingBoard(self.clock) for worker in WORKERS}
         self.others = OtherBookings(self.heard, free, self.clock)
-        self.streams = {worker: board.watch("me", 0) for worker, board in self.boards.items()}
+        self.streams = {worker: board.watch("me", 0, 0) for worker, board in self.boards.items()}
 
     def clock(self) -> float:
         return self.now_s

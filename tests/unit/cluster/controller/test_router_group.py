@@ -1,0 +1,123 @@
+"""Routers that are replaced have the place, and so the share of the limits, of those that died."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from cluster.config.config import BatonConfig
+from cluster.controller import router_group
+from cluster.controller.router_group import RouterGroup
+from cluster.gateway.api_keys import ApiKeys, Share
+from tests.fake_ray import FakeRay
+from tests.waiting import until
+
+KEY = "a-key-of-sixteen-characters"
+LIMIT = 10
+
+
+class StubRouter:
+    """A router that knows its keys and serves nothing.
+
+    Attributes:
+        may_start: routers wait for it before they have started.
+    """
+
+    may_start: asyncio.Event
+
+    def __init__(self, config: dict[str, Any], port: int, controller: Any, secret: bytes, variables: Any, index: int):
+        self.index = index
+        self.reload(config)
+
+    async def start(self) -> tuple[str, int]:
+        await self.may_start.wait()
+        return "http://127.0.0.1:1", 1
+
+    def reload(self, config: dict[str, Any]) -> None:
+        router = BatonConfig.from_dict(config).router
+        self.keys = ApiKeys(router.api_keys, Share(self.index, router.replicas))
+
+    @property
+    def limit(self) -> int:
+        found = self.keys.find(f"Bearer {KEY}").limits.max_concurrent
+        assert found is not None
+        return found
+
+    def meet(self, routers: dict[int, Any]) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+    async def wait(self) -> None:
+        await asyncio.Event().wait()
+
+
+def config(limit: int) -> BatonConfig:
+    keys = [{"name": "one", "key": KEY, "max_concurrent": limit}]
+    return BatonConfig.from_dict({"router": {"port": 0, "replicas": 3, "api_keys": keys}})
+
+
+@asynccontextmanager
+async def running(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[FakeRay, RouterGroup]]:
+    ray = FakeRay(8)
+    ray.install(monkeypatch)
+    monkeypatch.setattr(router_group, "RouterActor", StubRouter)
+    monkeypatch.setattr(FakeRay, "current_actor", None)
+    StubRouter.may_start = asyncio.Event()
+    StubRouter.may_start.set()
+    group = RouterGroup(config(LIMIT), b"", {}, lambda _: None)
+    await group.start()
+    watching = asyncio.create_task(group.watch())
+    try:
+        yield ray, group
+    finally:
+        watching.cancel()
+        await group.stop()
+
+
+def limits(ray: FakeRay) -> list[int]:
+    return sorted(router.limit for router in ray.instances(StubRouter))
+
+
+async def kill_one(ray: FakeRay) -> None:
+    ray.actors(StubRouter)[1].die(router_group.RayActorError())
+    await asyncio.sleep(0.01)
+
+
+async def test_the_shares_add_up_after_a_router_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(monkeypatch) as (ray, group):
+        assert limits(ray) == [3, 3, 4]
+        await kill_one(ray)
+        await until(lambda: len(limits(ray)) == 3 and group.num_restarts == 1)
+        assert limits(ray) == [3, 3, 4]
+
+
+async def test_a_router_that_starts_during_a_reload_has_the_new_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(monkeypatch) as (ray, group):
+        StubRouter.may_start.clear()
+        await kill_one(ray)
+        await until(lambda: len(ray.instances(StubRouter)) == 3)  # it has read the old configuration
+        await group.reload(config(20))
+        StubRouter.may_start.set()
+        await until(lambda: limits(ray) == [6, 7, 7])
+
+
+async def test_a_router_that_starts_after_a_reload_has_the_new_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(monkeypatch) as (ray, group):
+        await group.reload(config(30))
+        assert limits(ray) == [10, 10, 10]
+        await kill_one(ray)
+        await until(lambda: limits(ray) == [10, 10, 10])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 16])
+@pytest.mark.parametrize("limit", [16, 17, 31, 100])
+def test_shares_add_up_to_the_limit(count: int, limit: int) -> None:
+    shares = [Share(index, count).of(limit) or 0 for index in range(count)]
+    assert sum(shares) == limit
+    assert max(shares) - min(shares) <= 1
