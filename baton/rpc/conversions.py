@@ -24,14 +24,14 @@ _SCALARS = (
     "frequency_penalty",
     "ignore_eos",
     "min_tokens",
-    "logprobs",
     "seed",
     "grammar",
 )
+_MAYBE_ABSENT = ("logprobs", "prompt_logprobs")
 
 
 def pack_params(params: SamplingParams) -> worker_pb2.SamplingParams:
-    scalars = {name: getattr(params, name) for name in _SCALARS if getattr(params, name) is not None}
+    scalars = {name: getattr(params, name) for name in (*_SCALARS, *_MAYBE_ABSENT)}
     return worker_pb2.SamplingParams(
         **scalars, logit_bias=dict(params.logit_bias), stop_token_ids=params.stop_token_ids
     )
@@ -39,10 +39,11 @@ def pack_params(params: SamplingParams) -> worker_pb2.SamplingParams:
 
 def unpack_params(message: worker_pb2.SamplingParams) -> SamplingParams:
     """Raises :class:`InvalidRequestError` if a value is out of range."""
-    scalars = {name: getattr(message, name) for name in _SCALARS if name != "logprobs"}
+    scalars = {name: getattr(message, name) for name in _SCALARS}
+    optional = {name: getattr(message, name) if message.HasField(name) else None for name in _MAYBE_ABSENT}
     return SamplingParams(
         **scalars,
-        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        **optional,
         logit_bias=tuple(sorted(message.logit_bias.items())),
         stop_token_ids=tuple(message.stop_token_ids),
     )
