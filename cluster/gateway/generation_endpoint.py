@@ -14,6 +14,7 @@ from typing import Any
 from fastapi import Request, Response
 
 from baton.core.errors import InvalidRequestError
+from baton.core.prompt_logprobs import PromptLogprobs
 from baton.core.request_ids import owned_id
 from baton.core.slo import SLO_CLASS_HEADER, SloClass, SloClasses, SloResult
 from baton.core.timeline import Event, Timeline
@@ -34,6 +35,7 @@ from cluster.gateway.http_edge import (
 )
 from cluster.gateway.openai.plan import GatewayLimits, GenerationPlan, Planner
 from cluster.gateway.openai.prompt_encoder import PromptEncoder
+from cluster.gateway.openai.prompt_logprobs import describe_prompt
 from cluster.gateway.openai.responses import ChatFormat, ChoiceOutput, CompletionFormat, Json, ResponseFormat, Usage
 from cluster.gateway.openai.schemas import (
     BaseRequest,
@@ -148,6 +150,7 @@ class GenerationEndpoint:
         self._limits = limits
         self._slo_classes = slo_classes
         self._bodies = bodies
+        self._encoder = encoder
         self._dialect = encoder.dialect
         self._planner = Planner(encoder, limits)
         self._active_ids = ActiveIds(is_kept)
@@ -242,11 +245,13 @@ class GenerationEndpoint:
 
     async def _collect(self, request: Request, job: _Job) -> Json:
         with self._claim(request, job) as (request_id, specs):
-            choices = [ChoiceOutput(spec.index) for spec in specs]
+            output, choices = job.make_format(request_id), [ChoiceOutput(spec.index) for spec in specs]
             async with aclosing(run_sequences(self._generator, specs)) as deltas:
                 async for index, delta in deltas:
+                    if delta.prompt_logprobs is not None:
+                        await self._describe_prompt(job.plan, index, delta.prompt_logprobs, output)
                     choices[index].add(delta)
-            body = job.make_format(request_id).whole(choices, _usage(job.plan, specs))
+            body = output.whole(choices, _usage(job.plan, specs))
             if job.plan.return_token_ids:
                 for entry, choice in zip(body["choices"], choices, strict=True):
                     entry["token_ids"] = choice.token_ids
@@ -259,6 +264,8 @@ class GenerationEndpoint:
             seen: set[int] = set()
             async with aclosing(run_sequences(self._generator, specs)) as deltas:
                 async for index, delta in deltas:
+                    if delta.prompt_logprobs is not None:
+                        await self._describe_prompt(plan, index, delta.prompt_logprobs, output)
                     is_first = index not in seen
                     if not (is_first or plan.continuous_usage or plan.return_token_ids or _has_news(delta)):
                         continue
@@ -277,6 +284,24 @@ class GenerationEndpoint:
             if plan.include_usage:
                 yield encode_event(output.usage_chunk(_usage(plan, specs)))
             yield DONE_EVENT
+
+    async def _describe_prompt(
+        self, plan: GenerationPlan, first_choice: int, found: PromptLogprobs, output: ResponseFormat
+    ) -> None:
+        """Adds what a prompt's first choice brought to the answer, for all of its choices."""
+        prompt = plan.prompts[first_choice // plan.num_choices]
+        described = await self._encoder.off_loop(
+            found.top_ids.size + len(found),
+            describe_prompt,
+            prompt.token_ids,
+            prompt.echo_text,
+            found,
+            self._tokenizer,
+            plan.echoed_top,
+            plan.listed_top,
+        )
+        for choice in range(plan.num_choices):
+            output.add_prompt(first_choice + choice, described)
 
     @contextmanager
     def _claim(self, request: Request, job: _Job) -> Iterator[tuple[str, list[SequenceSpec]]]:
@@ -329,7 +354,9 @@ class GenerationEndpoint:
                 job.slo,
                 job.cache_salt,
             ),
-            processor=OutputProcessor(detokenizer, plan.stop, plan.new_parser and plan.new_parser()),
+            processor=OutputProcessor(
+                detokenizer, plan.stop, plan.new_parser and plan.new_parser(), has_output=prompt.has_output
+            ),
             starts_after=index - choice if choice else None,
         )
 

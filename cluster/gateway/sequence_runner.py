@@ -65,9 +65,9 @@ async def run_sequences(
             await turn.enter_async_context(starting)
             async for delta in deltas:
                 await turn.aclose()  # it has started
-                started[spec.index].set()
                 await room.acquire()
                 inbox.put_nowait((spec.index, delta))
+                started[spec.index].set()  # now, so that what waits for it comes later in the inbox, too
 
     tasks = [asyncio.create_task(pump(spec)) for spec in specs]
     for task in tasks:

@@ -46,7 +46,7 @@ class _Part:
         targets = upload_ints(request.tokens_between(start + 1, start + 1 + len(logits)), logits.device)
         pieces = [
             _score(rows, own, num_top)
-            for rows, own in zip(logits.split(_ROWS_AT_ONCE), targets.split(_ROWS_AT_ONCE), strict=True)
+            for rows, own in zip(torch.split(logits, _ROWS_AT_ONCE), torch.split(targets, _ROWS_AT_ONCE), strict=True)
         ]
         values, tokens = zip(*pieces, strict=True)
         self._values, self._tokens = Download(torch.cat(values)), Download(torch.cat(tokens))
@@ -66,10 +66,8 @@ def queue_scores(batch: ForwardBatch, logits: torch.Tensor) -> QueuedScores:
     Args:
         logits: float32 ``[batch.num_prompt_rows, vocab_size]``.
     """
-    parts = logits.split([count for _, count in batch.prompt_rows])
-    return QueuedScores(
-        [_Part(sequence, rows) for (sequence, _), rows in zip(batch.prompt_rows, parts, strict=True)]
-    )
+    parts = torch.split(logits, [count for _, count in batch.prompt_rows])
+    return QueuedScores([_Part(sequence, rows) for (sequence, _), rows in zip(batch.prompt_rows, parts, strict=True)])
 
 
 def _score(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -164,12 +164,19 @@ _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,11}")
 
 
 def build_sampling_params(
-    request: BaseRequest, card: ModelCard, max_tokens: int, num_logprobs: int | None, grammar: str = ""
+    request: BaseRequest,
+    card: ModelCard,
+    max_tokens: int,
+    num_logprobs: int | None,
+    grammar: str = "",
+    echoed_top: int | None = None,
 ) -> SamplingParams:
     """Sampling parameters of choice 0.
 
     Args:
         grammar: see :attr:`SamplingParams.grammar`.
+        echoed_top: how many of the most likely tokens are echoed with each token of the prompt; ``None``: only
+            ``prompt_logprobs`` of the request counts.
 
     Raises:
         InvalidRequestError: a value is out of its range, or a token id is not in the model's vocabulary.
@@ -179,6 +186,7 @@ def build_sampling_params(
         raise InvalidRequestError(
             f"{param} must be between 0 and {MAX_LOGPROBS}, got {shown(num_logprobs)}.", param=param
         )
+    wanted = [count for count in (request.prompt_logprobs, echoed_top) if count is not None]
     params = SamplingParams(
         max_tokens=max_tokens,
         temperature=request.temperature,
@@ -194,6 +202,7 @@ def build_sampling_params(
         ignore_eos=request.ignore_eos,
         min_tokens=request.min_tokens,
         logprobs=num_logprobs,
+        prompt_logprobs=max(wanted, default=None),
         seed=resolve_seed(request.seed),
         grammar=grammar,
     )

@@ -95,7 +95,7 @@ class PromptEncoder:
             return encoded
 
         # Many short prompts take as long as a long one.
-        return await self._off_loop(sum(len(prompt) for prompt in prompts if echo or isinstance(prompt, str)), encode)
+        return await self.off_loop(sum(len(prompt) for prompt in prompts if echo or isinstance(prompt, str)), encode)
 
     async def encode_chat(self, chat: Chat, card: ModelCard, *, may_be_long: bool = False) -> list[int]:
         """Token ids of a rendered chat; arguments and errors as for :meth:`encode_prompts`."""
@@ -122,7 +122,7 @@ class PromptEncoder:
                 return self.tokenizer.encode_pieces(literal.split(text), chat.add_special_tokens)
             return self.tokenizer.encode(text, chat.add_special_tokens)
 
-        return await self._off_loop(size + _MESSAGE_CHARS * len(messages), encode)
+        return await self.off_loop(size + _MESSAGE_CHARS * len(messages), encode)
 
     def _check_length(self, num_chars: int, card: ModelCard, param: str) -> None:
         """Refuses text that is too long for the context before it is tokenized.
@@ -153,8 +153,12 @@ class PromptEncoder:
                 param=param,
             )
 
-    async def _off_loop(self, size: int, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Calls ``function``, in a thread if the text is long, since tokenizing it would delay all other streams."""
+    async def off_loop(self, size: int, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Calls ``function``, in a thread if it takes as long as a long text, since it would delay all other streams.
+
+        Args:
+            size: its work, in characters of text.
+        """
         if size > _INLINE_CHARS:
             return await self.threads.run(size, function, *args, **kwargs)
         return function(*args, **kwargs)
