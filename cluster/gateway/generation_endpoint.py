@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -48,6 +48,7 @@ from cluster.gateway.openai.schemas import (
 from cluster.gateway.output_processor import OutputDelta, OutputProcessor
 from cluster.gateway.sequence_runner import SequenceSpec, run_sequences
 from cluster.gateway.sse import DONE_EVENT, PunctualEvents, SseResponse, encode_event
+from cluster.gateway.turns import Turns, in_passes
 from cluster.requests.generation import FinishedRequest, GenerationRequest, Generator
 
 # The end of the prompt tells the detokenizer whether the output continues a word.
@@ -156,6 +157,7 @@ class GenerationEndpoint:
         self._active_ids = ActiveIds(is_kept)
         self._on_finished = on_finished
         self._key_limiter = KeyLimiter()
+        self._turns = Turns()
 
     async def complete(self, request: Request) -> Response:
         body = await self._bodies.read_object(request)
@@ -244,9 +246,9 @@ class GenerationEndpoint:
         return SseResponse(events, request_id_of(request), deadline_s, every_s)
 
     async def _collect(self, request: Request, job: _Job) -> Json:
-        with self._claim(request, job) as (request_id, specs):
+        async with self._claim(request, job) as (request_id, specs):
             output, choices = job.make_format(request_id), [ChoiceOutput(spec.index) for spec in specs]
-            async with aclosing(run_sequences(self._generator, specs)) as deltas:
+            async with aclosing(run_sequences(self._generator, specs, self._turns)) as deltas:
                 async for index, delta in deltas:
                     if delta.prompt_logprobs is not None:
                         await self._describe_prompt(job.plan, index, delta.prompt_logprobs, output)
@@ -259,10 +261,10 @@ class GenerationEndpoint:
             return body
 
     async def _stream(self, request: Request, job: _Job) -> AsyncGenerator[bytes, None]:
-        with self._claim(request, job) as (request_id, specs):
+        async with self._claim(request, job) as (request_id, specs):
             plan, output = job.plan, job.make_format(request_id)
             seen: set[int] = set()
-            async with aclosing(run_sequences(self._generator, specs)) as deltas:
+            async with aclosing(run_sequences(self._generator, specs, self._turns)) as deltas:
                 async for index, delta in deltas:
                     if delta.prompt_logprobs is not None:
                         await self._describe_prompt(plan, index, delta.prompt_logprobs, output)
@@ -303,8 +305,8 @@ class GenerationEndpoint:
         for choice in range(plan.num_choices):
             output.add_prompt(first_choice + choice, described)
 
-    @contextmanager
-    def _claim(self, request: Request, job: _Job) -> Iterator[tuple[str, list[SequenceSpec]]]:
+    @asynccontextmanager
+    async def _claim(self, request: Request, job: _Job) -> AsyncIterator[tuple[str, list[SequenceSpec]]]:
         num_sequences = len(job.plan.prompts) * job.plan.num_choices
         api_key = api_key_of(request)
         owner = None if api_key is None else api_key.owner
@@ -312,7 +314,9 @@ class GenerationEndpoint:
             set_request_id(request, request_id)
             arrival = arrival_of(request)
             group = owned_id(owner, request_id) if num_sequences > 1 else None
-            specs = [self._spec(job, arrival, Timeline(name, group=group), i) for i, name in enumerate(ids)]
+            specs = await in_passes(
+                lambda each: self._spec(job, arrival, Timeline(each[1], group=group), each[0]), enumerate(ids)
+            )
             call_when_finished(request, partial(self._finish, request, job, request_id, specs))
             try:
                 yield request_id, specs

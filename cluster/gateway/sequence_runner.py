@@ -12,6 +12,7 @@ from baton.core.outcomes import ENDED_BY
 from baton.core.request import FinishReason
 from baton.core.timeline import Event
 from cluster.gateway.output_processor import OutputDelta, OutputProcessor
+from cluster.gateway.turns import Turns
 from cluster.requests.generation import GenerationRequest, Generator, TokenChunk
 
 # Deltas that wait for a slow client. Beyond that, the sequences wait.
@@ -37,11 +38,14 @@ class SequenceSpec:
 
 
 async def run_sequences(
-    generator: Generator, specs: Sequence[SequenceSpec]
+    generator: Generator, specs: Sequence[SequenceSpec], turns: Turns | None = None
 ) -> AsyncGenerator[tuple[int, OutputDelta], None]:
     """Yields ``(index, delta)`` as they arrive; deltas of one index are in order.
 
     Closing the iterator, or the failure of one sequence, closes the generators of all.
+
+    Args:
+        turns: when several sequences may start, shared by all requests; ``None`` starts them at once.
 
     Raises:
         BatonError: the error of the first sequence that failed.
@@ -63,6 +67,8 @@ async def run_sequences(
             await started[spec.starts_after].wait()
         async with AsyncExitStack() as turn, aclosing(_run_one(generator, spec)) as deltas:
             await turn.enter_async_context(starting)
+            if turns is not None:
+                await turns.wait()
             async for delta in deltas:
                 await turn.aclose()  # it has started
                 await room.acquire()

@@ -71,24 +71,32 @@ MAX_MESSAGES = 8192
 """Highest number of messages and content parts of a chat, whatever the context holds: each costs time."""
 
 
-def check_messages(messages: Sequence[Any], max_messages: int = MAX_MESSAGES) -> list[dict[str, Any]]:
-    """The conversation with contents as plain strings, arguments as JSON text, and ``developer`` renamed ``system``.
-
-    Args:
-        max_messages: limit of messages and content parts together.
+def count_messages(messages: Sequence[Any], max_messages: int = MAX_MESSAGES) -> int:
+    """The number of messages and content parts together.
 
     Raises:
-        InvalidRequestError: there are no messages, or too many, or one is malformed; the error text names it.
-        UnsupportedParameterError: roles or content parts that need images, sound, or calls of anything but functions.
+        InvalidRequestError: there are more than ``max_messages``, or none.
     """
     if not messages:
         raise InvalidRequestError("messages is empty; it must have at least one message.", param="messages")
-    contents = (message.get("content") for message in messages if isinstance(message, dict))
-    count = len(messages) + sum(len(content) for content in contents if isinstance(content, list))
+    count = len(messages)
+    if count <= max_messages:  # otherwise, looking at each takes long
+        contents = (message.get("content") for message in messages if isinstance(message, dict))
+        count += sum(len(content) for content in contents if isinstance(content, list))
     if count > max_messages:
         raise InvalidRequestError(
             f"messages has {count} messages and content parts; at most {max_messages} are allowed.", param="messages"
         )
+    return count
+
+
+def check_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """The conversation with contents as plain strings, arguments as JSON text, and ``developer`` renamed ``system``.
+
+    Raises:
+        InvalidRequestError: a message is malformed; the error text names it.
+        UnsupportedParameterError: roles or content parts that need images, sound, or calls of anything but functions.
+    """
     checked = [_check_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
     name_results(checked)
     return checked

@@ -18,7 +18,6 @@ from cluster.gateway.openai.model_inputs import (
     build_sampling_params,
     choice_seed,
     resolve_max_tokens,
-    split_prompts,
     truncated,
 )
 from cluster.gateway.openai.output_grammars import OutputGrammars
@@ -26,6 +25,7 @@ from cluster.gateway.openai.prompt_encoder import Chat, PromptEncoder
 from cluster.gateway.openai.schemas import BaseRequest, ChatCompletionRequest, CompletionRequest
 from cluster.gateway.openai.tool_use import ToolUse, resolve_tools
 from cluster.gateway.output_processor import StopConditions
+from cluster.gateway.turns import in_passes
 from cluster.requests.generation import ModelCard
 
 MEBIBYTE = 1024 * 1024
@@ -133,14 +133,15 @@ class Planner:
         """Raises :class:`~baton.core.errors.BatonError` if the model or the limits do not allow the request."""
         model = check_model(request.model, card)
         _check_completion_options(request)
-        prompts = split_prompts(request.prompt, self._limits.max_sequences)
-        self._check_shared(request, len(prompts))
         truncates = request.truncate_prompt_tokens is not None
+        prompts = await self._encoder.split(request.prompt, self._limits.max_sequences, card, may_be_long=truncates)
+        self._check_shared(request, len(prompts))
         encoded = await self._encoder.encode_prompts(
             prompts, card, request.add_special_tokens, echo=request.echo, may_be_long=truncates
         )
         grammar = await self._grammars.of_completion(request, card)
-        plan = self._plan(request, model, [_plan_prompt(*found, request, card, grammar) for found in encoded], card)
+        planned = await in_passes(lambda found: _plan_prompt(*found, request, card, grammar), encoded)
+        plan = self._plan(request, model, planned, card)
         return dataclasses.replace(plan, echoed_top=request.logprobs) if request.echo else plan
 
     async def plan_chat(self, request: ChatCompletionRequest, card: ModelCard) -> GenerationPlan:

@@ -12,7 +12,7 @@ import pytest
 
 from baton.core.errors import BatonError, ContextLengthError, InvalidRequestError
 from cluster.gateway.openai.json_body import JsonLimits, json_limits, parse_object
-from cluster.gateway.openai.model_inputs import check_messages, split_prompts
+from cluster.gateway.openai.model_inputs import count_messages, split_prompts
 from cluster.gateway.work_threads import WorkThreads
 from tests.unit.cluster.gateway.test_openai_api import CARD, TOKENIZER, plan_chat, plan_completion
 
@@ -41,7 +41,7 @@ async def test_a_chat_has_at_most_as_many_messages_as_the_context_has_tokens(
 
 def test_the_number_of_messages_and_prompts_is_bounded_whatever_the_context() -> None:
     with pytest.raises(InvalidRequestError, match="has 8193 messages and content parts; at most 8192"):
-        check_messages([EMPTY] * 8193)
+        count_messages([EMPTY] * 8193)
     for prompt in (["a"] * 1025, [[1]] * 1025):
         with pytest.raises(InvalidRequestError, match="prompt has 1025 prompts; at most 1024"):
             split_prompts(prompt)
