@@ -74,8 +74,8 @@ class PromptEncoder:
         longest = max(map(len, lists), default=0)
         if longest > max(card.max_model_len, max_prompts) and not may_be_long:
             raise ContextLengthError(
-                f"This model's context is {card.max_model_len} tokens, prompt and output together, but prompt has a list "
-                f"of {longest} entries. Shorten it.",
+                f"This model's context is {card.max_model_len} tokens, prompt and output together, but prompt has a "
+                f"list of {longest} entries. Shorten it.",
                 param="prompt",
             )
         return await self.off_loop(sum(map(len, lists)) // _IDS_PER_CHAR, split_prompts, prompt, max_prompts)

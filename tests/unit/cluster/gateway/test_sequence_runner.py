@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from baton.core.outcomes import ENDED_BY
 from baton.core.request import FinishReason, SamplingParams
 from baton.core.timeline import Timeline
 from cluster.gateway.sequence_runner import SequenceSpec, run_sequences
+from cluster.gateway.turns import Turns
 from cluster.requests.generation import GenerationRequest, TokenChunk
 
 Script = Callable[[], AsyncGenerator[TokenChunk]]
@@ -155,3 +157,27 @@ async def test_a_request_starts_few_sequences_at_a_time() -> None:
         await first
         assert len([delta async for delta in deltas]) == 199
     assert sorted(generator.closed) == list(range(100))
+
+
+async def test_sequences_of_several_requests_start_a_few_in_each_pass() -> None:
+    generators = [Generator(*[endless] * 10) for _ in range(2)]
+    turns, seen = Turns(per_pass=3), [0]
+    runs = [run_sequences(each, [spec(number) for number in range(10)], turns) for each in generators]
+    waiting = [asyncio.ensure_future(anext(run)) for run in runs]
+    while seen[-1] < 20:
+        await asyncio.sleep(0)
+        seen.append(sum(len(each.begun) for each in generators))
+    assert max(after - before for before, after in pairwise(seen)) <= 3
+    await asyncio.gather(*waiting)
+    for run in runs:
+        await run.aclose()
+
+
+async def test_what_waits_for_the_first_sequence_comes_after_it() -> None:
+    async def first() -> AsyncGenerator[TokenChunk]:
+        await asyncio.sleep(0)
+        yield chunk(last=True)
+
+    specs = [spec(0), *(spec(number, starts_after=0) for number in range(1, 4))]
+    found = [index async for index, _ in run_sequences(Generator(first, *[finishing] * 3), specs)]
+    assert found[0] == 0
