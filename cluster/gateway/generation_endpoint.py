@@ -46,9 +46,9 @@ from cluster.gateway.openai.schemas import (
     without_unknown,
 )
 from cluster.gateway.output_processor import OutputDelta, OutputProcessor
-from cluster.gateway.sequence_runner import SequenceSpec, run_sequences
+from cluster.gateway.sequence_runner import SequenceSpec, Starts, run_sequences
 from cluster.gateway.sse import DONE_EVENT, PunctualEvents, SseResponse, encode_event
-from cluster.gateway.turns import Turns, in_passes
+from cluster.gateway.turns import in_passes
 from cluster.requests.generation import FinishedRequest, GenerationRequest, Generator
 
 # The end of the prompt tells the detokenizer whether the output continues a word.
@@ -157,7 +157,7 @@ class GenerationEndpoint:
         self._active_ids = ActiveIds(is_kept)
         self._on_finished = on_finished
         self._key_limiter = KeyLimiter()
-        self._turns = Turns()
+        self._starts = Starts()
 
     async def complete(self, request: Request) -> Response:
         body = await self._bodies.read_object(request)
@@ -248,7 +248,7 @@ class GenerationEndpoint:
     async def _collect(self, request: Request, job: _Job) -> Json:
         async with self._claim(request, job) as (request_id, specs):
             output, choices = job.make_format(request_id), [ChoiceOutput(spec.index) for spec in specs]
-            async with aclosing(run_sequences(self._generator, specs, self._turns)) as deltas:
+            async with aclosing(run_sequences(self._generator, specs, self._starts)) as deltas:
                 async for index, delta in deltas:
                     if delta.prompt_logprobs is not None:
                         await self._describe_prompt(job.plan, index, delta.prompt_logprobs, output)
@@ -264,7 +264,7 @@ class GenerationEndpoint:
         async with self._claim(request, job) as (request_id, specs):
             plan, output = job.plan, job.make_format(request_id)
             seen: set[int] = set()
-            async with aclosing(run_sequences(self._generator, specs, self._turns)) as deltas:
+            async with aclosing(run_sequences(self._generator, specs, self._starts)) as deltas:
                 async for index, delta in deltas:
                     if delta.prompt_logprobs is not None:
                         await self._describe_prompt(plan, index, delta.prompt_logprobs, output)

@@ -11,9 +11,11 @@ from baton.core.request import Request, SamplingParams
 from baton.engine.batch.batch import ForwardBatch
 from baton.engine.engine import Engine
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.sampling.prompt_scores import queue_scores
 from baton.engine.step.overlap import always
+from tests.device_waits import DeviceWaits
 from tests.engine_runs import build_engine, build_runner, greedy, run
-from tests.tiny_models import random_prompts, tiny_model
+from tests.tiny_models import VOCAB_SIZE, random_prompts, tiny_model
 
 NUM_TOP = 5
 TOLERANCE = 1e-4
@@ -103,6 +105,17 @@ def test_requests_that_did_not_ask_keep_their_whole_chunk(runner: ModelRunner) -
     engine.scheduler.add(Request("asking", asking, ASKING))
     engine.scheduler.add(Request("plain", plain, greedy(2)))
     assert [sequence.num_tokens for sequence in engine.scheduler.schedule()] == [100, 120]
+
+
+def test_no_value_on_the_device_decides_what_is_queued(runner: ModelRunner) -> None:
+    engine = build_engine(runner)
+    for index, prompt in enumerate(PROMPTS):
+        engine.scheduler.add(Request(str(index), prompt, ASKING))
+    batch = runner.build_batch(engine.scheduler.schedule())
+    waits = DeviceWaits()
+    waits.watch(lambda: queue_scores(batch, torch.empty(batch.num_prompt_rows, VOCAB_SIZE, device="meta")))
+    assert batch.num_prompt_rows > 0
+    assert waits.waits == []
 
 
 def test_logits_that_are_not_numbers_fail_the_request(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
