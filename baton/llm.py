@@ -286,7 +286,8 @@ class LLM:
                     raise InternalError(output.error or "the engine failed on this request")
                 answer = by_id[output.request_id]
                 answer.logprobs.extend(output.logprobs or ())
-                answer.prompt_logprobs = answer.prompt_logprobs or output.prompt_logprobs
+                if output.prompt_logprobs is not None:
+                    answer.prompt_logprobs = output.prompt_logprobs
                 answer.num_cached_tokens = max(answer.num_cached_tokens, output.num_cached_tokens)
                 num_open -= output.finish_reason is not None
 

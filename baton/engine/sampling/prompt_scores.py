@@ -66,6 +66,8 @@ def queue_scores(batch: ForwardBatch, logits: torch.Tensor) -> QueuedScores:
     Args:
         logits: float32 ``[batch.num_prompt_rows, vocab_size]``.
     """
+    if not batch.prompt_rows:
+        return QueuedScores(())
     parts = torch.split(logits, [count for _, count in batch.prompt_rows])
     return QueuedScores([_Part(sequence, rows) for (sequence, _), rows in zip(batch.prompt_rows, parts, strict=True)])
 
