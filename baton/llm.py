@@ -17,6 +17,7 @@ from baton.core.errors import ConfigError, InternalError, InvalidRequestError
 from baton.core.kv_spec import KVEncoding
 from baton.core.memory_budget import MIN_BLOCKS, divide_memory
 from baton.core.progress import progress_on_stderr
+from baton.core.prompt_logprobs import PromptLogprobs
 from baton.core.request import FinishReason, Request, SamplingParams, TokenLogprobs, is_integer, is_number
 from baton.engine.device.uploads import TORCH_DTYPES
 from baton.engine.engine import Engine
@@ -55,6 +56,8 @@ class RequestOutput:
             ``max_tokens``.
         logprobs: one entry per token of the answer; ``None`` unless ``SamplingParams.logprobs`` asks for them.
         num_cached_tokens: prompt tokens whose KV was in the cache already.
+        prompt_logprobs: those of the prompt's tokens after the first; ``None`` unless
+            ``SamplingParams.prompt_logprobs`` asks for them.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -63,6 +66,7 @@ class RequestOutput:
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprobs, ...] | None
     num_cached_tokens: int
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class LLM:
@@ -282,6 +286,8 @@ class LLM:
                     raise InternalError(output.error or "the engine failed on this request")
                 answer = by_id[output.request_id]
                 answer.logprobs.extend(output.logprobs or ())
+                if output.prompt_logprobs is not None:
+                    answer.prompt_logprobs = output.prompt_logprobs
                 answer.num_cached_tokens = max(answer.num_cached_tokens, output.num_cached_tokens)
                 num_open -= output.finish_reason is not None
 
@@ -298,6 +304,7 @@ class LLM:
             request.finish_reason,
             None if request.params.logprobs is None else tuple(answer.logprobs),
             answer.num_cached_tokens,
+            answer.prompt_logprobs,
         )
 
 
@@ -306,6 +313,7 @@ class _Answer:
     request: Request
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_cached_tokens: int = 0
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 def _num_blocks(loaded: LoadedModel, options: RunnerOptions, limits: StepLimits, utilization: float) -> int:

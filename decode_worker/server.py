@@ -20,6 +20,7 @@ from baton.engine.async_engine import AsyncEngine
 from baton.rpc.bookings import BookingBoard
 from baton.rpc.channel import reporting_errors
 from baton.rpc.conversions import pack_events, pack_output, unpack_sequence
+from baton.rpc.prompt_logprobs import pack_prompt_logprobs
 from baton.rpc.wire import worker_pb2, worker_pb2_grpc
 from decode_worker.kv_import import Import, KVImporter
 
@@ -88,6 +89,8 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
 
         async with aclosing(self._engine.generate(request, adopt)) as outputs:
             async for output in outputs:
+                for part in pack_prompt_logprobs(output.prompt_logprobs):
+                    yield worker_pb2.TokenBatch(prompt_logprobs=part)
                 batch = pack_output(output)
                 if events:
                     events[Event.DECODE_STARTED] = request.first_scheduled_s or request.arrival_s

@@ -22,6 +22,7 @@ from baton.rpc.bookings import BookingBoard
 from baton.rpc.channel import as_baton_error, reporting_errors
 from baton.rpc.conversions import pack_events, pack_output, pack_parts, unpack_sequence
 from baton.rpc.credentials import ClusterSecret
+from baton.rpc.prompt_logprobs import pack_prompt_logprobs
 from baton.rpc.wire import worker_pb2, worker_pb2_grpc
 from prefill_worker.kv_export import ExportSummary, KVExporter
 
@@ -75,6 +76,8 @@ class PrefillService(worker_pb2_grpc.PrefillServicer):
             events[Event.FIRST_TOKEN_SAMPLED] = time.monotonic()
             events[Event.PREFILL_STARTED] = request.first_scheduled_s or events[Event.PREFILL_QUEUED]
             goes_on = output.finish_reason is FinishReason.HANDED_OFF
+            for part in pack_prompt_logprobs(output.prompt_logprobs):
+                yield worker_pb2.PrefillEvent(prompt_logprobs=part)
             yield worker_pb2.PrefillEvent(first_token=_first_token(output), events=pack_events(dict(events)))
             if goes_on and transfer is not None:
                 result = await _handoff_result(transfer, message.sequence.request_id)
@@ -97,7 +100,7 @@ def _log_event(log: RequestLog, event: worker_pb2.PrefillEvent) -> None:
         log.info("a prompt is computed", extra={"cached_tokens": event.first_token.num_cached_tokens})
     elif event.handoff.error_code:
         log.info("a hand-off failed: %s", event.handoff.error_message, extra={"code": event.handoff.error_code})
-    else:
+    elif event.HasField("handoff"):
         duration_ms = round(event.handoff.seconds * 1e3, 1)
         names = ("num_bytes", "num_shared_bytes", "num_spared_bytes")
         sizes = {name.removeprefix("num_"): getattr(event.handoff, name) for name in names}

@@ -39,10 +39,12 @@ class StepSequence:
     num_known: int
     num_new: int = 1
     parents: tuple[int, ...] = ()
+    prompt_logprobs: int | None = None
 
     def scheduled(self, index: int, blocks: list[int]) -> ScheduledSequence:
         tokens = [(7 * place + 13 * index) % VOCAB_SIZE for place in range(self.num_known + self.num_new)]
-        request = Request(str(index), tokens, SamplingParams(), num_computed_tokens=self.num_known, block_ids=blocks)
+        params = SamplingParams(prompt_logprobs=self.prompt_logprobs)
+        request = Request(str(index), tokens, params, num_computed_tokens=self.num_known, block_ids=blocks)
         return ScheduledSequence(request, self.num_new, Draft(tuple(range(3, 3 + len(self.parents))), self.parents))
 
 

@@ -10,6 +10,7 @@ from numbers import Integral, Real
 from typing import TypeGuard
 
 from baton.core.errors import InvalidRequestError
+from baton.core.prompt_logprobs import PromptLogprobs
 from baton.core.queue_priority import NO_PRIORITY, QueuePriority
 from baton.core.steps import StepShare
 from baton.core.token_edits import TokenEdits
@@ -94,6 +95,8 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None
     """``None`` returns none; k ≥ 0 returns the log probability of the chosen token and of the k most likely ones."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt. Such a prompt is computed without its cached prefix."""
     seed: int = 0
     """Noise is a function of (seed, position): see ``baton/engine/sampling/sampler.py``."""
     grammar: str = ""
@@ -125,9 +128,9 @@ class SamplingParams:
         _require(-2 <= self.presence_penalty <= 2, "presence_penalty", "between -2 and 2", self.presence_penalty)
         _require(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "between -2 and 2", self.frequency_penalty)
         _require(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "between 0 and max_tokens", self.min_tokens)
-        if self.logprobs is not None:
-            is_right = is_integer(self.logprobs) and 0 <= self.logprobs <= MAX_LOGPROBS
-            _require(is_right, "logprobs", f"an integer between 0 and {MAX_LOGPROBS}", self.logprobs)
+        for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            is_right = count is None or (is_integer(count) and 0 <= count <= MAX_LOGPROBS)
+            _require(is_right, name, f"an integer between 0 and {MAX_LOGPROBS}", count)
         _require(0 <= self.seed < SEED_LIMIT, "seed", "between 0 and 2^63 - 1", self.seed)
         _require(isinstance(self.grammar, str), "grammar", "a text", self.grammar)
         if self.grammar:  # it says where the answer may end
@@ -150,7 +153,9 @@ class SamplingParams:
         return TokenEdits.of(stop_ids, self.logit_bias, holds_back=self.min_tokens > 0)
 
     def check_token_ids(self, vocab_size: int) -> None:
-        """Raises :class:`InvalidRequestError` when a token id named in the parameters is not in the vocabulary."""
+        """Raises :class:`InvalidRequestError` when the parameters name tokens that are not in the vocabulary."""
+        num_top = self.prompt_logprobs or 0
+        _require(num_top <= vocab_size, "prompt_logprobs", f"at most {vocab_size}, as the vocabulary has", num_top)
         for param, token_ids in (
             ("logit_bias", [token for token, _ in self.logit_bias]),
             ("stop_token_ids", self.stop_token_ids),
@@ -222,11 +227,15 @@ class Request:
     """Engine steps since its last token; the next output carries them."""
     block_hashes: list[bytes] = field(default_factory=list)
     """Chained content hashes of its full blocks; the block manager appends to them."""
+    prompt_logprobs: PromptLogprobs | None = field(init=False, repr=False)
+    """Those of the prompt as far as computed; the first output takes them along. ``None`` if not wanted or taken."""
     edits: TokenEdits = field(init=False, repr=False)
     """What ``params`` and ``eos_token_ids`` do to single tokens."""
 
     def __post_init__(self) -> None:
         self.edits = self.params.token_edits(self.eos_token_ids)
+        num_top = self.params.prompt_logprobs
+        self.prompt_logprobs = None if num_top is None else PromptLogprobs.of_prompt(self.num_prompt_tokens, num_top)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -239,6 +248,12 @@ class Request:
     @property
     def is_finished(self) -> bool:
         return self.status is RequestStatus.FINISHED
+
+    def num_scored(self, num_tokens: int) -> int:
+        """How many of its next ``num_tokens`` tokens predict a token of the prompt that needs a log probability."""
+        if self.prompt_logprobs is None:
+            return 0
+        return max(0, min(num_tokens, len(self.prompt_logprobs) - self.num_computed_tokens))
 
     def token_at(self, position: int) -> int:
         prompt_length = len(self.prompt_token_ids)
@@ -282,6 +297,7 @@ class TokenOutput:
     Attributes:
         token_ids: new tokens in order; several when drafts were accepted, none with an error or an abort.
         logprobs: one entry per token, or ``None`` when the request did not ask.
+        prompt_logprobs: with the first output, if the request asked for them.
         finish_reason: set on the last output of the request.
         num_cached_tokens: prompt tokens that came from the prefix cache.
         num_drafted: guessed tokens that this step verified; ``num_accepted`` of them were right.
@@ -300,3 +316,4 @@ class TokenOutput:
     drafted_by: str = ""
     error: str | None = None
     steps: tuple[StepShare, ...] = ()
+    prompt_logprobs: PromptLogprobs | None = None

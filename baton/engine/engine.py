@@ -18,6 +18,7 @@ from baton.engine.device.device_errors import (
     is_out_of_memory,
 )
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.sampling.prompt_scores import queue_scores
 from baton.engine.sampling.verification import ChosenTokens, PlainSampling, choose_tokens
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.engine.scheduling.step_cost_model import StepCostModel
@@ -97,6 +98,7 @@ class Engine:
     def _run(self, step: Step) -> list[TokenOutput]:
         launched = step.launched or self._launch(step)
         results = self._verify(step, launched)
+        launched.scores.read()
         self.meter.end(step, launched.batch.num_tokens, results)
         return self._post_process(step, results)
 
@@ -132,7 +134,9 @@ class Engine:
         batch = self.runner.build_batch(step.plan)
         if behind is not None:
             batch.take_tokens([sequence.request for sequence in behind.sequences], behind.token_ids)
-        step.launched = Launched(batch, self.runner.forward(batch))
+        logits = self.runner.forward(batch)
+        num_sampled = batch.num_rows - batch.num_prompt_rows
+        step.launched = Launched(batch, logits[:num_sampled], queue_scores(batch, logits[num_sampled:]))
         return step.launched
 
     def _verify(self, step: Step, launched: Launched) -> dict[str, VerifyResult]:
@@ -191,7 +195,8 @@ class Engine:
                 break
         steps, request.steps = tuple(request.steps), []
         error = None
-        if reason is None and result.next_token is None:
+        scores, request.prompt_logprobs = request.prompt_logprobs, None
+        if (reason is None and result.next_token is None) or not (scores is None or scores.is_valid):
             grammar_error = request.grammar.error if request.grammar else ""
             reason, error = FinishReason.ERROR, grammar_error or "the model produced logits that are not finite"
             self.scheduler.blocks.forget(request)
@@ -210,6 +215,7 @@ class Engine:
             drafted_by=result.sequence.draft.method,
             error=error,
             steps=steps,
+            prompt_logprobs=scores,
         )
 
     def check_request(self, request: Request) -> None:

@@ -24,25 +24,28 @@ _SCALARS = (
     "frequency_penalty",
     "ignore_eos",
     "min_tokens",
-    "logprobs",
     "seed",
     "grammar",
 )
 
 
 def pack_params(params: SamplingParams) -> worker_pb2.SamplingParams:
-    scalars = {name: getattr(params, name) for name in _SCALARS if getattr(params, name) is not None}
     return worker_pb2.SamplingParams(
-        **scalars, logit_bias=dict(params.logit_bias), stop_token_ids=params.stop_token_ids
+        **{name: getattr(params, name) for name in _SCALARS},
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+        logit_bias=dict(params.logit_bias),
+        stop_token_ids=params.stop_token_ids,
     )
 
 
 def unpack_params(message: worker_pb2.SamplingParams) -> SamplingParams:
     """Raises :class:`InvalidRequestError` if a value is out of range."""
-    scalars = {name: getattr(message, name) for name in _SCALARS if name != "logprobs"}
+    scalars = {name: getattr(message, name) for name in _SCALARS}
     return SamplingParams(
         **scalars,
         logprobs=message.logprobs if message.HasField("logprobs") else None,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
         logit_bias=tuple(sorted(message.logit_bias.items())),
         stop_token_ids=tuple(message.stop_token_ids),
     )

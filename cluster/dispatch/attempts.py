@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from math import isfinite
 
 from baton.core.errors import (
@@ -25,6 +26,7 @@ from baton.core.errors import (
 from baton.core.timeline import Event, Timeline
 from baton.process.background import BackgroundTasks
 from baton.rpc.conversions import pack_queue_priority, pack_sequence, unpack_events
+from baton.rpc.prompt_logprobs import PromptLogprobsReader
 from baton.rpc.wire import worker_pb2
 from cluster.dispatch.handoff_watch import HandoffWatch
 from cluster.registry.workers import Worker
@@ -98,13 +100,14 @@ class Attempts:
             message.handoff.transfer_id = call_id
             message.handoff.peer = decode.info.address
             message.handoff.peer_proof = decode.info.peer_proof
-        watch = HandoffWatch(record, placement, self._observers, self._background)
+        reader = _prompt_reader(record, prefill)
+        watch = HandoffWatch(record, placement, self._observers, self._background, reader)
         is_claimed = False
         try:
             booking = self._booking(record, prefill)
             first = await watch.start(prefill.client.prefill(message, record.time_left_s, booking))
             record.num_cached_tokens = first.num_cached_tokens
-            yield self._take_first(record, first)
+            yield self._take_first(record, first, reader)
             if not record.is_finished:
                 batches = self._decode(record, placement, call_id, call_id)
                 async with aclosing(watch.guard(batches)) as chunks:
@@ -144,13 +147,16 @@ class Attempts:
         timeline, worker, has_second = record.timeline, placement.decode, False
         sequence = self._sequence(record, call_id, record.request.speculation_method)
         message = worker_pb2.GenerateRequest(sequence=sequence, transfer_id=transfer_id)
-        booking = self._booking(record, worker)
+        booking, reader = self._booking(record, worker), _prompt_reader(record, worker)
         async with aclosing(worker.client.generate(message, record.time_left_s, booking)) as batches:
             async for batch in batches:
+                if batch.HasField("prompt_logprobs"):
+                    reader.take(batch.prompt_logprobs)
+                    continue
                 if not record.token_ids:
                     _record_local_prefill(timeline, worker, batch)
                     record.num_cached_tokens = batch.num_cached_tokens
-                    yield self._take_first(record, batch)
+                    yield self._take_first(record, batch, reader)
                     continue
                 if batch.events:
                     worker.client.record(timeline, unpack_events(batch.events))
@@ -171,11 +177,13 @@ class Attempts:
         if isinstance(error, _ACCUSED) and len(workers) == 1 and not suspects:
             record.accused.extend(workers)
 
-    def _take_first(self, record: RequestRecord, batch: worker_pb2.TokenBatch) -> TokenChunk:
-        timeline = record.timeline
+    def _take_first(
+        self, record: RequestRecord, batch: worker_pb2.TokenBatch, reader: PromptLogprobsReader
+    ) -> TokenChunk:
+        prompt_logprobs, timeline = reader.finish(), record.timeline
         timeline.record(Event.FIRST_TOKEN)
         timeline.decode_steps.follow(timeline.events[Event.FIRST_TOKEN])
-        return record.take(batch)
+        return replace(record.take(batch), prompt_logprobs=prompt_logprobs)
 
     def _booking(self, record: RequestRecord, worker: Worker) -> worker_pb2.Booking | None:
         """What a worker of the request's route tells other routers; ``None`` if there are none."""
@@ -198,11 +206,13 @@ class Attempts:
     def _sequence(
         self, record: RequestRecord, call_id: str, speculation_method: str | None = None
     ) -> worker_pb2.Sequence:
-        request = record.request
+        request, params = record.request, record.request.params
+        if params.prompt_logprobs != _missing_logprobs(record):
+            params = replace(params, prompt_logprobs=None)
         return pack_sequence(
             call_id,
             request.prompt_token_ids,
-            request.params,
+            params,
             record.token_ids,
             speculation_method,
             record.queue_priority,
@@ -210,6 +220,16 @@ class Attempts:
             self._clock(),
             request.cache_salt,
         )
+
+
+def _missing_logprobs(record: RequestRecord) -> int | None:
+    """What the request's workers must find of its prompt: the client gets it with the first token."""
+    return None if record.token_ids else record.request.params.prompt_logprobs
+
+
+def _prompt_reader(record: RequestRecord, worker: Worker) -> PromptLogprobsReader:
+    num_prompt_tokens = len(record.request.prompt_token_ids)
+    return PromptLogprobsReader(num_prompt_tokens, _missing_logprobs(record), worker.info.vocab_size)
 
 
 def _record_local_prefill(timeline: Timeline, worker: Worker, batch: worker_pb2.TokenBatch) -> None:

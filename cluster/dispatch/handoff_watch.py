@@ -12,6 +12,7 @@ from baton.core.errors import BatonError, InternalError, TransferError, WorkerLo
 from baton.core.logs import RequestLog
 from baton.process.background import BackgroundTasks
 from baton.rpc.conversions import unpack_events
+from baton.rpc.prompt_logprobs import PromptLogprobsReader
 from baton.rpc.wire import worker_pb2
 from cluster.requests.generation import TokenChunk
 from cluster.requests.request_observers import RequestObservers
@@ -26,10 +27,16 @@ class HandoffWatch:
 
     Args:
         background: continues the call if the request has ended and the hand-off has not.
+        prompt_logprobs: reads those of the prompt.
     """
 
     def __init__(
-        self, record: RequestRecord, placement: Placement, observers: RequestObservers, background: BackgroundTasks
+        self,
+        record: RequestRecord,
+        placement: Placement,
+        observers: RequestObservers,
+        background: BackgroundTasks,
+        prompt_logprobs: PromptLogprobsReader,
     ) -> None:
         if placement.prefill is None:
             raise RuntimeError("without a prefill worker there is no hand-off")
@@ -39,6 +46,7 @@ class HandoffWatch:
         self._worker = placement.prefill
         self._observers = observers
         self._background = background
+        self._prompt_logprobs = prompt_logprobs
         self._first: asyncio.Future[worker_pb2.TokenBatch] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[BatonError | None] | None = None
         self.is_broken = False
@@ -50,7 +58,7 @@ class HandoffWatch:
         return self._task is not None and not self._task.done()
 
     async def start(self, events: AsyncGenerator[worker_pb2.PrefillEvent]) -> worker_pb2.TokenBatch:
-        """Waits for the first token.
+        """Waits for the first token; the prompt's log probabilities have arrived by then.
 
         Raises:
             BatonError: prefill failed.
@@ -115,7 +123,11 @@ class HandoffWatch:
                     if event.HasField("handoff"):
                         return self._book(event.handoff)
                     if self._first.done():
-                        raise InternalError("the prefill worker sent a second first token")
+                        raise InternalError("the prefill worker sent more of the prompt after its first token")
+                    if event.HasField("prompt_logprobs"):
+                        self._prompt_logprobs.take(event.prompt_logprobs)
+                        continue
+                    self._prompt_logprobs.finish()
                     self._worker.client.record_steps(self._timeline.prefill_steps, event.first_token, 0)
                     self._first.set_result(event.first_token)
             if self._first.done() and not self._first.result().finish_reason:

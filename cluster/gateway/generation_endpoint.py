@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from fastapi import Request, Response
 
 from baton.core.errors import InvalidRequestError
+from baton.core.prompt_logprobs import PromptLogprobs
 from baton.core.request_ids import owned_id
 from baton.core.slo import SLO_CLASS_HEADER, SloClass, SloClasses, SloResult
 from baton.core.timeline import Event, Timeline
@@ -34,6 +35,7 @@ from cluster.gateway.http_edge import (
 )
 from cluster.gateway.openai.plan import GatewayLimits, GenerationPlan, Planner
 from cluster.gateway.openai.prompt_encoder import PromptEncoder
+from cluster.gateway.openai.prompt_logprobs import describe_prompt
 from cluster.gateway.openai.responses import ChatFormat, ChoiceOutput, CompletionFormat, Json, ResponseFormat, Usage
 from cluster.gateway.openai.schemas import (
     BaseRequest,
@@ -44,8 +46,9 @@ from cluster.gateway.openai.schemas import (
     without_unknown,
 )
 from cluster.gateway.output_processor import OutputDelta, OutputProcessor
-from cluster.gateway.sequence_runner import SequenceSpec, run_sequences
+from cluster.gateway.sequence_runner import SequenceSpec, Starts, run_sequences
 from cluster.gateway.sse import DONE_EVENT, PunctualEvents, SseResponse, encode_event
+from cluster.gateway.turns import in_passes
 from cluster.requests.generation import FinishedRequest, GenerationRequest, Generator
 
 # The end of the prompt tells the detokenizer whether the output continues a word.
@@ -148,11 +151,13 @@ class GenerationEndpoint:
         self._limits = limits
         self._slo_classes = slo_classes
         self._bodies = bodies
+        self._encoder = encoder
         self._dialect = encoder.dialect
         self._planner = Planner(encoder, limits)
         self._active_ids = ActiveIds(is_kept)
         self._on_finished = on_finished
         self._key_limiter = KeyLimiter()
+        self._starts = Starts()
 
     async def complete(self, request: Request) -> Response:
         body = await self._bodies.read_object(request)
@@ -241,12 +246,14 @@ class GenerationEndpoint:
         return SseResponse(events, request_id_of(request), deadline_s, every_s)
 
     async def _collect(self, request: Request, job: _Job) -> Json:
-        with self._claim(request, job) as (request_id, specs):
-            choices = [ChoiceOutput(spec.index) for spec in specs]
-            async with aclosing(run_sequences(self._generator, specs)) as deltas:
+        async with self._claim(request, job) as (request_id, specs):
+            output, choices = job.make_format(request_id), [ChoiceOutput(spec.index) for spec in specs]
+            async with aclosing(run_sequences(self._generator, specs, self._starts)) as deltas:
                 async for index, delta in deltas:
+                    if delta.prompt_logprobs is not None:
+                        await self._describe_prompt(job.plan, index, delta.prompt_logprobs, output)
                     choices[index].add(delta)
-            body = job.make_format(request_id).whole(choices, _usage(job.plan, specs))
+            body = output.whole(choices, _usage(job.plan, specs))
             if job.plan.return_token_ids:
                 for entry, choice in zip(body["choices"], choices, strict=True):
                     entry["token_ids"] = choice.token_ids
@@ -254,11 +261,13 @@ class GenerationEndpoint:
             return body
 
     async def _stream(self, request: Request, job: _Job) -> AsyncGenerator[bytes, None]:
-        with self._claim(request, job) as (request_id, specs):
+        async with self._claim(request, job) as (request_id, specs):
             plan, output = job.plan, job.make_format(request_id)
             seen: set[int] = set()
-            async with aclosing(run_sequences(self._generator, specs)) as deltas:
+            async with aclosing(run_sequences(self._generator, specs, self._starts)) as deltas:
                 async for index, delta in deltas:
+                    if delta.prompt_logprobs is not None:
+                        await self._describe_prompt(plan, index, delta.prompt_logprobs, output)
                     is_first = index not in seen
                     if not (is_first or plan.continuous_usage or plan.return_token_ids or _has_news(delta)):
                         continue
@@ -278,8 +287,26 @@ class GenerationEndpoint:
                 yield encode_event(output.usage_chunk(_usage(plan, specs)))
             yield DONE_EVENT
 
-    @contextmanager
-    def _claim(self, request: Request, job: _Job) -> Iterator[tuple[str, list[SequenceSpec]]]:
+    async def _describe_prompt(
+        self, plan: GenerationPlan, first_choice: int, found: PromptLogprobs, output: ResponseFormat
+    ) -> None:
+        """Adds what a prompt's first choice brought to the answer, for all of its choices."""
+        prompt = plan.prompts[first_choice // plan.num_choices]
+        described = await self._encoder.off_loop(
+            found.top_ids.size + len(found),
+            describe_prompt,
+            prompt.token_ids,
+            prompt.echo_text,
+            found,
+            self._tokenizer,
+            plan.echoed_top,
+            plan.listed_top,
+        )
+        for choice in range(plan.num_choices):
+            output.add_prompt(first_choice + choice, described)
+
+    @asynccontextmanager
+    async def _claim(self, request: Request, job: _Job) -> AsyncIterator[tuple[str, list[SequenceSpec]]]:
         num_sequences = len(job.plan.prompts) * job.plan.num_choices
         api_key = api_key_of(request)
         owner = None if api_key is None else api_key.owner
@@ -287,7 +314,9 @@ class GenerationEndpoint:
             set_request_id(request, request_id)
             arrival = arrival_of(request)
             group = owned_id(owner, request_id) if num_sequences > 1 else None
-            specs = [self._spec(job, arrival, Timeline(name, group=group), i) for i, name in enumerate(ids)]
+            specs = await in_passes(
+                lambda each: self._spec(job, arrival, Timeline(each[1], group=group), each[0]), enumerate(ids)
+            )
             call_when_finished(request, partial(self._finish, request, job, request_id, specs))
             try:
                 yield request_id, specs
@@ -329,7 +358,9 @@ class GenerationEndpoint:
                 job.slo,
                 job.cache_salt,
             ),
-            processor=OutputProcessor(detokenizer, plan.stop, plan.new_parser and plan.new_parser()),
+            processor=OutputProcessor(
+                detokenizer, plan.stop, plan.new_parser and plan.new_parser(), has_output=prompt.has_output
+            ),
             starts_after=index - choice if choice else None,
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from baton.core.errors import InternalError
+from baton.core.prompt_logprobs import PromptLogprobs
 from baton.core.request import FinishReason, TokenLogprobs
 from baton.engine.models.detokenizer import IncrementalDetokenizer
 from cluster.gateway.formats.base import Event, OutputParser
@@ -47,6 +48,7 @@ class OutputDelta:
 
     Attributes:
         entries: empty when the request asked for no logprobs.
+        prompt_logprobs: those of the prompt, with the first chunk, if the request asked for them.
         token_ids: the chunk's tokens up to the sequence's end, whether or not their text was released.
         events: with a parser, what the text means; ``text`` is empty then.
     """
@@ -56,6 +58,7 @@ class OutputDelta:
     finish_reason: FinishReason | None = None
     token_ids: tuple[int, ...] = ()
     events: tuple[Event, ...] = ()
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class StopMatcher:
@@ -124,11 +127,18 @@ class OutputProcessor:
 
     Args:
         parser: finds calls and reasoning in the text, after stop strings; ``None``: the text is passed on.
+        has_output: False drops all tokens, for clients that only want to know about their prompt.
     """
 
     def __init__(
-        self, detokenizer: IncrementalDetokenizer, stop: StopConditions, parser: OutputParser | None = None
+        self,
+        detokenizer: IncrementalDetokenizer,
+        stop: StopConditions,
+        parser: OutputParser | None = None,
+        *,
+        has_output: bool = True,
     ) -> None:
+        self._has_output = has_output
         self._detokenizer = detokenizer
         self._parser = parser
         self._stop = stop
@@ -164,6 +174,9 @@ class OutputProcessor:
         if chunk.logprobs is not None and len(chunk.logprobs) != len(chunk.token_ids):
             raise InternalError(f"A chunk has {len(chunk.token_ids)} tokens but {len(chunk.logprobs)} logprobs.")
         self.num_cached_tokens = max(self.num_cached_tokens, chunk.num_cached_tokens)
+        if not self._has_output:
+            self.finish_reason = FinishReason.LENGTH
+            return OutputDelta(finish_reason=self.finish_reason, prompt_logprobs=chunk.prompt_logprobs)
         self.num_drafted += chunk.num_drafted
         self.num_accepted += chunk.num_accepted
         pieces: list[str] = []
@@ -197,7 +210,9 @@ class OutputProcessor:
                 events += self._parser.finish()
         self.num_accepted = min(self.num_accepted, self.num_completion_tokens)  # a stop string may have cut some off
         taken = chunk.token_ids[: self.num_completion_tokens - num_before]
-        return OutputDelta("".join(pieces), self._release_entries(), self.finish_reason, taken, tuple(events))
+        return OutputDelta(
+            "".join(pieces), self._release_entries(), self.finish_reason, taken, tuple(events), chunk.prompt_logprobs
+        )
 
     @property
     def num_reasoning_tokens(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from baton.core.errors import BatonError, InternalError
@@ -12,12 +12,30 @@ from baton.core.outcomes import ENDED_BY
 from baton.core.request import FinishReason
 from baton.core.timeline import Event
 from cluster.gateway.output_processor import OutputDelta, OutputProcessor
+from cluster.gateway.turns import Turns
 from cluster.requests.generation import GenerationRequest, Generator, TokenChunk
 
 # Deltas that wait for a slow client. Beyond that, the sequences wait.
 _MAX_WAITING_DELTAS = 256
 _MAX_STARTING = 32
-"""Sequences of one request that may wait for their first token; further ones wait, so that others' can start."""
+"""Sequences of requests with several that may wait for their first token, of one request and of all together; further
+ones wait, so that others can start, and so that first tokens do not come in crowds."""
+_STARTS_PER_PASS = 4
+
+
+class Starts:
+    """Paces the starts of sequences, for all requests with several of them."""
+
+    def __init__(self) -> None:
+        self._room = asyncio.Semaphore(_MAX_STARTING)
+        self._turns = Turns(_STARTS_PER_PASS)
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[None]:
+        """Waits until a sequence may start; leave the context when it has."""
+        async with self._room:
+            await self._turns.wait()
+            yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +55,14 @@ class SequenceSpec:
 
 
 async def run_sequences(
-    generator: Generator, specs: Sequence[SequenceSpec]
+    generator: Generator, specs: Sequence[SequenceSpec], starts: Starts
 ) -> AsyncGenerator[tuple[int, OutputDelta], None]:
     """Yields ``(index, delta)`` as they arrive; deltas of one index are in order.
 
     Closing the iterator, or the failure of one sequence, closes the generators of all.
+
+    Args:
+        starts: what all requests share; a single sequence starts at once.
 
     Raises:
         BatonError: the error of the first sequence that failed.
@@ -63,11 +84,12 @@ async def run_sequences(
             await started[spec.starts_after].wait()
         async with AsyncExitStack() as turn, aclosing(_run_one(generator, spec)) as deltas:
             await turn.enter_async_context(starting)
+            await turn.enter_async_context(starts.one())
             async for delta in deltas:
                 await turn.aclose()  # it has started
-                started[spec.index].set()
                 await room.acquire()
                 inbox.put_nowait((spec.index, delta))
+                started[spec.index].set()  # now, so that what waits for it comes later in the inbox, too
 
     tasks = [asyncio.create_task(pump(spec)) for spec in specs]
     for task in tasks:

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 _PER_PASS = 8
 """Requests that begin in one pass of the event loop. Each costs it one or two milliseconds."""
+
+
+async def in_passes(function: Callable[[_T], _R], items: Iterable[_T], per_pass: int = _PER_PASS) -> list[_R]:
+    """``list(map(function, items))``, with other work of the event loop after every few items."""
+    found: list[_R] = []
+    for item in items:
+        if found and len(found) % per_pass == 0:
+            await asyncio.sleep(0)
+        found.append(function(item))
+    return found
 
 
 class ByteBudget:
@@ -76,6 +89,12 @@ class Turns:
             return
         self._use_one()
         begin()
+
+    async def wait(self) -> None:
+        """Returns when it is the caller's turn."""
+        turn = asyncio.get_running_loop().create_future()
+        self.take(lambda: None if turn.done() else turn.set_result(None))
+        await turn
 
     def _use_one(self) -> None:
         if self._num_left == self._per_pass:

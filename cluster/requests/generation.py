@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from baton.core.prompt_logprobs import PromptLogprobs
 from baton.core.request import FinishReason, SamplingParams, TokenLogprobs
 from baton.core.slo import STANDARD, SloClass
 from baton.core.timeline import Timeline
@@ -51,7 +52,8 @@ class FinishedRequest:
 class TokenChunk:
     """New tokens of one sequence, in order.
 
-    Only the last chunk has a ``finish_reason``. After a failure, the iterator raises a ``BatonError`` instead.
+    Only the last chunk has a ``finish_reason``, and only the first one the ``prompt_logprobs`` that were asked for.
+    After a failure, the iterator raises a ``BatonError`` instead.
     """
 
     token_ids: tuple[int, ...]
@@ -60,6 +62,7 @@ class TokenChunk:
     num_cached_tokens: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,6 +222,8 @@ class Dispatcher(RequestObserver):
 
     def _cached_tokens(self, workers: Sequence[Worker], record: RequestRecord) -> Mapping[str, int]:
         prompt = record.request.prompt_token_ids
+        if record.request.params.prompt_logprobs is not None and not record.token_ids:
+            return {}  # they are computed without a cached prefix
         if self._prefix_index is not None:
             names = [worker.info.worker_id for worker in workers]
             return self._prefix_index.cached_tokens(names, prompt, record.request.cache_salt)

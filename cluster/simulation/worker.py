@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from baton.core.chunk_budget import SchedulerLimits
-from baton.core.errors import BatonError, ContextLengthError, DeadlineError, TransferError
+from baton.core.errors import BatonError, ContextLengthError, DeadlineError, TransferError, UnsupportedParameterError
 from baton.core.kv_spec import KVCacheSpec, LayerSpec
 from baton.core.request import FinishReason, Request, SamplingParams
 from baton.core.roles import DECODE
@@ -288,6 +288,12 @@ class SimulatedWorker:
 
     def _request(self, message: worker_pb2.Sequence) -> Request:
         request = unpack_sequence(message, self._eos, self._loop.time())
+        if request.prompt_logprobs is not None:
+            raise UnsupportedParameterError(
+                "Simulated workers compute no log probabilities of prompts; leave out prompt_logprobs, and echo "
+                "together with logprobs.",
+                param="prompt_logprobs",
+            )
         # A second attempt may arrive before the first one has ended here.
         request.request_id = f"{request.request_id}#{next(self._num_calls)}"
         return request

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
 from baton.core.kv_spec import KVEncoding
+from baton.core.request import SamplingParams
 from baton.engine.draft.loading import LoadedDraft
 from baton.engine.models.model_loader import relative_distance
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.step.overlap import always
+from baton.engine.step.overlap import AheadRule, always, never
 from cluster.config.worker_config import SpeculationConfig
 from decode_worker.speculation.registry import create_controller
 from tests.drafting import engine_over, prompts, requests_for
@@ -58,6 +60,23 @@ def test_steps_that_are_launched_ahead_get_their_tokens(whole: ModelRunner, divi
     params = sampled(len(PROMPTS))
     ahead = build_engine(divided, runs_ahead=always)
     assert tokens_of(run(ahead, PROMPTS, params)) == tokens_of(run(build_engine(whole), PROMPTS, params))
+
+
+@pytest.mark.parametrize("runs_ahead", [never, always])
+def test_log_probabilities_of_prompts_are_those_of_one_process(
+    whole: ModelRunner, divided: ModelRunner, runs_ahead: AheadRule
+) -> None:
+    params = SamplingParams(max_tokens=2, temperature=0, prompt_logprobs=3)
+    for own, other in zip(
+        run(build_engine(whole), PROMPTS, params),
+        run(build_engine(divided, chunk_tokens=7, runs_ahead=runs_ahead), PROMPTS, params),
+        strict=True,
+    ):
+        mine, theirs = own.outputs[0].prompt_logprobs, other.outputs[0].prompt_logprobs
+        assert mine is not None
+        assert theirs is not None
+        np.testing.assert_allclose(theirs.logprobs, mine.logprobs, atol=1e-4)
+        np.testing.assert_allclose(theirs.top_logprobs, mine.top_logprobs, atol=1e-4)
 
 
 def exported(runner: ModelRunner, encoding: KVEncoding = KVEncoding.NATIVE) -> bytes:

@@ -8,7 +8,7 @@ slots       slots of each token's key and value
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ class ModelInput:
         token_ids, positions, slots: int64 ``[num_tokens]``.
         logit_rows: int64 ``[num_rows]``, tokens whose logits are needed.
         groups: the sequences, in the order of their tokens.
+        num_prompt_rows: how many of the rows, the last ones, are for log probabilities of prompts.
     """
 
     token_ids: torch.Tensor
@@ -38,6 +39,7 @@ class ModelInput:
     slots: torch.Tensor
     logit_rows: torch.Tensor
     groups: list[AttentionGroup]
+    num_prompt_rows: int = field(default=0, kw_only=True)
 
     @property
     def num_tokens(self) -> int:
@@ -75,6 +77,8 @@ class ForwardBatch(ModelInput):
         rows_of: for each sequence the range of its rows in the logits, empty while it is still prefilling. The first
             row follows the last known token, the others follow the draft's nodes.
         host_ints: token ids, positions, slots and logit rows, one after the other, on the host.
+        prompt_rows: sequences whose prompt needs log probabilities, and how many of its next tokens predict one; their
+            rows come after all rows of ``rows_of``.
         has_device_tokens: whether :meth:`take_tokens` has inserted tokens that ``host_ints`` lacks.
     """
 
@@ -82,6 +86,7 @@ class ForwardBatch(ModelInput):
     starts: list[int]
     rows_of: list[range]
     host_ints: npt.NDArray[np.int64]
+    prompt_rows: list[tuple[ScheduledSequence, int]] = field(default_factory=list)
     has_device_tokens: bool = False
 
     @property
@@ -102,6 +107,8 @@ class ForwardBatch(ModelInput):
         starts: list[int] = []
         logit_rows: list[int] = []
         rows_of: list[range] = []
+        prompt_rows: list[tuple[ScheduledSequence, int]] = []
+        scored: list[int] = []
         for sequence, span in zip(sequences, spans, strict=True):
             starts.append(len(token_ids))
             start = sequence.request.num_computed_tokens
@@ -112,14 +119,19 @@ class ForwardBatch(ModelInput):
             num_rows = len(sequence.draft) + 1 if sequence.samples else 0
             rows_of.append(range(len(logit_rows), len(logit_rows) + num_rows))
             logit_rows += range(len(token_ids) - num_rows, len(token_ids))
-        host_ints = np.array([*token_ids, *positions, *slots, *logit_rows], dtype=np.int64)
+            if num_scored := sequence.request.num_scored(sequence.num_tokens):
+                prompt_rows.append((sequence, num_scored))
+                scored += range(starts[-1], starts[-1] + num_scored)
+        host_ints = np.array([*token_ids, *positions, *slots, *logit_rows, *scored], dtype=np.int64)
         return cls(
             *_on_device(host_ints, spans, device),
             group_spans(spans, block_size, device, dtype),
             sequences=sequences,
             starts=starts,
             rows_of=rows_of,
+            prompt_rows=prompt_rows,
             host_ints=host_ints,
+            num_prompt_rows=len(scored),
         )
 
     def take_tokens(self, requests: Sequence[Request], token_ids: torch.Tensor) -> None:

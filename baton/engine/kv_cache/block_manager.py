@@ -37,12 +37,13 @@ class BlockManager:
     def match_prefix(self, request: Request) -> int:
         """Gives a request without blocks those of its cached prefix.
 
-        At least one token stays uncached, because its logits are needed.
+        At least one token stays uncached, because its logits are needed. For log probabilities of the prompt, the
+        logits of all are.
 
         Returns:
             Number of tokens whose KV is cached.
         """
-        if not self.prefix_caching or request.block_ids:
+        if not self.prefix_caching or request.block_ids or request.prompt_logprobs is not None:
             return 0
         usable = (request.num_tokens - 1) // self.block_size
         blocks = self.find_prefix(request, usable)

@@ -207,7 +207,7 @@ class GraphedForward:
         if self.features is not None and memory.features is not None:
             # A copy, since rows wait for their draft while other steps run.
             self.features.of_graph = memory.features[:count].clone()
-        if batch.num_rows == count:
+        if batch.num_rows == count and not batch.num_prompt_rows:  # those are out of order
             return memory.logits[:count]
         return memory.logits.index_select(0, batch.logit_rows)
 

@@ -10,12 +10,14 @@ import torch
 from baton.core.drafts import Draft, ScheduledSequence
 from baton.core.errors import ConfigError, UnsupportedModelError
 from baton.core.memory_budget import DeviceMemoryUse
-from baton.core.request import Request, SamplingParams
+from baton.core.prompt_logprobs import MAX_SCORED_TOKENS
+from baton.core.request import MAX_LOGPROBS, Request, SamplingParams
 from baton.engine.attention.key_sharing import KeySharing
 from baton.engine.attention.paged_plan import PlanSize
 from baton.engine.device.device_errors import is_device_lost, is_out_of_memory
 from baton.engine.runner.cuda_graphs import make_buckets
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.sampling.prompt_scores import queue_scores
 from baton.engine.sampling.sampler import queue_sample
 from baton.engine.sampling.verification import sampling_row
 
@@ -126,6 +128,7 @@ def measure_use(runner: ModelRunner, limits: StepLimits, memory: DeviceMemory) -
         activations = max(
             _peak_of(runner, _prompt_step(runner, limits), memory, samples=True),
             _peak_of(runner, _verify_step(runner, limits), memory, samples=True),
+            _peak_of(runner, _scored_step(runner, limits), memory, samples=True),
         )
         sharing = runner.backend.key_sharing if limits.records_graphs else None
         graphs = 0 if sharing is None else _graph_bytes(runner, limits, memory, sharing)
@@ -160,7 +163,8 @@ def _peak_of(runner: ModelRunner, plan: list[ScheduledSequence], memory: DeviceM
             for sequence, places in zip(batch.sequences, batch.rows_of, strict=True)
             for index in range(len(places))
         ]
-        queue_sample(logits, rows).read()
+        queue_sample(logits[: len(rows)], rows).read()
+        queue_scores(batch, logits[len(rows) :]).read()
     if runner.features is not None:
         runner.features.take()
     return memory.peak() - before
@@ -179,11 +183,22 @@ def _verify_step(runner: ModelRunner, limits: StepLimits) -> list[ScheduledSeque
     return [_sequence(runner, length, 1, draft, str(index)) for index in range(limits.max_num_seqs)]
 
 
+def _scored_step(runner: ModelRunner, limits: StepLimits) -> list[ScheduledSequence]:
+    """As many prompt tokens as get log probabilities in a step."""
+    count = min(MAX_SCORED_TOKENS, limits.chunk_tokens, limits.max_model_len - 1)
+    return [_sequence(runner, limits.max_model_len - 1, count, num_top=min(MAX_LOGPROBS, runner.loaded.vocab_size))]
+
+
 def _sequence(
-    runner: ModelRunner, length: int, count: int, draft: Draft | None = None, name: str = "0"
+    runner: ModelRunner,
+    length: int,
+    count: int,
+    draft: Draft | None = None,
+    name: str = "0",
+    num_top: int | None = None,
 ) -> ScheduledSequence:
     """The last ``count`` tokens of a request. Its blocks repeat, so that a small cache holds any length."""
-    params = SamplingParams(temperature=1.0, top_p=0.9)
+    params = SamplingParams(temperature=1.0, top_p=0.9, prompt_logprobs=num_top)
     request = Request(f"largest-step-{name}", [0] * length, params)
     drafted = 0 if draft is None else len(draft)
     num_blocks = -(-(length + drafted) // runner.spec.block_size)

@@ -11,6 +11,7 @@ from heapq import merge
 from baton.core.chunk_budget import PromptAllowance, SchedulerLimits, prompt_allowance
 from baton.core.drafts import ScheduledSequence
 from baton.core.errors import ContextLengthError
+from baton.core.prompt_logprobs import MAX_SCORED_TOKENS
 from baton.core.request import FinishReason, Request, RequestStatus
 from baton.core.step_costs import Pace
 from baton.engine.kv_cache.block_manager import BlockManager
@@ -22,15 +23,22 @@ _ELDEST_SHARE = 8
 
 
 class _StepPlan:
-    """A step under construction: its sequences and the rest of the token budget."""
+    """A step under construction: its sequences, and the rest of the budgets of tokens and of scored prompt tokens."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
+        self.scored_budget = MAX_SCORED_TOKENS
         self.sequences: dict[str, ScheduledSequence] = {}
 
     def add(self, sequence: ScheduledSequence) -> None:
         self.sequences[sequence.request.request_id] = sequence
         self.budget -= sequence.num_tokens
+        self.scored_budget -= sequence.request.num_scored(sequence.num_tokens)
+
+    def room_for(self, request: Request, num_tokens: int) -> int:
+        """How many of a request's next ``num_tokens`` tokens fit into the budgets."""
+        num_tokens = min(num_tokens, self.budget)
+        return num_tokens if request.num_scored(num_tokens) <= self.scored_budget else self.scored_budget
 
     def requests(self) -> list[Request]:
         return [sequence.request for sequence in self.sequences.values()]
@@ -258,7 +266,7 @@ class Scheduler:
         if missing == 1:
             plan.add(ScheduledSequence(request, 1))
         else:
-            num_tokens = min(missing, max(at_least, allowance.tokens_at(start) - kept), plan.budget)
+            num_tokens = plan.room_for(request, min(missing, max(at_least, allowance.tokens_at(start) - kept)))
             if num_tokens > 0:
                 allowance.take(num_tokens, start)
                 plan.add(ScheduledSequence(request, num_tokens))

@@ -9,6 +9,7 @@ import torch
 
 from baton.core.drafts import Draft, ScheduledSequence
 from baton.engine.batch.batch import ForwardBatch
+from baton.engine.sampling.prompt_scores import QueuedScores
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +17,13 @@ class Launched:
     """A forward that is queued on the device.
 
     Attributes:
-        logits: float32 ``[num_rows, vocab_size]`` of ``batch.logit_rows``.
+        logits: float32 ``[num_rows, vocab_size]`` of ``batch.logit_rows``, without the prompt rows.
+        scores: log probabilities from the prompt rows.
     """
 
     batch: ForwardBatch
     logits: torch.Tensor
+    scores: QueuedScores
 
 
 @dataclass(slots=True)

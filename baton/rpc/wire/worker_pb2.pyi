@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SamplingParams(_message.Message):
-    __slots__ = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "stop_token_ids", "ignore_eos", "min_tokens", "logprobs", "seed", "grammar")
+    __slots__ = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "stop_token_ids", "ignore_eos", "min_tokens", "logprobs", "seed", "grammar", "prompt_logprobs")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class SamplingParams(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     temperature: float
     top_k: int
@@ -45,7 +46,8 @@ class SamplingParams(_message.Message):
     logprobs: int
     seed: int
     grammar: str
-    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., seed: _Optional[int] = ..., grammar: _Optional[str] = ...) -> None: ...
+    prompt_logprobs: int
+    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., seed: _Optional[int] = ..., grammar: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class Sequence(_message.Message):
     __slots__ = ("request_id", "prompt_token_ids", "output_token_ids", "params", "speculation_method", "queue_priority", "tpot_target_s", "cache_salt")
@@ -111,6 +113,20 @@ class TokenLogprobs(_message.Message):
     top: _containers.RepeatedCompositeFieldContainer[Logprob]
     def __init__(self, logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[Logprob, _Mapping]]] = ...) -> None: ...
 
+class PromptLogprobs(_message.Message):
+    __slots__ = ("start", "logprobs", "ranks", "top_ids", "top_logprobs")
+    START_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    logprobs: bytes
+    ranks: bytes
+    top_ids: bytes
+    top_logprobs: bytes
+    def __init__(self, start: _Optional[int] = ..., logprobs: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., top_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ...) -> None: ...
+
 class TimedEvent(_message.Message):
     __slots__ = ("name", "at_s")
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -158,14 +174,16 @@ class TransferPart(_message.Message):
     def __init__(self, num_bytes: _Optional[int] = ..., num_parts: _Optional[int] = ..., started_s: _Optional[float] = ..., sent_s: _Optional[float] = ..., acknowledged_s: _Optional[float] = ...) -> None: ...
 
 class PrefillEvent(_message.Message):
-    __slots__ = ("first_token", "handoff", "events")
+    __slots__ = ("first_token", "handoff", "prompt_logprobs", "events")
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     HANDOFF_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     first_token: TokenBatch
     handoff: HandoffResult
+    prompt_logprobs: PromptLogprobs
     events: _containers.RepeatedCompositeFieldContainer[TimedEvent]
-    def __init__(self, first_token: _Optional[_Union[TokenBatch, _Mapping]] = ..., handoff: _Optional[_Union[HandoffResult, _Mapping]] = ..., events: _Optional[_Iterable[_Union[TimedEvent, _Mapping]]] = ...) -> None: ...
+    def __init__(self, first_token: _Optional[_Union[TokenBatch, _Mapping]] = ..., handoff: _Optional[_Union[HandoffResult, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., events: _Optional[_Iterable[_Union[TimedEvent, _Mapping]]] = ...) -> None: ...
 
 class HandoffResult(_message.Message):
     __slots__ = ("num_bytes", "num_parts", "num_tokens", "num_cached_tokens", "seconds", "error_code", "error_message", "parts", "num_shared_bytes", "num_spared_bytes")
@@ -210,7 +228,7 @@ class AbandonReply(_message.Message):
     def __init__(self) -> None: ...
 
 class TokenBatch(_message.Message):
-    __slots__ = ("token_ids", "logprobs", "finish_reason", "num_cached_tokens", "events", "num_drafted", "num_accepted", "steps", "drafted_by")
+    __slots__ = ("token_ids", "logprobs", "finish_reason", "num_cached_tokens", "events", "num_drafted", "num_accepted", "steps", "drafted_by", "prompt_logprobs")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -220,6 +238,7 @@ class TokenBatch(_message.Message):
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_BY_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
     finish_reason: str
@@ -229,7 +248,8 @@ class TokenBatch(_message.Message):
     num_accepted: int
     steps: _containers.RepeatedCompositeFieldContainer[EngineStep]
     drafted_by: str
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., num_cached_tokens: _Optional[int] = ..., events: _Optional[_Iterable[_Union[TimedEvent, _Mapping]]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[EngineStep, _Mapping]]] = ..., drafted_by: _Optional[str] = ...) -> None: ...
+    prompt_logprobs: PromptLogprobs
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., num_cached_tokens: _Optional[int] = ..., events: _Optional[_Iterable[_Union[TimedEvent, _Mapping]]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[EngineStep, _Mapping]]] = ..., drafted_by: _Optional[str] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class PingRequest(_message.Message):
     __slots__ = ()

@@ -40,9 +40,9 @@ def _or_null(schema: Json) -> Json:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-def _answer(kind: str, choice: str) -> Json:
+def _answer(kind: str, choice: str, optional: Mapping[str, Json] | None = None) -> Json:
     return _object_with(
-        {"service_tier": STRING},
+        {"service_tier": STRING, **(optional or {})},
         id=STRING,
         object={"const": kind},
         created=INTEGER,
@@ -55,6 +55,11 @@ def _answer(kind: str, choice: str) -> Json:
 _TOKEN: Mapping[str, Json] = {"token": STRING, "logprob": NUMBER, "bytes": _list_of(INTEGER)}
 _FINISH_REASON: Json = {"enum": ["stop", "length"]}
 _TOKEN_IDS: Mapping[str, Json] = {"token_ids": _list_of(INTEGER)}
+_RANKED = object_of(logprob=NUMBER, rank=INTEGER, decoded_token=STRING)
+_PROMPT_LOGPROBS: Mapping[str, Json] = {
+    "prompt_logprobs": _list_of(_or_null({"type": "object", "additionalProperties": _RANKED}))
+}
+"""Of each token of the prompt, by token id; null for the first one."""
 
 ANSWER_SCHEMAS: Mapping[str, Json] = {
     "Object": {"type": "object"},
@@ -86,14 +91,14 @@ ANSWER_SCHEMAS: Mapping[str, Json] = {
         ),
     ),
     "CompletionChoice": _object_with(
-        _TOKEN_IDS,
+        {**_TOKEN_IDS, **_PROMPT_LOGPROBS},
         index=INTEGER,
         text=STRING,
         logprobs=_or_null(
             object_of(
                 tokens=_list_of(STRING),
-                token_logprobs=_list_of(NUMBER),
-                top_logprobs=_list_of({"type": "object", "additionalProperties": NUMBER}),
+                token_logprobs=_list_of(_or_null(NUMBER)),
+                top_logprobs=_list_of(_or_null({"type": "object", "additionalProperties": NUMBER})),
                 text_offset=_list_of(INTEGER),
             )
         ),
@@ -119,6 +124,6 @@ ANSWER_SCHEMAS: Mapping[str, Json] = {
         refusal={"type": "null"},
     ),
     "ToolCall": object_of(id=STRING, type={"const": "function"}, function=object_of(name=STRING, arguments=STRING)),
-    "ChatCompletion": _answer("chat.completion", "ChatChoice"),
+    "ChatCompletion": _answer("chat.completion", "ChatChoice", _PROMPT_LOGPROBS),
 }
 """Answers that are not streamed; ``Object`` is any object."""

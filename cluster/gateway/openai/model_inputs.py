@@ -71,24 +71,32 @@ MAX_MESSAGES = 8192
 """Highest number of messages and content parts of a chat, whatever the context holds: each costs time."""
 
 
-def check_messages(messages: Sequence[Any], max_messages: int = MAX_MESSAGES) -> list[dict[str, Any]]:
-    """The conversation with contents as plain strings, arguments as JSON text, and ``developer`` renamed ``system``.
-
-    Args:
-        max_messages: limit of messages and content parts together.
+def count_messages(messages: Sequence[Any], max_messages: int = MAX_MESSAGES) -> int:
+    """The number of messages and content parts together.
 
     Raises:
-        InvalidRequestError: there are no messages, or too many, or one is malformed; the error text names it.
-        UnsupportedParameterError: roles or content parts that need images, sound, or calls of anything but functions.
+        InvalidRequestError: there are more than ``max_messages``, or none.
     """
     if not messages:
         raise InvalidRequestError("messages is empty; it must have at least one message.", param="messages")
-    contents = (message.get("content") for message in messages if isinstance(message, dict))
-    count = len(messages) + sum(len(content) for content in contents if isinstance(content, list))
+    count = len(messages)
+    if count <= max_messages:  # otherwise, looking at each takes long
+        contents = (message.get("content") for message in messages if isinstance(message, dict))
+        count += sum(len(content) for content in contents if isinstance(content, list))
     if count > max_messages:
         raise InvalidRequestError(
             f"messages has {count} messages and content parts; at most {max_messages} are allowed.", param="messages"
         )
+    return count
+
+
+def check_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """The conversation with contents as plain strings, arguments as JSON text, and ``developer`` renamed ``system``.
+
+    Raises:
+        InvalidRequestError: a message is malformed; the error text names it.
+        UnsupportedParameterError: roles or content parts that need images, sound, or calls of anything but functions.
+    """
     checked = [_check_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
     name_results(checked)
     return checked
@@ -164,12 +172,19 @@ _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,11}")
 
 
 def build_sampling_params(
-    request: BaseRequest, card: ModelCard, max_tokens: int, num_logprobs: int | None, grammar: str = ""
+    request: BaseRequest,
+    card: ModelCard,
+    max_tokens: int,
+    num_logprobs: int | None,
+    grammar: str = "",
+    echoed_top: int | None = None,
 ) -> SamplingParams:
     """Sampling parameters of choice 0.
 
     Args:
         grammar: see :attr:`SamplingParams.grammar`.
+        echoed_top: how many of the most likely tokens are echoed with each token of the prompt; ``None``: only
+            ``prompt_logprobs`` of the request counts.
 
     Raises:
         InvalidRequestError: a value is out of its range, or a token id is not in the model's vocabulary.
@@ -179,6 +194,7 @@ def build_sampling_params(
         raise InvalidRequestError(
             f"{param} must be between 0 and {MAX_LOGPROBS}, got {shown(num_logprobs)}.", param=param
         )
+    wanted = [count for count in (request.prompt_logprobs, echoed_top) if count is not None]
     params = SamplingParams(
         max_tokens=max_tokens,
         temperature=request.temperature,
@@ -194,6 +210,7 @@ def build_sampling_params(
         ignore_eos=request.ignore_eos,
         min_tokens=request.min_tokens,
         logprobs=num_logprobs,
+        prompt_logprobs=max(wanted, default=None),
         seed=resolve_seed(request.seed),
         grammar=grammar,
     )

@@ -15,6 +15,7 @@ _OLD_TOOLS = "send `tools`"
 _NO_MEDIA = "models take and give text only"
 _NO_CODE = "requests cannot bring code"
 _GRAMMAR = "see [structured output](structured-output.md)"
+_PROMPT_SCORES = "see [log probabilities](api.md#log-probabilities-of-prompts)"
 _ALWAYS_PARSED = "reasoning is always divided from the answer"
 _OWN_ROUTING = "the router chooses the workers"
 _OWN_ID = "send the header X-Request-Id"
@@ -23,7 +24,8 @@ PARAMETERS = (
     honoured("messages", "OpenAI", "text or text parts; roles: system, developer, user, assistant, tool", _ONLY_CHAT),
     honoured("prompt", "OpenAI", "text, token ids, or a list of either", _ONLY_COMPLETIONS),
     honoured("model", "OpenAI", "any name in `/v1/models`, which the answer echoes; absent: the first one"),
-    honoured("max_tokens", "OpenAI", "default: 16 in completions, the rest of the context in chats, whose limit it is"),
+    honoured("max_tokens", "OpenAI", "default: 16 in completions (0: only with `echo` or `prompt_logprobs`), the rest "
+             "of the context in chats, whose limit it is"),
     honoured("max_completion_tokens", "OpenAI", "same as `max_tokens`", _ONLY_CHAT),
     honoured("temperature", "OpenAI", "0 is greedy; at most 100"),
     honoured("top_p", "OpenAI", "1 switches it off"),
@@ -35,9 +37,9 @@ PARAMETERS = (
     honoured("presence_penalty", "OpenAI", "of output tokens, from -2 to 2"),
     honoured("frequency_penalty", "OpenAI", "of output tokens, from -2 to 2"),
     honoured("logit_bias", "OpenAI", "by token id, from -100 to 100", max_items=MAX_TOKEN_ENTRIES),
-    honoured("logprobs", "OpenAI", "chat: true or false; completions: at most 20, not with `echo`"),
+    honoured("logprobs", "OpenAI", "chat: true or false; completions: at most 20"),
     honoured("top_logprobs", "OpenAI", "at most 20; needs `logprobs`", _ONLY_CHAT),
-    honoured("echo", "OpenAI", "the prompt before the output; not with `logprobs`", _ONLY_COMPLETIONS),
+    honoured("echo", "OpenAI", "the prompt before the output; " + _PROMPT_SCORES, _ONLY_COMPLETIONS),
     honoured("best_of", "OpenAI", "only when equal to `n`", _ONLY_COMPLETIONS),
     honoured("service_tier", "OpenAI", "`auto`, `default`, `flex`, `priority`, or the name of an [SLO class](slo.md)"),
     honoured("reasoning_effort", "OpenAI", "for the chat template; `none` adds `enable_thinking: false`", _ONLY_CHAT),
@@ -60,6 +62,7 @@ PARAMETERS = (
     honoured("truncate_prompt_tokens", "vLLM", "only so many of the prompt's last tokens are used; -1: as many as fit"),
     honoured("cache_salt", "vLLM", "only requests of the same salt share [prefixes](security.md#between-clients)"),
     honoured("return_token_ids", "vLLM", "every choice has `token_ids`, the exact tokens of its text"),
+    honoured("prompt_logprobs", "vLLM", "of each token and at most 20 likelier ones; " + _PROMPT_SCORES),
     honoured("structured_outputs", "vLLM", "`json`, `json_object`, `regex`, `choice` or `grammar`; " + _GRAMMAR),
     honoured("guided_json", "vLLM", _GRAMMAR),
     honoured("guided_regex", "vLLM", _GRAMMAR),
@@ -108,7 +111,6 @@ PARAMETERS = (
     refused("use_beam_search", "vLLM", "beam search is not supported", False),
     refused("watermarking", "vLLM", "output has no watermark", False),
     refused("truncation_side", "vLLM", "prompts are truncated on the left", "left"),
-    refused("prompt_logprobs", "vLLM", "log probabilities of prompts are not computed"),
     refused("logprob_token_ids", "vLLM", "send `top_logprobs`"),
     refused("allowed_token_ids", "vLLM", "send `logit_bias`"),
     refused("bad_words", "vLLM", "send `logit_bias`", []),

@@ -18,7 +18,6 @@ from cluster.gateway.openai.model_inputs import (
     build_sampling_params,
     choice_seed,
     resolve_max_tokens,
-    split_prompts,
     truncated,
 )
 from cluster.gateway.openai.output_grammars import OutputGrammars
@@ -26,6 +25,7 @@ from cluster.gateway.openai.prompt_encoder import Chat, PromptEncoder
 from cluster.gateway.openai.schemas import BaseRequest, ChatCompletionRequest, CompletionRequest
 from cluster.gateway.openai.tool_use import ToolUse, resolve_tools
 from cluster.gateway.output_processor import StopConditions
+from cluster.gateway.turns import in_passes
 from cluster.requests.generation import ModelCard
 
 MEBIBYTE = 1024 * 1024
@@ -59,6 +59,8 @@ class GatewayLimits:
 MAX_SALT_CHARS = 256
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default ``max_tokens`` of a completion."""
+MAX_PROMPT_LOGPROBS = 2**18
+"""Highest number of log probabilities of prompts in one answer; each costs time and about 50 bytes."""
 
 AUTO, NONE = "auto", "none"
 
@@ -76,9 +78,13 @@ class PromptPlan:
     """Text that the response repeats before the output."""
     is_continued: bool = True
     """True if the output continues the prompt's last word, False if it starts a new turn."""
+    has_output: bool = True
+    """False if the client wants to know about the prompt only; ``params`` then allow one token, which it never sees."""
 
     def params_of_choice(self, choice: int) -> SamplingParams:
-        return dataclasses.replace(self.params, seed=choice_seed(self.params.seed, choice))
+        """The first choice alone brings the prompt's log probabilities."""
+        num_top = None if choice else self.params.prompt_logprobs
+        return dataclasses.replace(self.params, seed=choice_seed(self.params.seed, choice), prompt_logprobs=num_top)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,8 @@ class GenerationPlan:
 
     Attributes:
         model: the model's name in the answer.
+        echoed_top, listed_top: how many of the most likely tokens are shown for each token of a prompt, with ``echo``
+            and in ``prompt_logprobs``; ``None``: its log probabilities are not in the answer.
     """
 
     model: str
@@ -104,6 +112,8 @@ class GenerationPlan:
     """Makes the parser of one choice; ``None``: all text is content."""
     shown_token_ids: frozenset[int] = frozenset()
     """Special tokens whose text the parser needs."""
+    echoed_top: int | None = None
+    listed_top: int | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -123,14 +133,16 @@ class Planner:
         """Raises :class:`~baton.core.errors.BatonError` if the model or the limits do not allow the request."""
         model = check_model(request.model, card)
         _check_completion_options(request)
-        prompts = split_prompts(request.prompt, self._limits.max_sequences)
-        self._check_shared(request, len(prompts))
         truncates = request.truncate_prompt_tokens is not None
+        prompts = await self._encoder.split(request.prompt, self._limits.max_sequences, card, may_be_long=truncates)
+        self._check_shared(request, len(prompts))
         encoded = await self._encoder.encode_prompts(
             prompts, card, request.add_special_tokens, echo=request.echo, may_be_long=truncates
         )
         grammar = await self._grammars.of_completion(request, card)
-        return self._plan(request, model, [_plan_prompt(*found, request, card, grammar) for found in encoded], card)
+        planned = await in_passes(lambda found: _plan_prompt(*found, request, card, grammar), encoded)
+        plan = self._plan(request, model, planned, card)
+        return dataclasses.replace(plan, echoed_top=request.logprobs) if request.echo else plan
 
     async def plan_chat(self, request: ChatCompletionRequest, card: ModelCard) -> GenerationPlan:
         """Raises :class:`~baton.core.errors.BatonError` if the model or the limits do not allow the request."""
@@ -180,6 +192,7 @@ class Planner:
 
     def _plan(self, request: BaseRequest, model: str, prompts: list[PromptPlan], card: ModelCard) -> GenerationPlan:
         options = request.stream_options
+        _check_num_prompt_logprobs(prompts, request.n)
         return GenerationPlan(
             model=model,
             prompts=tuple(prompts),
@@ -196,6 +209,7 @@ class Planner:
             return_token_ids=request.return_token_ids,
             speculation_method=_speculation_method(request, card),
             cache_salt=request.cache_salt or "",
+            listed_top=request.prompt_logprobs,
         )
 
     def _check_shared(self, request: BaseRequest, num_prompts: int) -> None:
@@ -249,11 +263,32 @@ def _plan_prompt(
     token_ids: list[int], echo_text: str, request: CompletionRequest, card: ModelCard, grammar: str
 ) -> PromptPlan:
     token_ids = truncated(token_ids, request.truncate_prompt_tokens, card)
+    tells_prompt = request.echo or request.prompt_logprobs is not None
+    has_output = request.max_tokens != 0 or not tells_prompt
     max_tokens = resolve_max_tokens(
-        len(token_ids), request.max_tokens, DEFAULT_COMPLETION_TOKENS, card, ("prompt", "max_tokens")
+        len(token_ids),
+        request.max_tokens if has_output else 1,
+        DEFAULT_COMPLETION_TOKENS,
+        card,
+        ("prompt", "max_tokens"),
     )
-    params = build_sampling_params(request, card, max_tokens, request.logprobs, grammar)
-    return PromptPlan(tuple(token_ids), params, echo_text=echo_text)
+    echoed_top = request.logprobs if request.echo else None
+    params = build_sampling_params(request, card, max_tokens, request.logprobs, grammar, echoed_top)
+    return PromptPlan(tuple(token_ids), params, echo_text=echo_text, has_output=has_output)
+
+
+def _check_num_prompt_logprobs(prompts: list[PromptPlan], num_choices: int) -> None:
+    count = num_choices * sum(
+        len(prompt.token_ids) * (1 + prompt.params.prompt_logprobs)
+        for prompt in prompts
+        if prompt.params.prompt_logprobs is not None
+    )
+    if count > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequestError(
+            f"The answer would have {count} log probabilities of prompts, but {MAX_PROMPT_LOGPROBS} are the limit of "
+            "one request. Send fewer or shorter prompts, or ask for fewer of the most likely tokens.",
+            param="prompt_logprobs",
+        )
 
 
 def check_model(name: str | None, card: ModelCard) -> str:
@@ -286,10 +321,6 @@ def _speculation_method(request: BaseRequest, card: ModelCard) -> str | None:
 
 
 def _check_completion_options(request: CompletionRequest) -> None:
-    if request.echo and request.logprobs is not None:
-        raise UnsupportedParameterError(
-            "echo together with logprobs is not supported; send one of the two.", param="echo"
-        )
     if request.best_of is not None and request.best_of != request.n:
         raise UnsupportedParameterError(
             f"best_of is only supported when it equals n ({shown(request.n)}), got {shown(request.best_of)}.",

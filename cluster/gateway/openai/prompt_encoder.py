@@ -11,7 +11,7 @@ from baton.core.request import check_token_ids
 from baton.engine.models.literal_specials import LiteralSpecials
 from baton.engine.models.tokenizer import Tokenizer
 from cluster.gateway.formats.dialect import Dialect
-from cluster.gateway.openai.model_inputs import MAX_MESSAGES, check_messages
+from cluster.gateway.openai.model_inputs import MAX_MESSAGES, check_messages, count_messages, split_prompts
 from cluster.gateway.openai.tool_messages import num_chars
 from cluster.gateway.work_threads import WorkThreads
 from cluster.requests.generation import ModelCard
@@ -20,6 +20,8 @@ _INLINE_CHARS = 4096
 """Longer texts are tokenized in a thread."""
 _MESSAGE_CHARS = 64
 """A message costs about as much time as so many characters of text."""
+_IDS_PER_CHAR = 16
+"""So many token ids cost about as much time as a character of text."""
 _PROBED_CHARS = 16
 """Characters per token of the context that are encoded first of a text that has many more."""
 
@@ -60,6 +62,24 @@ class PromptEncoder:
         self.dialect = Dialect(tokenizer) if dialect is None else dialect
         self._specials_are_text = specials_are_text
 
+    async def split(
+        self, prompt: Any, max_prompts: int, card: ModelCard, *, may_be_long: bool = False
+    ) -> list[str | list[int]]:
+        """Single prompts, see :func:`split_prompts`; arguments and errors as for :meth:`encode_prompts`.
+
+        Lists that are too long are refused before their entries are looked at.
+        """
+        items = prompt[:max_prompts] if isinstance(prompt, list) else ()
+        lists = [item for item in (prompt, *items) if isinstance(item, list)]
+        longest = max(map(len, lists), default=0)
+        if longest > max(card.max_model_len, max_prompts) and not may_be_long:
+            raise ContextLengthError(
+                f"This model's context is {card.max_model_len} tokens, prompt and output together, but prompt has a "
+                f"list of {longest} entries. Shorten it.",
+                param="prompt",
+            )
+        return await self.off_loop(sum(map(len, lists)) // _IDS_PER_CHAR, split_prompts, prompt, max_prompts)
+
     async def encode_prompts(
         self,
         prompts: Sequence[str | list[int]],
@@ -80,8 +100,6 @@ class PromptEncoder:
         for prompt in prompts:
             if isinstance(prompt, str):
                 self._check_length(len(prompt), card, "prompt")
-            else:
-                check_token_ids(prompt, card.vocab_size, "prompt")
 
         def encode() -> list[tuple[list[int], str]]:
             encoded = []
@@ -91,16 +109,21 @@ class PromptEncoder:
                         self._check_part(prompt, card, "prompt")
                     encoded.append((self.tokenizer.encode(prompt, add_special_tokens), prompt if echo else ""))
                 else:
+                    check_token_ids(prompt, card.vocab_size, "prompt")
                     encoded.append((prompt, self.tokenizer.decode(prompt) if echo else ""))
             return encoded
 
         # Many short prompts take as long as a long one.
-        return await self._off_loop(sum(len(prompt) for prompt in prompts if echo or isinstance(prompt, str)), encode)
+        size = sum(
+            len(prompt) if echo or isinstance(prompt, str) else len(prompt) // _IDS_PER_CHAR for prompt in prompts
+        )
+        return await self.off_loop(size, encode)
 
     async def encode_chat(self, chat: Chat, card: ModelCard, *, may_be_long: bool = False) -> list[int]:
         """Token ids of a rendered chat; arguments and errors as for :meth:`encode_prompts`."""
         # A message has at least one token.
-        messages = check_messages(chat.messages, min(card.max_model_len, MAX_MESSAGES))
+        count = count_messages(chat.messages, min(card.max_model_len, MAX_MESSAGES))
+        messages = await self.off_loop(_MESSAGE_CHARS * count, check_messages, chat.messages)
         size = num_chars(messages, chat.tools)
         self._check_length(size, card, "messages")
 
@@ -122,7 +145,7 @@ class PromptEncoder:
                 return self.tokenizer.encode_pieces(literal.split(text), chat.add_special_tokens)
             return self.tokenizer.encode(text, chat.add_special_tokens)
 
-        return await self._off_loop(size + _MESSAGE_CHARS * len(messages), encode)
+        return await self.off_loop(size + _MESSAGE_CHARS * len(messages), encode)
 
     def _check_length(self, num_chars: int, card: ModelCard, param: str) -> None:
         """Refuses text that is too long for the context before it is tokenized.
@@ -153,8 +176,12 @@ class PromptEncoder:
                 param=param,
             )
 
-    async def _off_loop(self, size: int, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Calls ``function``, in a thread if the text is long, since tokenizing it would delay all other streams."""
+    async def off_loop(self, size: int, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Calls ``function``, in a thread if it takes as long as a long text, since it would delay all other streams.
+
+        Args:
+            size: its work, in characters of text.
+        """
         if size > _INLINE_CHARS:
             return await self.threads.run(size, function, *args, **kwargs)
         return function(*args, **kwargs)

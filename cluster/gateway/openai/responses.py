@@ -12,13 +12,11 @@ from baton.core.request import FinishReason
 from baton.engine.models.tokenizer import Tokenizer
 from cluster.gateway.formats.base import Event, Text
 from cluster.gateway.openai.chat_message import ChatMessage
+from cluster.gateway.openai.prompt_logprobs import CompletionLogprobs, DescribedPrompt, finite
 from cluster.gateway.output_processor import OutputDelta, TokenEntry
 from cluster.requests.generation import ModelCard
 
 Json = dict[str, Any]
-
-MIN_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON cannot express. OpenAI uses the same number."""
 
 
 @dataclass(slots=True)
@@ -79,6 +77,10 @@ class ChoiceOutput:
 class ResponseFormat(Protocol):
     """The format of one endpoint's responses."""
 
+    def add_prompt(self, index: int, prompt: DescribedPrompt) -> None:
+        """Describes the prompt of choice ``index``, before its first output."""
+        ...
+
     def choice_chunk(self, index: int, delta: OutputDelta, *, is_first: bool) -> Json:
         """A stream event with new output of choice ``index``."""
         ...
@@ -109,8 +111,17 @@ class _Format:
         self._model = model
         self._tokenizer = tokenizer
         self._with_logprobs = with_logprobs
+        self._prompts: dict[int, DescribedPrompt] = {}
         self._extra = {} if service_tier is None else {"service_tier": service_tier}
         self._created_unix_s = int(time.time())
+
+    def add_prompt(self, index: int, prompt: DescribedPrompt) -> None:
+        self._prompts[index] = prompt
+
+    def _listed(self, index: int) -> Json:
+        """The field with the log probabilities of a choice's prompt, if they are wanted."""
+        prompt = self._prompts.get(index)
+        return {} if prompt is None or prompt.listed is None else {"prompt_logprobs": prompt.listed}
 
     def usage_chunk(self, usage: Usage) -> Json:
         return self._envelope(self.object_chunk, []) | {"usage": usage.to_json()}
@@ -145,48 +156,36 @@ class CompletionFormat(_Format):
         self._echo_texts = echo_texts
 
     def choice_chunk(self, index: int, delta: OutputDelta, *, is_first: bool) -> Json:
-        text = self._echo_texts[index] + delta.text if is_first else delta.text
-        return self._envelope(self.object_chunk, [self._choice(index, text, delta.entries, delta.finish_reason)])
+        choice = self._choice(index, delta.text, delta.entries, delta.finish_reason, is_first=is_first)
+        return self._envelope(self.object_chunk, [choice])
 
     def whole(self, choices: Sequence[ChoiceOutput], usage: Usage) -> Json:
-        body = [
-            self._choice(
-                choice.index, self._echo_texts[choice.index] + choice.text, choice.entries, choice.finish_reason
-            )
-            for choice in choices
-        ]
+        body = [self._choice(c.index, c.text, c.entries, c.finish_reason, is_first=True) for c in choices]
         return self._envelope(self.object_whole, body) | {"usage": usage.to_json()}
 
-    def _choice(self, index: int, text: str, entries: Sequence[TokenEntry], finish_reason: FinishReason | None) -> Json:
+    def _choice(
+        self,
+        index: int,
+        text: str,
+        entries: Sequence[TokenEntry],
+        finish_reason: FinishReason | None,
+        *,
+        is_first: bool,
+    ) -> Json:
         return {
             "index": index,
-            "text": text,
-            "logprobs": self._logprobs(entries) if self._with_logprobs else None,
+            "text": self._echo_texts[index] + text if is_first else text,
+            "logprobs": self._logprobs(index, entries, is_first=is_first) if self._with_logprobs else None,
             "finish_reason": finish_reason,
+            **(self._listed(index) if is_first else {}),
         }
 
-    def _logprobs(self, entries: Sequence[TokenEntry]) -> Json:
-        return {
-            "tokens": [self._token_key(entry.token_id) for entry in entries],
-            "token_logprobs": [_finite(entry.logprobs.logprob) for entry in entries],
-            "top_logprobs": [self._top(entry) for entry in entries],
-            "text_offset": [entry.text_offset for entry in entries],
-        }
-
-    def _top(self, entry: TokenEntry) -> dict[str, float]:
-        """The most likely tokens and the chosen one. If tokens have equal text, the most likely one counts."""
-        top: dict[str, float] = {}
-        for token_id, logprob in (*entry.logprobs.top, (entry.token_id, entry.logprobs.logprob)):
-            top.setdefault(self._token_key(token_id), _finite(logprob))
-        return top
-
-    def _token_key(self, token_id: int) -> str:
-        """The token's text, or ``bytes:\\xe2\\x82`` as OpenAI writes incomplete UTF-8."""
-        raw = self._tokenizer.token_bytes(token_id)
-        try:
-            return raw.decode("utf-8")
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+    def _logprobs(self, index: int, entries: Sequence[TokenEntry], *, is_first: bool) -> Json:
+        own, start = CompletionLogprobs(self._tokenizer), len(self._echo_texts[index])
+        for entry in entries:
+            own.add(entry.token_id, entry.logprobs.logprob, entry.logprobs.top, start + entry.text_offset)
+        prompt = self._prompts.get(index)
+        return own.to_json(prompt.echoed if prompt is not None and is_first else None)
 
 
 class ChatFormat(_Format):
@@ -229,10 +228,11 @@ class ChatFormat(_Format):
                     "finish_reason": _chat_reason(delta.finish_reason, message.has_begun_calls),
                 }
             ],
-        )
+        ) | (self._listed(index) if is_first else {})
 
     def whole(self, choices: Sequence[ChoiceOutput], usage: Usage) -> Json:
-        return self._envelope(self.object_whole, list(map(self._choice, choices))) | {"usage": usage.to_json()}
+        envelope = self._envelope(self.object_whole, list(map(self._choice, choices)))
+        return envelope | {"usage": usage.to_json(), **self._listed(0)}  # all choices have the same prompt
 
     def _choice(self, choice: ChoiceOutput) -> Json:
         message = ChatMessage(self._new_call_id)
@@ -257,18 +257,13 @@ class ChatFormat(_Format):
     def _token(self, token_id: int, logprob: float) -> Json:
         return {
             "token": self._tokenizer.token_text(token_id),
-            "logprob": _finite(logprob),
+            "logprob": finite(logprob),
             "bytes": list(self._tokenizer.token_bytes(token_id)),
         }
 
 
 def _chat_reason(reason: FinishReason | None, has_calls: bool) -> str | None:
     return "tool_calls" if has_calls and reason is FinishReason.STOP else reason
-
-
-def _finite(logprob: float) -> float:
-    # The comparison is false for NaN, which JSON cannot express either.
-    return logprob if logprob > MIN_LOGPROB else MIN_LOGPROB
 
 
 def model_body(name: str, card: ModelCard) -> Json:

@@ -209,6 +209,8 @@ class BaseRequest(BaseModel):
     """SGLang's, like ``regex`` and ``ebnf``."""
     regex: str | None = None
     ebnf: str | None = None
+    prompt_logprobs: int | None = None
+    """vLLM's: the log probabilities of the prompt's tokens, each with so many of the most likely tokens."""
     return_token_ids: bool = False
     """Every choice carries ``token_ids``, the exact tokens behind its text."""
 

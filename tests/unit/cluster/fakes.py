@@ -12,6 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from baton.core.errors import BatonError, NotFoundError, NoWorkerError
+from baton.core.prompt_logprobs import PromptLogprobs
 from baton.core.request import FinishReason, TokenLogprobs
 from baton.engine.models.tokenizer import Tokenizer
 from cluster.requests.generation import GenerationRequest, ModelCard, TokenChunk
@@ -41,6 +42,7 @@ def say(tokenizer: Tokenizer, text: str, *, cached: int = 0) -> Script:
                 logprobs=_logprobs(request, token_id),
                 finish_reason=reason if index == len(output) - 1 else None,
                 num_cached_tokens=cached,
+                prompt_logprobs=_prompt_logprobs(request) if index == 0 else None,
             )
             for index, token_id in enumerate(output)
         ]
@@ -54,6 +56,11 @@ def _logprobs(request: GenerationRequest, token_id: int) -> tuple[TokenLogprobs,
         return None
     top = tuple((token_id + offset, -0.5 - offset) for offset in range(wanted))
     return (TokenLogprobs(-0.5, top),)
+
+
+def _prompt_logprobs(request: GenerationRequest) -> PromptLogprobs | None:
+    num_top = request.params.prompt_logprobs
+    return None if num_top is None else PromptLogprobs.of_prompt(len(request.prompt_token_ids), num_top)
 
 
 @dataclass

@@ -37,6 +37,7 @@ def sampling_params(draw: st.DrawFn) -> SamplingParams:
         ignore_eos=draw(st.booleans()),
         min_tokens=draw(st.integers(0, max_tokens)),
         logprobs=draw(st.none() | st.integers(0, MAX_LOGPROBS)),
+        prompt_logprobs=draw(st.none() | st.integers(0, MAX_LOGPROBS)),
         seed=draw(st.integers(0, 2**63 - 1)),
     )
 
@@ -119,6 +120,7 @@ def test_events_round_trip(events: dict[Event, float]) -> None:
         ({"logit_bias": {1: float("nan")}}, "logit_bias"),
         ({"min_tokens": 17}, "min_tokens"),
         ({"logprobs": 21}, "logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"seed": 2**63}, "seed"),
     ],
 )

@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request
 from baton.core.errors import BatonError
 from cluster.gateway.bodies import BodyReader
 from cluster.gateway.http_edge import JsonResponse, error_response
-from cluster.gateway.turns import ByteBudget, Turns
+from cluster.gateway.turns import ByteBudget, Turns, in_passes
 from cluster.gateway.work_threads import WorkThreads
 
 MAX_BYTES = 1000
@@ -79,3 +79,28 @@ async def test_few_requests_begin_in_one_pass_and_all_in_order() -> None:
     await asyncio.sleep(0)
     turns.take(lambda: begun.append(7))
     assert begun[-1] == 7
+
+
+async def test_a_turn_that_nobody_waits_for_is_passed_on() -> None:
+    turns = Turns(per_pass=1)
+    await turns.wait()
+    left, stays = asyncio.create_task(turns.wait()), asyncio.create_task(turns.wait())
+    await asyncio.sleep(0)
+    left.cancel()
+    await asyncio.wait_for(stays, 1)
+
+
+async def test_items_are_taken_a_few_in_each_pass() -> None:
+    passes, ended = [0], asyncio.Event()
+
+    async def count() -> None:
+        while not ended.is_set():
+            passes[0] += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    assert await in_passes(lambda item: (item, passes[0]), range(5), per_pass=2) == [
+        (0, 0), (1, 0), (2, 1), (3, 1), (4, 2),
+    ]  # fmt: skip
+    ended.set()
+    await counting

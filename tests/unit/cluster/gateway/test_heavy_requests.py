@@ -6,13 +6,16 @@ import asyncio
 import json
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from baton.core.errors import BatonError, ContextLengthError, InvalidRequestError
+from cluster.gateway.openai import prompt_encoder
 from cluster.gateway.openai.json_body import JsonLimits, json_limits, parse_object
-from cluster.gateway.openai.model_inputs import check_messages, split_prompts
+from cluster.gateway.openai.model_inputs import count_messages, split_prompts
+from cluster.gateway.openai.prompt_encoder import Chat, PromptEncoder
 from cluster.gateway.work_threads import WorkThreads
 from tests.unit.cluster.gateway.test_openai_api import CARD, TOKENIZER, plan_chat, plan_completion
 
@@ -41,7 +44,7 @@ async def test_a_chat_has_at_most_as_many_messages_as_the_context_has_tokens(
 
 def test_the_number_of_messages_and_prompts_is_bounded_whatever_the_context() -> None:
     with pytest.raises(InvalidRequestError, match="has 8193 messages and content parts; at most 8192"):
-        check_messages([EMPTY] * 8193)
+        count_messages([EMPTY] * 8193)
     for prompt in (["a"] * 1025, [[1]] * 1025):
         with pytest.raises(InvalidRequestError, match="prompt has 1025 prompts; at most 1024"):
             split_prompts(prompt)
@@ -148,3 +151,43 @@ async def test_a_cancelled_caller_frees_the_thread_when_its_call_ends() -> None:
 async def test_errors_of_a_call_reach_its_caller() -> None:
     with pytest.raises(BatonError, match="not valid JSON"):
         await WorkThreads().run(1, parse_object, b"{")
+
+
+class _Threads(WorkThreads):
+    """Notes what is called in a thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[str] = []
+
+    async def run(self, size: int, function: Any, *args: Any, **kwargs: Any) -> Any:
+        self.called.append(function.__name__)
+        return function(*args, **kwargs)
+
+
+async def test_lists_that_are_too_long_are_refused_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_encoder, "split_prompts", nothing)
+    for prompt in ([7] * 2000, [[7] * 2000]):
+        with pytest.raises(ContextLengthError, match="prompt has a list of 2000 entries") as caught:
+            await plan_completion(prompt=prompt)
+        assert caught.value.param == "prompt"
+
+
+async def test_many_messages_and_token_ids_are_checked_in_a_thread() -> None:
+    threads = _Threads()
+    encoder = PromptEncoder(TOKENIZER, threads)
+    card = replace(CARD, max_model_len=100_000)
+    await encoder.encode_prompts(await encoder.split([7] * 90_000, 1, card), card, False)
+    assert threads.called == ["split_prompts", "encode"]
+    threads.called.clear()
+    await encoder.encode_chat(Chat([EMPTY] * 100), card)
+    assert threads.called == ["check_messages", "encode"]
+    threads.called.clear()
+    await encoder.encode_prompts(await encoder.split([7] * 1000, 1, card), card, False)
+    await encoder.encode_chat(Chat([EMPTY] * 10), card)
+    assert threads.called == []
+
+
+async def test_truncated_lists_may_be_long() -> None:
+    plan = await plan_completion(prompt=[7] * 2000, truncate_prompt_tokens=3)
+    assert plan.prompts[0].token_ids == (7, 7, 7)

@@ -26,7 +26,8 @@ from cluster.gateway.openai.parameter_table import parameters_of
 from cluster.gateway.openai.parameters import CHAT
 from cluster.gateway.openai.plan import GatewayLimits, GenerationPlan, Planner
 from cluster.gateway.openai.prompt_encoder import PromptEncoder
-from cluster.gateway.openai.responses import MIN_LOGPROB, ChatFormat, ChoiceOutput, CompletionFormat, Usage
+from cluster.gateway.openai.prompt_logprobs import MIN_LOGPROB
+from cluster.gateway.openai.responses import ChatFormat, ChoiceOutput, CompletionFormat, Usage
 from cluster.gateway.openai.schemas import (
     BaseRequest,
     ChatCompletionRequest,

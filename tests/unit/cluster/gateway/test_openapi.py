@@ -56,9 +56,10 @@ def test_every_parameter_is_described_with_its_values() -> None:
 
 async def test_answers_are_as_described(http: httpx.AsyncClient) -> None:
     assert (await http.get("/openapi.json")).json() == DOCUMENT
-    for changes in ({}, {"logprobs": 2, "return_token_ids": True}):
+    asking = {"logprobs": 2, "return_token_ids": True, "prompt_logprobs": 1}
+    for changes in ({}, asking, {**asking, "echo": True}):
         checked((await http.post("/v1/completions", json={**COMPLETION, **changes})).json(), "Completion")
-    for changes in ({}, {"logprobs": True, "top_logprobs": 2, "return_token_ids": True, "service_tier": "auto"}):
+    for changes in ({}, {**asking, "logprobs": True, "top_logprobs": 2, "service_tier": "auto"}):
         checked((await http.post("/v1/chat/completions", json={**CHAT, **changes})).json(), "ChatCompletion")
     checked((await http.get("/v1/models")).json(), "ModelList")
     checked((await http.get(f"/v1/models/{MODEL}")).json(), "Model")

@@ -37,7 +37,7 @@ VALUES: dict[str, Any] = {
     "min_p": 0.1, "repetition_penalty": 1.1, "ignore_eos": True, "min_tokens": 2, "stop_token_ids": [5],
     "include_stop_str_in_output": True, "skip_special_tokens": False, "add_generation_prompt": True,
     "continue_final_message": True, "chat_template_kwargs": {"a": 1}, "truncate_prompt_tokens": 5, "cache_salt": "s",
-    "return_token_ids": True, "speculation": {"method": "none"},
+    "return_token_ids": True, "prompt_logprobs": 2, "speculation": {"method": "none"},
     "tools": [{}], "tool_choice": "auto", "parallel_tool_calls": True, "response_format": {"type": "json_object"},
     "structured_outputs": {"regex": "a"}, "guided_json": {}, "guided_regex": "a", "guided_choice": ["a"],
     "guided_grammar": "start: /a/", "guided_whitespace_pattern": " ", "json_schema": {}, "regex": "a", "ebnf": "a",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from baton.core.errors import BatonError, WorkerLostError
 from baton.core.outcomes import ENDED_BY
 from baton.core.request import FinishReason, SamplingParams
 from baton.core.timeline import Timeline
-from cluster.gateway.sequence_runner import SequenceSpec, run_sequences
+from cluster.gateway.sequence_runner import SequenceSpec, Starts, run_sequences
 from cluster.requests.generation import GenerationRequest, TokenChunk
 
 Script = Callable[[], AsyncGenerator[TokenChunk]]
@@ -87,7 +88,7 @@ async def test_a_failure_marks_only_unfinished_sequences() -> None:
     generator, specs = Generator(finishing, endless, failing_after(done)), [spec(0), spec(1), spec(2)]
 
     async def read() -> None:
-        async with aclosing(run_sequences(generator, specs)) as deltas:
+        async with aclosing(run_sequences(generator, specs, Starts())) as deltas:
             async for index, delta in deltas:
                 if (index, delta.number) == (0, 2):
                     done.set()
@@ -101,7 +102,7 @@ async def test_a_failure_marks_only_unfinished_sequences() -> None:
 
 async def test_a_stop_string_is_a_finish_even_if_the_client_leaves() -> None:
     generator, own = Generator(endless), spec(0, stop_at=3)
-    async with aclosing(run_sequences(generator, [own])) as deltas:
+    async with aclosing(run_sequences(generator, [own], Starts())) as deltas:
         async for _, delta in deltas:
             if delta.number == 3:
                 break
@@ -118,7 +119,7 @@ async def test_leaving_closes_running_sequences_and_starts_no_waiting_ones() -> 
         yield chunk()
 
     generator.scripts = (silent, endless, endless)
-    async with aclosing(run_sequences(generator, [spec(0), spec(1), spec(2, starts_after=0)])) as deltas:
+    async with aclosing(run_sequences(generator, [spec(0), spec(1), spec(2, starts_after=0)], Starts())) as deltas:
         async for index, _ in deltas:
             assert index == 1
             break
@@ -128,7 +129,7 @@ async def test_leaving_closes_running_sequences_and_starts_no_waiting_ones() -> 
 async def test_waiting_sequences_start_with_the_first_token_of_another() -> None:
     generator = Generator(finishing, finishing)
     seen = []
-    async with aclosing(run_sequences(generator, [spec(0), spec(1, starts_after=0)])) as deltas:
+    async with aclosing(run_sequences(generator, [spec(0), spec(1, starts_after=0)], Starts())) as deltas:
         async for index, delta in deltas:
             seen.append((index, delta.number))
             if len(seen) == 1:
@@ -147,7 +148,7 @@ async def test_a_request_starts_few_sequences_at_a_time() -> None:
         yield chunk(last=True)
 
     generator = Generator(*[waiting] * 100)
-    async with aclosing(run_sequences(generator, [spec(number) for number in range(100)])) as deltas:
+    async with aclosing(run_sequences(generator, [spec(number) for number in range(100)], Starts())) as deltas:
         first = asyncio.ensure_future(anext(deltas))
         await asyncio.sleep(0.01)
         assert generator.begun == list(range(32))
@@ -155,3 +156,27 @@ async def test_a_request_starts_few_sequences_at_a_time() -> None:
         await first
         assert len([delta async for delta in deltas]) == 199
     assert sorted(generator.closed) == list(range(100))
+
+
+async def test_sequences_of_several_requests_start_a_few_in_each_pass() -> None:
+    generators = [Generator(*[endless] * 10) for _ in range(2)]
+    starts, seen = Starts(), [0]
+    runs = [run_sequences(each, [spec(number) for number in range(10)], starts) for each in generators]
+    waiting = [asyncio.ensure_future(anext(run)) for run in runs]
+    while seen[-1] < 20:
+        await asyncio.sleep(0)
+        seen.append(sum(len(each.begun) for each in generators))
+    assert max(after - before for before, after in pairwise(seen)) <= 4
+    await asyncio.gather(*waiting)
+    for run in runs:
+        await run.aclose()
+
+
+async def test_what_waits_for_the_first_sequence_comes_after_it() -> None:
+    async def first() -> AsyncGenerator[TokenChunk]:
+        await asyncio.sleep(0)
+        yield chunk(last=True)
+
+    specs = [spec(0), *(spec(number, starts_after=0) for number in range(1, 4))]
+    found = [index async for index, _ in run_sequences(Generator(first, *[finishing] * 3), specs, Starts())]
+    assert found[0] == 0

@@ -91,6 +91,11 @@ def test_prompts_that_end_with_few_tokens_yield_only_the_requested_rows(pair: Gr
     assert pair.check([StepSequence(3, 3), StepSequence(9)])
 
 
+def test_prompts_that_get_log_probabilities_have_a_row_for_each_token(pair: GraphedPair) -> None:
+    """As many rows as tokens, in another order."""
+    assert pair.check([StepSequence(3, 3, prompt_logprobs=1), StepSequence(9)])
+
+
 def test_features_outlive_the_next_step(pair: GraphedPair) -> None:
     batch = ForwardBatch.build([StepSequence(0).scheduled(1, [1])], BLOCK_SIZE, CPU, torch.float32)
     other = ForwardBatch.build([StepSequence(0).scheduled(2, [2])], BLOCK_SIZE, CPU, torch.float32)
