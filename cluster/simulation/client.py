@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from baton.core.errors import WorkerLostError
 from baton.core.step_log import StepLog
@@ -57,7 +57,7 @@ class InProcessClient(WorkerClient):
     def record_steps(self, log: StepLog, batch: worker_pb2.TokenBatch, first_token: int) -> None:
         """Does nothing, since a replay does not use steps."""
 
-    def record_parts(self, timeline: Timeline, parts: Iterable[worker_pb2.TransferPart]) -> None:
+    def record_parts(self, timeline: Timeline, parts: Sequence[worker_pb2.TransferPart]) -> None:
         timeline.parts = [
             TransferPart(part.num_bytes, part.num_parts, part.started_s, part.sent_s, part.acknowledged_s)
             for part in parts
