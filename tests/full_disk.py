@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-_BYTES = 65536
+_SMALL_BYTES = 65536
 FILLER = "filler"
 """The file that takes all of the space; remove it to make room."""
 
@@ -17,7 +17,7 @@ def why_no_mounts(folder: Path) -> str:
     """Why no file system can be mounted at ``folder``; empty if it can."""
     if os.geteuid():
         return "mounting a file system needs root"
-    done = _mount(folder)
+    done = _mount(folder, _SMALL_BYTES)
     if done.returncode:
         return f"no file system can be mounted here: {done.stderr.strip()}"
     _unmount(folder)
@@ -25,14 +25,21 @@ def why_no_mounts(folder: Path) -> str:
 
 
 @contextlib.contextmanager
-def full_disk(folder: Path) -> Iterator[Path]:
-    """Makes ``folder`` a full disk. Files can be created in it, but have no room for content."""
-    _mount(folder).check_returncode()
+def mounted(folder: Path, num_bytes: int) -> Iterator[Path]:
+    """Makes ``folder`` a disk of its own with this much space."""
+    _mount(folder, num_bytes).check_returncode()
     try:
-        fill(folder)
         yield folder
     finally:
         _unmount(folder)
+
+
+@contextlib.contextmanager
+def full_disk(folder: Path) -> Iterator[Path]:
+    """Makes ``folder`` a full disk. Files can be created in it, but have no room for content."""
+    with mounted(folder, _SMALL_BYTES):
+        fill(folder)
+        yield folder
 
 
 def fill(folder: Path) -> None:
@@ -42,8 +49,8 @@ def fill(folder: Path) -> None:
             stream.write(bytes(4096))
 
 
-def _mount(folder: Path) -> subprocess.CompletedProcess[str]:
-    command = ["mount", "-t", "tmpfs", "-o", f"size={_BYTES}", "baton-test", str(folder)]
+def _mount(folder: Path, num_bytes: int) -> subprocess.CompletedProcess[str]:
+    command = ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "baton-test", str(folder)]
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
 

@@ -22,9 +22,10 @@ def writing(path: Path, advice: str = _ADVICE, also: tuple[type[Exception], ...]
     Args:
         also: what else a library raises when it cannot write.
     """
+    failures: tuple[type[Exception], ...] = (OSError, *also)
     try:
         yield
-    except (OSError, *also) as error:
+    except failures as error:
         reason = getattr(error, "strerror", None) or error
         raise StorageError(f"{path} cannot be written: {reason}. {advice}") from error
 
