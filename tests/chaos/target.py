@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from tests.clocks import Clocks
 from tests.namespaces import Host
 from tests.running_cluster import is_busy, live_workers
 from tests.waiting import until
@@ -33,12 +34,14 @@ class Target:
         size: of each pool when it is complete.
         hosts: by address, if each worker has a host of its own.
         pids: finds its processes.
+        clocks: those of its processes, if they can be set.
     """
 
     http: httpx.AsyncClient
     size: int
     hosts: Mapping[str, Host] = field(default_factory=dict)
     pids: Callable[[], Sequence[int]] = list
+    clocks: Clocks | None = None
 
     async def workers(self, pool: str | None = None) -> list[dict[str, Any]]:
         """The workers that are not dead."""
@@ -61,6 +64,17 @@ class Target:
             await until(is_complete, RECOVERY_S, _SLOW_POLL_S)
         except TimeoutError:
             raise RecoveryError(f"{pool} is not complete after {RECOVERY_S:g} s: {workers}") from None
+
+    async def until_controlled(self) -> None:
+        """Waits until the cluster has a controller that answers."""
+
+        async def answers() -> bool:
+            try:
+                return bool(await self.workers())
+            except httpx.HTTPError:
+                return False
+
+        await until(answers, RECOVERY_S, _SLOW_POLL_S)
 
     async def scale(self, pool: str, size: int) -> None:
         """Changes the number of a pool's workers, and waits until they are ready."""

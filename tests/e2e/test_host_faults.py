@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,11 @@ import pytest
 import yaml
 
 from baton.core.roles import POOLS
+from baton.engine.models.default_model import ensure_default_model
+from tests.clocks import Clocks
 from tests.full_disk import FILLER, fill, mounted, why_no_mounts
-from tests.ranked_models import save_servable
-from tests.running_cluster import RunningCluster, wait_for
+from tests.running_cluster import MODEL, RunningCluster, wait_for
 
-ROOT = Path(__file__).parents[2]
-CLOCKS = ROOT / "tests" / "jumping_clock"
 BATON = [sys.executable, "-m", "cluster.cli.cli"]
 DISK_BYTES = 256 * 2**20
 NUM_TOKENS = 150
@@ -39,13 +39,12 @@ class Machine:
 
     Attributes:
         disk: has Ray's files and those of `baton up`; a disk of its own, where one can be mounted.
-        clocks: see ``tests/jumping_clock``.
         no_disk: why it is not a disk of its own; empty if it is.
     """
 
     cluster: RunningCluster
     disk: Path
-    clocks: Path
+    clocks: Clocks
     no_disk: str
     up: subprocess.Popen[bytes]
     environment: dict[str, str]
@@ -53,12 +52,6 @@ class Machine:
     @property
     def log(self) -> str:
         return (self.disk / "up.log").read_text()
-
-    def jump(self, pid: int, seconds: int) -> None:
-        """Sets the clock of a process."""
-        written = self.clocks / f"{pid}.new"
-        written.write_text(str(seconds))
-        written.rename(self.clocks / str(pid))
 
     def pids(self) -> list[int]:
         """The Python processes of the cluster."""
@@ -74,7 +67,7 @@ class Machine:
 
     def tokens(self, on_token: Callable[[int], None] = lambda count: None, **parameters: Any) -> list[int]:
         """A stream's tokens; ``on_token`` gets their number after each event."""
-        body = {"model": "tiny", "prompt": list(range(2, 60)), "max_tokens": NUM_TOKENS, "ignore_eos": True, "seed": 7}
+        body = {"model": MODEL, "prompt": list(range(2, 60)), "max_tokens": NUM_TOKENS, "ignore_eos": True, "seed": 7}
         found: list[int] = []
         for new in self.cluster.stream({**body, **parameters}):
             found += new
@@ -89,45 +82,35 @@ class Machine:
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Machine]:
     with tempfile.TemporaryDirectory(dir="/tmp") as name:  # Ray's sockets need a short path
-        disk, clocks = Path(name, "d"), Path(name, "clocks")
-        for folder in (disk, clocks):
-            folder.mkdir()
+        disk = Path(name, "d")
+        disk.mkdir()
         no_disk = why_no_mounts(disk)
-        if no_disk:
-            yield from running(disk, clocks, no_disk)
-        else:
-            with mounted(disk, DISK_BYTES):
-                yield from running(disk, clocks, "")
+        with nullcontext() if no_disk else mounted(disk, DISK_BYTES):
+            yield from running(Path(name), disk, no_disk)
 
 
-def running(disk: Path, clocks: Path, no_disk: str) -> Iterator[Machine]:
-    environment = {
-        **os.environ,
-        "TMPDIR": str(disk),
-        "BATON_CACHE": str(disk / "cache"),
-        "BATON_TEST_CLOCKS": str(clocks),
-        "PYTHONPATH": os.pathsep.join([str(CLOCKS), str(ROOT)]),
-    }
+def running(folder: Path, disk: Path, no_disk: str) -> Iterator[Machine]:
+    clocks = Clocks(folder)
+    environment = {**os.environ, **clocks.variables(), "TMPDIR": str(disk), "BATON_CACHE": str(disk / "cache")}
     config = {
-        "model": str(save_servable(clocks.parent / "tiny")),
-        "served_model_name": "tiny",
+        "model": str(ensure_default_model()),
+        "served_model_name": MODEL,
         "dtype": "float32",
         "ray": {"num_cpus": 8},
         "router": {"port": 0, "worker_wait_s": 60.0},
         "routing": {"local_prefill": "never"},
         "engine": {"decoder": "transformers", "threads": 1},
-        "prefill": {"kv_blocks": 256},
-        "decode": {"kv_blocks": 256},
-        "max_model_len": 1024,
+        "prefill": {"kv_blocks": 1024},
+        "decode": {"kv_blocks": 1024},
     }
-    (clocks.parent / "config.yaml").write_text(yaml.safe_dump(config))
-    with (disk / "up.log").open("wb") as log, (clocks.parent / "out").open("wb") as out:
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    with (disk / "up.log").open("wb") as log, (folder / "out").open("wb") as out:
         up = subprocess.Popen(
-            [*BATON, "up", "-c", str(clocks.parent / "config.yaml")], env=environment, stdout=out, stderr=log
+            [*BATON, "up", "-c", str(folder / "config.yaml")], env=environment, stdout=out, stderr=log
         )
     try:
         deadline = time.monotonic() + 240
-        while not (endpoint := (clocks.parent / "out").read_text().strip()):
+        while not (endpoint := (folder / "out").read_text().strip()):
             is_late = up.poll() is not None or time.monotonic() > deadline
             assert not is_late, (disk / "up.log").read_text()
             time.sleep(0.1)
@@ -143,12 +126,12 @@ def test_a_stream_goes_on_while_clocks_jump(machine: Machine, hours: int) -> Non
     undisturbed, retries = machine.tokens(), machine.cluster.metric("baton_retries_total")
     before = [worker["id"] for worker in machine.cluster.workers()]
     [decode] = machine.cluster.workers("decode")
-    machine.jump(decode["pid"], 2 * hours * HOURS_S)
+    machine.clocks.jump(decode["pid"], 2 * hours * HOURS_S)
 
     def jump(count: int) -> None:
         if NUM_TOKENS // 3 <= count < NUM_TOKENS // 2:
             for pid in machine.pids():
-                machine.jump(pid, hours * HOURS_S)
+                machine.clocks.jump(pid, hours * HOURS_S)
 
     assert machine.tokens(jump) == undisturbed
     time.sleep(3)  # the status and the progress of workers are asked for every second or two
@@ -169,12 +152,12 @@ def test_a_worker_without_memory_fails_requests_or_is_replaced(machine: Machine,
     [worker] = machine.cluster.workers(pool)
     limits = resource.prlimit(worker["pid"], resource.RLIMIT_AS)
     resource.prlimit(worker["pid"], resource.RLIMIT_AS, (psutil.Process(worker["pid"]).memory_info().vms, limits[1]))
-    prompts = [[number, *range(2, 700)] for number in range(2, 8)]
+    prompts = [[number, *range(1000, 2500)] for number in range(2, 8)]
 
     def ask(prompt: list[int]) -> bool:
         answer = httpx.post(
             f"{machine.cluster.endpoint}/v1/completions",
-            json={"model": "tiny", "prompt": prompt, "max_tokens": 20, "ignore_eos": True},
+            json={"model": MODEL, "prompt": prompt, "max_tokens": 20, "ignore_eos": True},
             timeout=100,
         )
         assert answer.status_code in (200, 500, 503), answer.text
