@@ -39,7 +39,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of faults and requests; default: the time")
     parser.add_argument("--minutes", type=float, default=60.0, help="how long faults happen")
-    parser.add_argument("--faults", nargs="+", choices=GROUPS, default=list(DEFAULT_GROUPS), help="which happen; default: all but hosts and control")
+    parser.add_argument(
+        "--faults",
+        nargs="+",
+        choices=GROUPS,
+        default=list(DEFAULT_GROUPS),
+        help="which happen; default: all but hosts and control",
+    )
     parser.add_argument("--one-host", action="store_true", help="all workers share this machine's network")
     parser.add_argument("--clients", type=at_least(1), default=6, help="clients that send at the same time")
     parser.add_argument("--cancels", type=at_least(0), default=1000, help="requests that are cancelled at the end")
