@@ -101,7 +101,8 @@ async def _kill_controller(victim: Victim) -> None:
     """The cluster loses its controller, and `baton up` starts another one."""
     [controller] = [process for process in map(psutil.Process, victim.target.pids()) if _is_controller(process)]
     controller.kill()
-    await victim.target.until_controlled()
+    await asyncio.to_thread(controller.wait)
+    await victim.target.workers()
 
 
 def _is_controller(process: psutil.Process) -> bool:

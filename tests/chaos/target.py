@@ -44,8 +44,13 @@ class Target:
     clocks: Clocks | None = None
 
     async def workers(self, pool: str | None = None) -> list[dict[str, Any]]:
-        """The workers that are not dead."""
-        answer = await self.http.get("/admin/status", timeout=_STATUS_TIMEOUT_S)
+        """The workers that are not dead. Waits for the next controller if the cluster has lost its own."""
+        give_up_s = time.monotonic() + RECOVERY_S
+        while True:
+            answer = await self.http.get("/admin/status", timeout=_STATUS_TIMEOUT_S)
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > give_up_s:
+                break
+            await asyncio.sleep(_SLOW_POLL_S)
         return live_workers(answer.raise_for_status().json(), pool)
 
     async def until_complete(self, pool: str, size: int | None = None) -> None:
@@ -64,17 +69,6 @@ class Target:
             await until(is_complete, RECOVERY_S, _SLOW_POLL_S)
         except TimeoutError:
             raise RecoveryError(f"{pool} is not complete after {RECOVERY_S:g} s: {workers}") from None
-
-    async def until_controlled(self) -> None:
-        """Waits until the cluster has a controller that answers."""
-
-        async def answers() -> bool:
-            try:
-                return bool(await self.workers())
-            except httpx.HTTPError:
-                return False
-
-        await until(answers, RECOVERY_S, _SLOW_POLL_S)
 
     async def scale(self, pool: str, size: int) -> None:
         """Changes the number of a pool's workers, and waits until they are ready."""

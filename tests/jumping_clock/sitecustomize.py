@@ -1,8 +1,8 @@
 """Gives every Python process that has this folder in its ``PYTHONPATH`` a time of day that a test can set.
 
 A file in ``$BATON_TEST_CLOCKS``, named by the process's id, has the seconds by which its clock has jumped. Monotonic
-clocks do not jump. Neither does the clock of gRPC's Python part, which computes deadlines for a core in C: that one reads
-the system's clock, which stays as it is.
+clocks do not jump. Neither does the clock of gRPC's Python part, which computes deadlines for a core in C that reads
+the system's clock.
 """
 
 from __future__ import annotations
