@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private import worker as ray_worker
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError, RayTaskError
 
 from baton.core.errors import BatonError, ConfigError, WorkerLostError
@@ -222,7 +223,7 @@ async def _result(reference: Any) -> Any:
 
 def _full_disk() -> str:
     """A remark if this node's Ray has no space left for its files. Ray's processes then die as soon as they start."""
-    node = ray._private.worker._global_node
+    node = ray_worker._global_node
     if node is None:
         return ""
     folder = Path(node.get_session_dir_path())
