@@ -164,6 +164,7 @@ class FakeWorker(worker_pb2_grpc.PrefillServicer, worker_pb2_grpc.DecodeServicer
 
     Attributes:
         pause_s: time between two events, so that their order over connections is certain.
+        ping_error_s: by how much the answers to pings are ahead of its clock.
     """
 
     def __init__(
@@ -173,6 +174,7 @@ class FakeWorker(worker_pb2_grpc.PrefillServicer, worker_pb2_grpc.DecodeServicer
         self.pool = pool
         self.clock_shift_s = clock_shift_s
         self.pause_s = 0.02
+        self.ping_error_s = 0.0
         self.scripts: list[Callable[..., AsyncIterator[object]]] = []
         self.requests: list[worker_pb2.PrefillRequest | worker_pb2.GenerateRequest] = []
         self.abandoned: list[str] = []
@@ -244,7 +246,7 @@ class FakeWorker(worker_pb2_grpc.PrefillServicer, worker_pb2_grpc.DecodeServicer
     async def Ping(self, request, context):
         self.num_pings += 1
         await self.answers.wait()
-        return worker_pb2.PingReply(monotonic_s=self.now(), num_steps=self.num_steps)
+        return worker_pb2.PingReply(monotonic_s=self.now() + self.ping_error_s, num_steps=self.num_steps)
 
     async def Probe(self, request, context):
         self.num_probes += 1

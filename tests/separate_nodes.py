@@ -39,12 +39,14 @@ class SeparateNodes:
         members: the other hosts by name.
         logs: a folder for the output of all programs, and for the cluster's token.
         joined: the programs that are the other nodes, by name.
+        more_variables: additional environment of all programs.
     """
 
     head: Host
     members: Mapping[str, Host]
     logs: Path
     joined: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    more_variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def cluster(self) -> RunningCluster:
@@ -57,7 +59,8 @@ class SeparateNodes:
     @property
     def variables(self) -> dict[str, str]:
         """The environment of all programs."""
-        return {**_RAY_VARIABLES, "RAY_AUTH_TOKEN_PATH": str(self.logs / "token"), "PYTHONPATH": str(_ROOT)}
+        own = {"RAY_AUTH_TOKEN_PATH": str(self.logs / "token"), "PYTHONPATH": str(_ROOT)}
+        return {**_RAY_VARIABLES, **own, **self.more_variables}
 
     @property
     def configuration_file(self) -> Path:

@@ -22,6 +22,7 @@ from baton.bench.settings import TargetSettings, WorkloadSettings
 from baton.bench.stage_result import StageResult
 from baton.bench.stages import LoadSettings
 from baton.core.errors import ConfigError
+from baton.core.files import replace_file
 from baton.core.version import package_version
 
 SERVE_FORMAT = "baton-bench-serve"
@@ -105,23 +106,13 @@ def write_report(document: Mapping[str, Any], file: Path, shown: RenderableType,
         write_json(document, file)
     except OSError as error:
         console.print(shown)
-        raise ConfigError(f"The report cannot be written: {error}. The table above shows the results.") from error
+        raise ConfigError(f"{file} cannot be written: {error}. The table above shows the results.") from error
     console.print(Text(f"wrote {file}"), soft_wrap=True)
 
 
 def write_json(document: Mapping[str, Any], file: Path) -> None:
     """Writes JSON, replacing an older file atomically."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(_plain(document), indent=1, allow_nan=False) + "\n"
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(file)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    replace_file(file, json.dumps(_plain(document), indent=1, allow_nan=False) + "\n", mode=0o644)
 
 
 def read_serve_document(file: Path) -> dict[str, Any]:

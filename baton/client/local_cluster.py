@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import psutil
-
 from baton.core.errors import ConfigError
-from baton.engine.models.model_cache import cache_dir
+from baton.core.files import replace_file, writing
+from baton.engine.models.model_cache import CACHE_VARIABLE, cache_dir
+from baton.process.start_mark import start_mark
 
 ENDPOINT_VARIABLE = "BATON_ENDPOINT"
-_START_TIME_TOLERANCE_S = 2.0
-"""Tolerance for changes of the wall clock, which shift the start time of a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +53,7 @@ class RunState:
 
     Attributes:
         pid: id of the process that supervises the cluster.
-        pid_started_s: start of that process in seconds since 1970, which tells it from a later one with its pid.
+        start: mark of that process, which tells it from a later one with its pid.
         endpoint: base URL of the router; ``None`` while the cluster starts.
         config: its configuration, as plain values.
         log_file: log of a detached run; ``None`` in the foreground.
@@ -65,7 +62,7 @@ class RunState:
     """
 
     pid: int
-    pid_started_s: float
+    start: str
     endpoint: str | None = None
     config: dict[str, Any] = field(default_factory=dict)
     log_file: str | None = None
@@ -74,8 +71,8 @@ class RunState:
 
     @classmethod
     def of_this_process(cls, config: Mapping[str, Any], log_file: str | None = None) -> RunState:
-        process = psutil.Process()
-        return cls(pid=process.pid, pid_started_s=process.create_time(), config=dict(config), log_file=log_file)
+        pid = os.getpid()
+        return cls(pid=pid, start=start_mark(pid) or "", config=dict(config), log_file=log_file)
 
     def with_endpoint(self, endpoint: str) -> RunState:
         return replace(self, endpoint=endpoint)
@@ -93,13 +90,7 @@ class RunState:
 
     def is_running(self) -> bool:
         """Whether the recorded process is still running."""
-        try:
-            process = psutil.Process(self.pid)
-            if process.status() == psutil.STATUS_ZOMBIE:
-                return False
-            return bool(abs(process.create_time() - self.pid_started_s) < _START_TIME_TOLERANCE_S)
-        except psutil.NoSuchProcess:
-            return False
+        return start_mark(self.pid) == self.start
 
 
 def run_folder() -> Path:
@@ -117,7 +108,7 @@ def read_state() -> RunState | None:
         values = json.loads(state_file().read_text(encoding="utf-8"))
         return RunState(
             pid=int(values["pid"]),
-            pid_started_s=float(values["pid_started_s"]),
+            start=str(values["start"]),
             endpoint=values["endpoint"],
             config=dict(values["config"]),
             log_file=values["log_file"],
@@ -139,7 +130,7 @@ def _upgrade(values: dict[str, Any] | None) -> UpgradeProgress | None:
 
 
 def write_state(state: RunState) -> None:
-    """Replaces the record atomically."""
+    """Replaces the record atomically. Raises :class:`StorageError` if it cannot be written."""
     _write(state_file(), asdict(state))
 
 
@@ -159,7 +150,11 @@ class UpgradeRequest:
 
 
 def write_upgrade_request(request: UpgradeRequest) -> None:
-    """Leaves a request for the process of ``baton up``, readable by this user only."""
+    """Leaves a request for the process of ``baton up``, readable by this user only.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
     _write(_upgrade_file(), asdict(request))
 
 
@@ -179,15 +174,8 @@ def _upgrade_file() -> Path:
 
 
 def _write(file: Path, values: dict[str, Any]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=".cluster-", suffix=".json", dir=file.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            json.dump(values, stream, indent=2)
-        Path(temporary).replace(file)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with writing(file, f"Free some space there, or set {CACHE_VARIABLE} to another folder."):
+        replace_file(file, json.dumps(values, indent=2))
 
 
 def clear_state(pid: int) -> None:

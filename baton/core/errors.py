@@ -156,6 +156,12 @@ class ModelUnavailableError(BatonError):
     http_status = 503
 
 
+class StorageError(BatonError):
+    """A file cannot be written, for example because the disk is full; the message names it."""
+
+    code = "storage_failed"
+
+
 class OverloadedError(BatonError):
     """The cluster accepts no more work at the moment.
 

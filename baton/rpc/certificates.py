@@ -20,8 +20,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from baton.core.errors import ConfigError
 
 CLUSTER_NAME = "baton.cluster"
-_CLOCK_TOLERANCE = datetime.timedelta(hours=1)
-"""New certificates are valid from this long ago, because the clocks of nodes differ."""
+_CLOCK_TOLERANCE = datetime.timedelta(days=1)
+"""New certificates are valid from this long ago, because the clocks of nodes differ, some by a time zone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ folder/shard-00000.safetensors  token_ids int32 [total], lengths int32 [samples]
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from baton.core.errors import ConfigError
+from baton.core.files import replacing
 from baton.engine.draft.checkpoint import write_tensors
 from baton.train.option_names import what_differs
 
@@ -74,22 +74,18 @@ class AnswerDataset:
         """Writes a shard, then the list of shards: an interruption in between loses only this shard."""
         if not samples:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
         tensors = {
             "token_ids": torch.tensor([token for sample in samples for token in sample.token_ids], dtype=torch.int32),
             "lengths": torch.tensor([len(sample.token_ids) for sample in samples], dtype=torch.int32),
             "prompt_lengths": torch.tensor([sample.num_prompt_tokens for sample in samples], dtype=torch.int32),
         }
-        path = self._shard_path(len(self._shards))
-        temporary = path.with_suffix(".partial")
-        write_tensors(tensors, temporary)
-        os.replace(temporary, path)
+        with replacing(self._shard_path(len(self._shards))) as temporary:
+            write_tensors(tensors, temporary)
         answer_tokens = sum(sample.num_answer_tokens for sample in samples)
         self._shards.append({"samples": len(samples), "answer_tokens": answer_tokens})
         meta = {"settings": self._settings, "progress": self.progress, "shards": self._shards}
-        temporary = self.folder / (_META_NAME + ".partial")
-        temporary.write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, self.folder / _META_NAME)
+        with replacing(self.folder / _META_NAME) as temporary:
+            temporary.write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
 
     def __iter__(self) -> Iterator[Sample]:
         for index in range(len(self._shards)):

@@ -6,13 +6,16 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from safetensors import SafetensorError
 from torch import nn
 
 from baton.core.errors import ConfigError
+from baton.core.files import writing
 from baton.engine.models.model_loader import LoadedModel
 from baton.train.batches import RowBatch, group_by_rows, make_rows, split_samples
 from baton.train.card import LOG_NAME, CardFacts, Description, TrainingFacts, write_card, write_log
@@ -155,6 +158,7 @@ def train(
         ConfigError: the datasets are empty, a dataset is of another target, or ``work`` belongs to another run.
         UnsupportedModelError: such a draft is impossible for this target.
         StoppedError: ``stop`` returned True; the state is in ``work``.
+        StorageError: a file cannot be written; the state is in ``work``.
     """
     start = time.perf_counter()
     settings = method.settings
@@ -182,10 +186,11 @@ def train(
 
     network = trainer.trained_network()
     description = method.describe(network)
-    output.mkdir(parents=True, exist_ok=True)
-    # Written first, because the same command recognises its folder by the log if the evaluation is interrupted.
-    write_log(output / LOG_NAME, settings, description, trainer.state.log, None)
-    method.write(network, output, facts.target_name)
+    with _writing(output):
+        output.mkdir(parents=True, exist_ok=True)
+        # Written first, because the same command recognises its folder by the log if the evaluation is interrupted.
+        write_log(output / LOG_NAME, settings, description, trainer.state.log, None)
+        method.write(network, output, facts.target_name)
     groups = group_by_rows(held_out[: settings.num_evaluated_samples], samples, settings.rows_per_batch)
     evaluation = method.evaluate(output, HeldOut(data, groups, report, stop))
     numbers = TrainingFacts(
@@ -199,9 +204,14 @@ def train(
         elapsed_s=trainer.state.elapsed_s,
         num_parameters=sum(parameter.numel() for parameter in network.parameters()),
     )
-    write_log(output / LOG_NAME, settings, description, trainer.state.log, evaluation)
-    write_card(output, facts, description, numbers, evaluation)
+    with _writing(output):
+        write_log(output / LOG_NAME, settings, description, trainer.state.log, evaluation)
+        write_card(output, facts, description, numbers, evaluation)
     return TrainingResult(output, trainer.state.num_steps, trainer.state.elapsed_s, evaluation)
+
+
+def _writing(output: Path) -> AbstractContextManager[None]:
+    return writing(output, "Free some space there, and repeat the command: it goes on from here.", (SafetensorError,))
 
 
 def _check_datasets(datasets: Sequence[AnswerDataset], target: LoadedModel) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import bisect
 import hashlib
 import itertools
-import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
+from baton.core.files import replacing
 from baton.engine.draft.checkpoint import write_tensors
 from baton.train.dataset import Sample
 from baton.train.target import FrozenTarget, SampleStates
@@ -86,7 +86,6 @@ class CachedStates:
         Args:
             report: called after each shard with the number of its tokens.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
         for index in self._missing():
             self._write(index)
             report(self._num_tokens(index))
@@ -123,9 +122,8 @@ class CachedStates:
             "final": torch.cat([state.final for state in states]).cpu(),
             "choices": torch.cat([state.choices for state in states]).to("cpu", torch.int32),
         }
-        temporary = self._path(index).with_suffix(".partial")
-        write_tensors(tensors, temporary, {"key": self._digest(index)})
-        os.replace(temporary, self._path(index))
+        with replacing(self._path(index)) as temporary:
+            write_tensors(tensors, temporary, {"key": self._digest(index)})
 
     def _is_valid(self, index: int) -> bool:
         if not self._path(index).is_file():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from baton.core.errors import ConfigError
+from baton.core.files import replacing
 from baton.train.option_names import what_differs
 
 _ADVICE = "Delete it to start from the beginning."
@@ -46,10 +46,8 @@ def save_state(path: Path, identity: dict[str, Any], state: TrainingState, weigh
         identity: everything that the run depends on; only a run with the same identity can resume it.
         weights: the optimizer's state.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".partial")
-    torch.save({"identity": identity, "state": asdict(state), "optimizer": weights}, temporary)
-    os.replace(temporary, path)
+    with replacing(path, also=(RuntimeError,)) as temporary:
+        torch.save({"identity": identity, "state": asdict(state), "optimizer": weights}, temporary)
 
 
 def load_state(path: Path, identity: dict[str, Any]) -> tuple[TrainingState, dict[str, Any]] | None:

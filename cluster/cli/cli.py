@@ -11,6 +11,7 @@ import json
 import platform
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -367,9 +368,10 @@ def version() -> None:
 
 def _print_ready(report: Reporter, endpoint: str, how_to_stop: str) -> None:
     report.close()
-    sys.stdout.write(f"{endpoint}\n")
-    sys.stdout.flush()
-    error_console().print(Text(f'ready: baton submit "Hello" --stream    stop: {how_to_stop}'), soft_wrap=True)
+    with suppress(OSError):  # the cluster serves, even if the disk of its log is full
+        sys.stdout.write(f"{endpoint}\n")
+        sys.stdout.flush()
+    report.note(f'ready: baton submit "Hello" --stream    stop: {how_to_stop}')
 
 
 def _output() -> Console:

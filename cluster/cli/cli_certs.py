@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from baton.core.errors import ConfigError
+from baton.core.errors import ConfigError, StorageError
+from baton.core.files import replace_file, writing
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _AUTHORITY_DAYS = 3650
@@ -33,6 +33,7 @@ def create_certificates(folder: Path, nodes: list[str], days: int) -> list[str]:
 
     Raises:
         ConfigError: a name cannot be a folder, or the folder's authority cannot be used.
+        StorageError: a file cannot be written; older ones stay as they were.
     """
     from baton.rpc.certificates import issue_certificate
 
@@ -74,8 +75,12 @@ def _authority(folder: Path) -> tuple[bytes, bytes]:
     certificate, key = folder / "ca.pem", folder / "ca.key"
     if not certificate.exists() and not key.exists():
         made = create_authority(_AUTHORITY_DAYS)
-        _write(certificate, made[0], mode=0o644)
         _write(key, made[1], mode=0o600)
+        try:
+            _write(certificate, made[0], mode=0o644)
+        except StorageError:
+            key.unlink()
+            raise
         return made
     try:
         return certificate.read_bytes(), key.read_bytes()
@@ -86,11 +91,6 @@ def _authority(folder: Path) -> tuple[bytes, bytes]:
 
 
 def _write(path: Path, data: bytes, *, mode: int) -> None:
-    """Writes a file that has its permissions from the start."""
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.unlink(missing_ok=True)
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(data)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}. Choose another folder.") from error
+        replace_file(path, data, mode)

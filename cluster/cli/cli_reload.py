@@ -96,5 +96,6 @@ def _wait_for_news(before: RunState, timeout_s: float) -> ReloadOutcome:
             raise ConfigError(f"The cluster (process {before.pid}) has ended.")
         time.sleep(_POLL_S)
     raise DeadlineError(
-        f"The cluster (process {before.pid}) has not reloaded its configuration after {timeout_s:g} s. See its log."
+        f"The cluster (process {before.pid}) has not reloaded its configuration after {timeout_s:g} s, or could not "
+        "record it. See its log."
     )

@@ -17,7 +17,9 @@ import psutil
 from baton.client.local_cluster import RunState, clear_state, read_state, run_folder
 from baton.core.accelerators import MEMORY_BYTES
 from baton.core.errors import BatonError, ConfigError, DeadlineError
+from baton.core.files import writing
 from baton.engine.models.default_model import default_model_folder, is_default_model
+from baton.engine.models.model_cache import CACHE_VARIABLE
 from baton.engine.models.model_config import check_context_length, read_model_config, stated_context_length
 from baton.engine.models.model_source import is_hub_id, resolve_model
 from baton.process.descriptors import raise_descriptor_limit
@@ -170,6 +172,7 @@ def run_in_foreground(
 
     Raises:
         ConfigError: a cluster of this user already runs.
+        StorageError: the record of the cluster cannot be written, so that no other command would find it.
         BatonError: the cluster did not start, or died.
     """
     refuse_second_cluster()
@@ -179,10 +182,10 @@ def run_in_foreground(
     cluster: RunningCluster | None = None
     with StopSignals(on_hangup="reload") as signals:
         try:
-            record.change()
+            record.write()
             cluster = starter(config, record.report)
             signals.end_of_start()
-            record.change(endpoint=cluster.endpoint)
+            record.write(endpoint=cluster.endpoint)
             on_ready(cluster.endpoint)
             reloader, upgrader = Reloader(record, cluster.reload), Upgrader(record, cluster)
 
@@ -207,14 +210,17 @@ def run_detached(arguments: Sequence[str], report: Report) -> RunState:
 
     Raises:
         ConfigError: a cluster of this user already runs.
+        StorageError: its log cannot be written.
         StartError: the new process ended before it was ready.
     """
     refuse_second_cluster()
     log_file = run_folder() / "baton.log"
-    log_file.parent.mkdir(parents=True, exist_ok=True)
-    if log_file.exists():
-        log_file.replace(log_file.with_suffix(".previous.log"))
-    with log_file.open("wb") as output:
+    with writing(log_file, f"Free some space there, or set {CACHE_VARIABLE} to another folder."):
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        if log_file.exists():
+            log_file.replace(log_file.with_suffix(".previous.log"))
+        output = log_file.open("wb")
+    with output:
         process = subprocess.Popen(
             [sys.executable, "-m", "cluster.cli.cli", "up", *arguments],
             stdin=subprocess.DEVNULL,

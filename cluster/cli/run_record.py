@@ -7,11 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from baton.client.local_cluster import ReloadOutcome, RunState, UpgradeProgress, write_state
+from baton.core.errors import StorageError
 from cluster.config.config import BatonConfig
 
 
 class RunRecord:
     """What other commands can read about this run.
+
+    When the disk is full, the cluster goes on and other commands read what was written last.
 
     Args:
         report: shows a line of progress to the user.
@@ -33,11 +36,25 @@ class RunRecord:
         self.config = config
         self.read_again = read_again
         self._report = report
+        self._is_failing = False
 
-    def change(self, **changes: Any) -> None:
-        """Changes attributes of the record, and writes it with the present configuration."""
+    def write(self, **changes: Any) -> None:
+        """Changes and writes the record as :meth:`change` does. Raises :class:`StorageError` if that fails."""
         self.state = replace(self.state, config=self.config.to_dict(), **changes)
         write_state(self.state)
+
+    def change(self, **changes: Any) -> None:
+        """Changes attributes of the record, and writes it with the present configuration.
+
+        The first of several failures in a row is reported.
+        """
+        try:
+            self.write(**changes)
+            self._is_failing = False
+        except StorageError as error:
+            if not self._is_failing:
+                self._report(f"warning: other commands do not see this change: {error.message}")
+            self._is_failing = True
 
     def begin_upgrade(self) -> None:
         """Records that an upgrade begins."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
 
+from baton.core.files import replace_file
 from baton.core.step_costs import STEP_PRIOR
 from baton.engine.models.model_cache import cache_dir
 
@@ -32,6 +31,7 @@ class FitStore:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or cache_dir() / "latency"
+        self._is_failing = False
 
     def load(self, kind: Kind) -> tuple[float, ...]:
         """Coefficients for :meth:`cluster.latency.latency_model.LatencyModel.add_worker`; empty if there are none."""
@@ -45,20 +45,15 @@ class FitStore:
             return ()
 
     def save(self, kind: Kind, coefficients: Sequence[float]) -> None:
-        """Replaces the file atomically. A failure is logged as a warning."""
+        """Replaces the file atomically. The first of several failures in a row is logged as a warning."""
         document = {"version": _VERSION, "kind": list(kind), "coefficients": [float(value) for value in coefficients]}
-        temporary: Path | None = None
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(prefix=".fit-", suffix=".json", dir=self._folder)
-            temporary = Path(name)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-                json.dump(document, stream)
-            temporary.replace(self._file(kind))
+            replace_file(self._file(kind), json.dumps(document))
+            self._is_failing = False
         except OSError as error:
-            logger.warning("the latency model cannot be stored in %s: %s", self._folder, error)
-            if temporary is not None:
-                temporary.unlink(missing_ok=True)
+            if not self._is_failing:
+                logger.warning("the latency model cannot be stored in %s: %s", self._folder, error)
+            self._is_failing = True
 
     def _file(self, kind: Kind) -> Path:
         digest = hashlib.blake2b(json.dumps(kind).encode(), digest_size=16).hexdigest()

@@ -22,8 +22,11 @@ from types import TracebackType
 from typing import Self
 
 from baton.core.errors import ConfigError
+from baton.core.files import refuse_full_disk, writing
 
 _MAX_NODES = 100
+_LEAST_BYTES = 64 * 2**20
+"""Ray's logs at its start take some of it; without any space, Ray ends without saying why."""
 _MAX_PATH_BYTES = 42
 """Linux limits the paths of sockets to 107 bytes; Ray adds up to 65, such as
 ``/session_2026-01-31_23-59-59_123456_4194304/sockets/plasma_store``."""
@@ -39,21 +42,20 @@ class RayFolder:
 
     Raises:
         ConfigError: the folder cannot be made private, or its path is too long.
+        StorageError: its disk is full.
     """
 
     def __init__(self, parent: Path | None = None) -> None:
         root = _private_root(parent)
-        for number in range(_MAX_NODES):
-            lock = os.open(root / f"{number}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-            if not _acquire(lock):
-                os.close(lock)
-                continue
-            os.ftruncate(lock, 0)
+        with writing(root, f"Ray needs {_LEAST_BYTES // 2**20} MiB there. Free some space, or set TMPDIR."):
+            lock, self.path = _take_place(root)
             self._lock: int | None = lock
-            self.path = root / str(number)
             _remove_old_sessions(self.path)
-            return
-        raise ConfigError(f"All {_MAX_NODES} folders in {root} are in use. End some of the Ray nodes of this user.")
+            try:
+                refuse_full_disk(root, _LEAST_BYTES)
+            except OSError:
+                self.close()
+                raise
 
     def publish_head(self, address: str) -> None:
         """Lets other processes of this user find the cluster's head with :func:`published_heads`."""
@@ -83,6 +85,17 @@ def published_heads(parent: Path | None = None) -> list[str]:
             if not _acquire(lock.fileno()):
                 heads.add(lock.read().decode())
     return sorted(heads - {""})
+
+
+def _take_place(root: Path) -> tuple[int, Path]:
+    """Locks the first folder that is free; returns the lock's descriptor and the folder."""
+    for number in range(_MAX_NODES):
+        lock = os.open(root / f"{number}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        if _acquire(lock):
+            os.ftruncate(lock, 0)
+            return lock, root / str(number)
+        os.close(lock)
+    raise ConfigError(f"All {_MAX_NODES} folders in {root} are in use. End some of the Ray nodes of this user.")
 
 
 def _acquire(lock: int) -> bool:

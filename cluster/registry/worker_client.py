@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -20,6 +21,7 @@ from baton.rpc.channel import create_channel, error_from_rpc
 from baton.rpc.conversions import unpack_progress
 from baton.rpc.credentials import PeerCredentials
 from baton.rpc.wire import worker_pb2, worker_pb2_grpc
+from cluster.registry.clock_offset import ClockOffset
 
 _PINGS = 5
 _PING_TIMEOUT_S = 5.0
@@ -81,7 +83,7 @@ class WorkerClient:
         self._connection = _Connection(address, credentials)
         self._suspension = ""
         self._closing = BackgroundTasks()
-        self._clock_offset_s: float | None = None
+        self._clock = ClockOffset()
         self._sync_due_s = float("-inf")
 
     def suspend(self, reason: str) -> None:
@@ -230,16 +232,12 @@ class WorkerClient:
         except BatonError:
             self._sync_due_s = time.monotonic() + _RETRY_SYNC_AFTER_S
             raise
-        # Processes of one host share the clock, so an offset within the error of the measurement counts as zero.
-        self._clock_offset_s = 0.0 if abs(offset_s) <= best_s / 2 else offset_s
+        self._clock.measured(offset_s, best_s / 2)
         self._sync_due_s = time.monotonic() + _RESYNC_AFTER_S
 
     def record(self, timeline: Timeline, events: Mapping[Event, float]) -> None:
-        """Adds a worker's events to a timeline, on this process's clock. Drops them while the offset is unknown."""
-        if self._clock_offset_s is None:
-            return
-        for event, at_s in events.items():
-            timeline.replace(event, at_s + self._clock_offset_s)
+        """Adds the worker's events, which have just arrived, to a timeline; see :meth:`ClockOffset.record`."""
+        self._clock.record(timeline, events)
 
     def record_steps(self, log: StepLog, batch: worker_pb2.TokenBatch, first_token: int) -> None:
         """Adds the steps of a batch to one of its sequence's logs, on this process's clock.
@@ -247,7 +245,7 @@ class WorkerClient:
         Args:
             first_token: number of tokens that the sequence had before the batch.
         """
-        shift_s = self._clock_offset_s
+        shift_s = self._clock.has_arrived(max((step.ended_s for step in batch.steps), default=-math.inf))
         if shift_s is None:
             return
         received_s, left = time.monotonic(), len(batch.steps)
@@ -272,9 +270,9 @@ class WorkerClient:
                 first_token=first_token,
             )
 
-    def record_parts(self, timeline: Timeline, parts: Iterable[worker_pb2.TransferPart]) -> None:
+    def record_parts(self, timeline: Timeline, parts: Sequence[worker_pb2.TransferPart]) -> None:
         """Replaces the parts of the hand-off in a timeline, on this process's clock."""
-        shift_s = self._clock_offset_s
+        shift_s = self._clock.has_arrived(max((part.sent_s for part in parts), default=-math.inf))
         if shift_s is None:
             return
         timeline.parts = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
@@ -68,7 +68,7 @@ class InProcessClient(WorkerClient):
     def record_steps(self, log: StepLog, batch: worker_pb2.TokenBatch, first_token: int) -> None:
         """Does nothing, since a replay does not use steps."""
 
-    def record_parts(self, timeline: Timeline, parts: Iterable[worker_pb2.TransferPart]) -> None:
+    def record_parts(self, timeline: Timeline, parts: Sequence[worker_pb2.TransferPart]) -> None:
         timeline.parts = [
             TransferPart(part.num_bytes, part.num_parts, part.started_s, part.sent_s, part.acknowledged_s)
             for part in parts

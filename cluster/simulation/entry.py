@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from baton.bench.document import check_writable
 from baton.bench.traces import cut_trace, read_trace
 from baton.core.errors import ConfigError
+from baton.core.files import writing
 from baton.core.option_text import check_positive, key_values, known_name, positive_number
 from cluster.config.config import BatonConfig, load_config
 from cluster.simulation.compare import compare, comparison_table, measured_requests, read_stage
@@ -104,7 +105,8 @@ def simulate(options: SimulateOptions, report: Callable[[str], None]) -> Rendera
     if options.with_samples:
         document["requests"] = [asdict(request) for request in result.requests]
     if options.json_file is not None:
-        options.json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        with writing(options.json_file):
+            options.json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return Group(*shown)
 
 
@@ -119,7 +121,8 @@ def fit_profile(options: SimulateOptions, file: Path) -> str:
     check_writable("--fit", file)
     _, base, name = _config_of(options)
     text = profile_text(fitted_profile(base, newest_fits()))
-    file.write_text(text, encoding="utf-8")
+    with writing(file):
+        file.write_text(text, encoding="utf-8")
     return (
         f"{file}: step costs of real workers; everything else comes from the profile {name or DEFAULT_PROFILE}.\n{text}"
     )

@@ -22,7 +22,7 @@ from rich.console import Console
 from baton.core.roles import POOLS
 from benchmarks.options import at_least
 from tests.chaos.clusters import SIZE, Running, on_separate_hosts, on_this_machine, own_processes
-from tests.chaos.plan import GROUPS, draw
+from tests.chaos.plan import DEFAULT_GROUPS, GROUPS, draw
 from tests.chaos.report import checks, counts, document, faults_table, leaks, verdict_table
 from tests.chaos.resources import Holdings
 from tests.chaos.run import Findings, connect, run
@@ -31,13 +31,21 @@ from tests.chaos.workload import questions
 from tests.namespaces import why_no_firewall, why_no_namespaces
 
 _NUM_PROMPTS = 12
+_OF_SEPARATE_HOSTS = ("links", "control")
+"""Faults that need hosts of their own, or a Ray cluster that outlives its controller."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of faults and requests; default: the time")
     parser.add_argument("--minutes", type=float, default=60.0, help="how long faults happen")
-    parser.add_argument("--faults", nargs="+", choices=GROUPS, default=list(GROUPS), help="which happen; default: all")
+    parser.add_argument(
+        "--faults",
+        nargs="+",
+        choices=GROUPS,
+        default=list(DEFAULT_GROUPS),
+        help="which happen; default: all but hosts and control",
+    )
     parser.add_argument("--one-host", action="store_true", help="all workers share this machine's network")
     parser.add_argument("--clients", type=at_least(1), default=6, help="clients that send at the same time")
     parser.add_argument("--cancels", type=at_least(0), default=1000, help="requests that are cancelled at the end")
@@ -49,14 +57,14 @@ def main() -> None:
     logging.getLogger("tests.chaos").setLevel(logging.INFO)
     console.print(f"seed {options.seed}")
     no_hosts = "--one-host" if options.one_host else why_no_namespaces() or why_no_firewall()
-    groups = [group for group in options.faults if not (no_hosts and group == "links")]
+    groups = [group for group in options.faults if not (no_hosts and group in _OF_SEPARATE_HOSTS)]
     if len(groups) < len(options.faults):
-        console.print(f"links have no faults: {no_hosts}")
+        console.print(f"{' and '.join(_OF_SEPARATE_HOSTS)} have no faults: {no_hosts}")
     known, findings = questions(_NUM_PROMPTS), Findings()
 
     async def faults(running: Running) -> None:
         async with connect(running.endpoint) as http:
-            target = Target(http, SIZE, running.hosts, running.pids)
+            target = Target(http, SIZE, running.hosts, running.pids, running.clocks)
             await run(
                 target,
                 known,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import psutil
 from baton.core.roles import POOLS
 from cluster.config.config import BatonConfig
 from cluster.controller.launch import Cluster
+from tests.clocks import Clocks
 from tests.namespaces import Host, hosts
 from tests.separate_nodes import SeparateNodes
 
@@ -44,21 +46,27 @@ class Running:
     Attributes:
         hosts: those of the workers, by address.
         pids: finds its processes.
+        clocks: those of its processes.
     """
 
     endpoint: str
     hosts: Mapping[str, Host]
     pids: Callable[[], Sequence[int]]
+    clocks: Clocks
 
 
 @contextmanager
 def on_this_machine(report: Callable[[str], None]) -> Iterator[Running]:
     """Runs a cluster of this machine's only host."""
-    cluster = Cluster.start(BatonConfig.from_dict({**SETTINGS, "router": {**SETTINGS["router"], "port": 0}}), report)
-    try:
-        yield Running(cluster.endpoint, {}, own_processes)
-    finally:
-        cluster.stop()
+    config = BatonConfig.from_dict({**SETTINGS, "router": {**SETTINGS["router"], "port": 0}})
+    with tempfile.TemporaryDirectory() as folder:
+        clocks = Clocks(Path(folder))
+        os.environ.update(clocks.variables())  # the cluster's processes inherit it
+        cluster = Cluster.start(config, report)
+        try:
+            yield Running(cluster.endpoint, {}, own_processes, clocks)
+        finally:
+            cluster.stop()
 
 
 @contextmanager
@@ -66,14 +74,17 @@ def on_separate_hosts(report: Callable[[str], None]) -> Iterator[Running]:
     """Runs a cluster of five hosts: the head, and one for each worker."""
     names = [f"{pool}{number}" for pool in POOLS for number in range(SIZE)]
     with tempfile.TemporaryDirectory() as folder, hosts(("head", *names)) as found:
-        nodes = SeparateNodes(found.pop("head"), found, Path(folder))
+        clocks = Clocks(Path(folder))
+        nodes = SeparateNodes(found.pop("head"), found, Path(folder), more_variables=clocks.variables())
         nodes.start_head()
         for name in names:
             nodes.join(name, name.rstrip("0123456789"), _CPUS_OF_NODE)
             report(f"{name} has joined")
         nodes.up(SETTINGS)
         workers = {host.address: host for host in found.values()}
-        yield Running(nodes.cluster.endpoint, workers, lambda: [pid for host in nodes.all for pid in host.pids()])
+        yield Running(
+            nodes.cluster.endpoint, workers, lambda: [pid for host in nodes.all for pid in host.pids()], clocks
+        )
 
 
 def own_processes() -> list[int]:

@@ -79,6 +79,38 @@ async def _scale(victim: Victim) -> None:
         await victim.target.scale(victim.pool, size)
 
 
+async def _jump(seconds: int, victim: Victim) -> None:
+    """The worker's clock jumps, and ten seconds later back."""
+    if victim.target.clocks is None:
+        raise ValueError("the clocks of this cluster cannot be set")
+    for jump_s in (seconds, 0):
+        victim.target.clocks.jump(victim.process.pid, jump_s)
+        await asyncio.sleep(10.0)
+
+
+async def _no_memory(victim: Victim) -> None:
+    """The worker gets no more memory for a while."""
+    with suppress(psutil.NoSuchProcess, ProcessLookupError):
+        soft, hard = victim.process.rlimit(psutil.RLIMIT_AS)
+        victim.process.rlimit(psutil.RLIMIT_AS, (victim.process.memory_info().vms, hard))
+        await asyncio.sleep(5.0)
+        victim.process.rlimit(psutil.RLIMIT_AS, (soft, hard))
+
+
+async def _kill_controller(victim: Victim) -> None:
+    """The cluster loses its controller, and `baton up` starts another one."""
+    [controller] = [process for process in map(psutil.Process, victim.target.pids()) if _is_controller(process)]
+    controller.kill()
+    await asyncio.to_thread(controller.wait)
+    await victim.target.workers()
+
+
+def _is_controller(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return " ".join(process.cmdline()).startswith("ray::Controller")
+    return False
+
+
 async def _link(begin: Callable[[Host, Host], AbstractContextManager[None]], seconds: float, victim: Victim) -> None:
     """Something is wrong with the network of the victim's host, or with its link to the partner."""
     if victim.host is None or victim.partner is None:
@@ -125,5 +157,14 @@ LINK_FAULTS: Sequence[Fault] = (
     _on_links("no link to a peer for 10 s", strike=partial(_link, _no_link, 10.0), silences=False, concerns_both=True),
     _on_links("20 % lost for 10 s", strike=partial(_link, _lossy, 10.0), silences=False),
     _on_links("10 Mbit/s for 15 s", strike=partial(_link, _slow, 15.0), silences=False),
+)
+_on_hosts = partial(Fault, kind="host faults", silences=False)
+HOST_FAULTS: Sequence[Fault] = (
+    _on_hosts("clock 5 h ahead for 10 s", strike=partial(_jump, 18000)),
+    _on_hosts("clock 5 h behind for 10 s", strike=partial(_jump, -18000)),
+    _on_hosts("no memory for 5 s", strike=_no_memory),
+)
+CONTROL_FAULTS: Sequence[Fault] = (
+    Fault("controller killed", "control faults", _kill_controller, silences=False, concerns_both=True),
 )
 SCALINGS: Sequence[Fault] = (Fault("scaling", "scalings", _scale, silences=False),)

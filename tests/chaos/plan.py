@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from baton.core.roles import DECODE, PREFILL
-from tests.chaos.faults import FREEZES, KILLS, LINK_FAULTS, SCALINGS, Fault
+from tests.chaos.faults import CONTROL_FAULTS, FREEZES, HOST_FAULTS, KILLS, LINK_FAULTS, SCALINGS, Fault
 
-GROUPS: dict[str, Sequence[Fault]] = {"kills": KILLS, "freezes": FREEZES, "links": LINK_FAULTS, "scaling": SCALINGS}
-_WEIGHTS = {"kills": 4, "freezes": 2, "links": 1, "scaling": 0.5}
+DEFAULT_GROUPS: Mapping[str, Sequence[Fault]] = {
+    "kills": KILLS,
+    "freezes": FREEZES,
+    "links": LINK_FAULTS,
+    "scaling": SCALINGS,
+}
+GROUPS: Mapping[str, Sequence[Fault]] = {**DEFAULT_GROUPS, "hosts": HOST_FAULTS, "control": CONTROL_FAULTS}
+_WEIGHTS = {"kills": 4, "freezes": 2, "links": 1, "scaling": 0.5, "hosts": 2, "control": 1}
 """In the proportion of the numbers of faults that a release must survive."""
 
 

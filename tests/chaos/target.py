@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from tests.clocks import Clocks
 from tests.namespaces import Host
 from tests.running_cluster import is_busy, live_workers
 from tests.waiting import until
@@ -33,16 +34,23 @@ class Target:
         size: of each pool when it is complete.
         hosts: by address, if each worker has a host of its own.
         pids: finds its processes.
+        clocks: those of its processes, if they can be set.
     """
 
     http: httpx.AsyncClient
     size: int
     hosts: Mapping[str, Host] = field(default_factory=dict)
     pids: Callable[[], Sequence[int]] = list
+    clocks: Clocks | None = None
 
     async def workers(self, pool: str | None = None) -> list[dict[str, Any]]:
-        """The workers that are not dead."""
-        answer = await self.http.get("/admin/status", timeout=_STATUS_TIMEOUT_S)
+        """The workers that are not dead. Waits for the next controller if the cluster has lost its own."""
+        give_up_s = time.monotonic() + RECOVERY_S
+        while True:
+            answer = await self.http.get("/admin/status", timeout=_STATUS_TIMEOUT_S)
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > give_up_s:
+                break
+            await asyncio.sleep(_SLOW_POLL_S)
         return live_workers(answer.raise_for_status().json(), pool)
 
     async def until_complete(self, pool: str, size: int | None = None) -> None:

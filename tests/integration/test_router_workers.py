@@ -74,10 +74,12 @@ class TestHappyPath:
         assert shown["attributes"]["kv_bytes"] == BYTES_MOVED
         assert (shown["attributes"]["prefill_worker"], shown["attributes"]["decode_worker"]) == ("p1", "d1")
 
+    @pytest.mark.parametrize("error_s", [0.0, 1.0, -1.0])
     @pytest.mark.parametrize("shift_s", [0.0, 5 * 3600.0, -7 * 3600.0])
-    async def test_events_of_workers_with_other_clocks_stay_in_order(self, cluster, shift_s):
+    async def test_events_of_workers_with_other_clocks_stay_in_order(self, cluster, shift_s, error_s):
         for worker in (await cluster.add("p1", shift_s), await cluster.add("d1", -2 * shift_s)):
-            worker.pause_s = 0.1  # the offset between clocks is known only as well as an answer is quick
+            worker.ping_error_s = error_s  # as of answers that come late on one way only
+            await cluster.registry.get(worker.worker_id).sync_clock()
         request = cluster.request()
         await cluster.run(request)
         await until(lambda: cluster.is_idle)

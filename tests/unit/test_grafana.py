@@ -139,6 +139,7 @@ def test_internal_errors_count_as_failures_and_client_errors_do_not() -> None:
         "invalid_config",
         "endpoint_full",
         "controller_lost",
+        "storage_failed",
     }
     for code, cls in error_classes().items():
         if cls.__module__ == "baton.core.errors" and code not in outside:

@@ -52,13 +52,32 @@ def load_program(dtype: torch.dtype) -> Serve:
             whole_program: Any = import_module("baton.engine.cpu.whole_program")
             source = program.serve_bfloat16 if dtype == torch.bfloat16 else program.serve_float32
             with whole_program.compiled_as_a_whole(_report):
-                compiled = numba.cfunc(_SIGNATURE, cache=is_kept)(source)
+                compiled = _compile(numba, source, folder if is_kept else None)
         except (numba.errors.NumbaError, RuntimeError, OSError) as error:
             raise NotFusableError(f"the program cannot be compiled here: {error}") from error
     if not compiled.cache_hits:
         logger.info("compiled the fused decoder for %s", dtype)
     serve: Serve = compiled.ctypes
     return serve
+
+
+def _compile(numba: Any, source: Any, folder: Path | None) -> Any:
+    """Compiles a function, and keeps the result in ``folder`` if it can be written."""
+    if folder is not None:
+        try:
+            return numba.cfunc(_SIGNATURE, cache=True)(source)
+        except OSError as error:  # the disk is full
+            _warn(folder, error)
+    return numba.cfunc(_SIGNATURE)(source)
+
+
+def _warn(folder: Path, error: OSError) -> None:
+    logger.warning(
+        "the compiled program cannot be stored in %s (%s), so every start takes longer; set %s to a writable folder",
+        folder,
+        error,
+        CACHE_VARIABLE,
+    )
 
 
 def _report(num_compiled: int, num_functions: int) -> None:
@@ -84,13 +103,7 @@ def _kept_in(folder: Path, numba: Any, lock_name: str) -> Iterator[bool]:
             report_progress("another process compiles the CPU decoder; waiting for it")
             lock.acquire()
     except OSError as error:
-        logger.warning(
-            "the compiled program cannot be stored in %s (%s), so every start takes longer; set %s to a writable "
-            "folder",
-            folder,
-            error,
-            CACHE_VARIABLE,
-        )
+        _warn(folder, error)
         yield False
         return
     before = numba.config.CACHE_DIR

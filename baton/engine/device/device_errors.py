@@ -20,6 +20,7 @@ _MEMORY_TEXT = re.compile(
     r"CUDA error: out of memory|CUDA driver error: out of memory|Triton Error \[CUDA\]: out of memory"
     r"|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED"
     r"|CUBLAS_STATUS_NOT_INITIALIZED"  # torch's message when there is no memory for a handle
+    r"|DefaultCPUAllocator: (?:can't allocate|not enough) memory"
 )
 _LOST_TEXT = re.compile(
     r"NCCL|CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)|illegal memory access|misaligned address"
@@ -33,8 +34,11 @@ class DeviceLostError(Exception):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device lacked memory for an allocation. Its context is intact, and a smaller step may succeed."""
-    if isinstance(error, torch.OutOfMemoryError):
+    """Whether the device or the host lacked memory for an allocation.
+
+    The device's context is intact, and a smaller step may succeed.
+    """
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     if isinstance(error, torch.AcceleratorError) and _code_of(error) == _CUDA_OUT_OF_MEMORY:
         return True

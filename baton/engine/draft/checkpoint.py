@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from baton.core.errors import ConfigError, UnsupportedModelError
+from baton.core.files import writing
 from baton.engine.draft.checkpoint_files import (
     FETCH_AGAIN,
     WEIGHT_NAMES,
@@ -50,10 +51,11 @@ def write_tensors(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[s
         tensors: contiguous, on the CPU.
 
     Raises:
-        OSError: it cannot be written.
+        StorageError: it cannot be written.
     """
-    save_file(tensors, path, metadata=metadata)
-    let_others_read(path)
+    with writing(path, also=(SafetensorError,)):
+        save_file(tensors, path, metadata=metadata)
+        let_others_read(path)
 
 
 def let_others_read(path: Path) -> None:

@@ -6,9 +6,11 @@ often the work was interrupted. A manifest inside says what it was made from.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,10 +20,13 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from baton.core.errors import ModelUnavailableError
+from baton.core.files import refuse_full_disk
 from baton.engine.models.model_folder import find_problem, write_manifest
 
 CACHE_VARIABLE = "BATON_CACHE"
 _POLL_S = 0.5
+_LEAST_FREE_BYTES = 2**20
+"""With less free space, a command has failed because of that, even if its log had no room to say so."""
 
 Report = Callable[[str], None]
 
@@ -71,7 +76,19 @@ def ensure_folder(
 def run_logged(
     command: list[str], log: Path, variables: dict[str, str], while_running: Callable[[], None] = lambda: None
 ) -> int:
-    """Runs a command with its output in ``log``, calls ``while_running`` twice a second, returns the exit status."""
+    """Runs a command with its output in ``log``, calls ``while_running`` twice a second, returns the exit status.
+
+    Raises:
+        OSError: the command has failed because the log's disk is full.
+    """
+    status = _run(command, log, variables, while_running)
+    if status:
+        is_named = os.strerror(errno.ENOSPC) in log.read_text(encoding="utf-8", errors="replace")
+        refuse_full_disk(log.parent, sys.maxsize if is_named else _LEAST_FREE_BYTES)
+    return status
+
+
+def _run(command: list[str], log: Path, variables: dict[str, str], while_running: Callable[[], None]) -> int:
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,

@@ -11,7 +11,7 @@ import pytest
 from baton.core.roles import DECODE, PREFILL
 from tests.chaos.injector import Strike
 from tests.chaos.pauses import Pause, pauses, undisturbed_waits_s
-from tests.chaos.plan import GROUPS, draw
+from tests.chaos.plan import DEFAULT_GROUPS, GROUPS, draw
 from tests.chaos.report import checks, document
 from tests.chaos.run import Findings
 from tests.chaos.streams import Stream
@@ -34,9 +34,12 @@ def failed(findings: Findings) -> list[str]:
 
 def test_a_seed_repeats_faults_and_requests() -> None:
     for pool in (PREFILL, DECODE):
-        first, again, other = (list(islice(draw(seed, pool, list(GROUPS)), 40)) for seed in (1, 1, 2))
+        first, again, other = (list(islice(draw(seed, pool, list(DEFAULT_GROUPS)), 40)) for seed in (1, 1, 2))
         assert first == again != other
         assert {planned.fault.kind for planned in first} == {"kills", "freezes", "link faults", "scalings"}
+        assert {"host faults", "control faults"} <= {
+            planned.fault.kind for planned in islice(draw(1, pool, list(GROUPS)), 40)
+        }
     assert QUESTION.body(random.Random(1)) == QUESTION.body(random.Random(1)) != QUESTION.body(random.Random(2))
 
 

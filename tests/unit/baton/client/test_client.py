@@ -1,6 +1,7 @@
 """The router's client rebuilds errors, reads streams to their end, and finds the endpoint."""
 
 import httpx
+import psutil
 import pytest
 
 from baton.client.local_cluster import RunState, clear_state, find_endpoint, read_state, state_file, write_state
@@ -149,8 +150,18 @@ def test_the_recorded_cluster_is_found_while_it_runs():
 def test_a_later_process_with_the_same_pid_is_not_the_cluster():
     state = RunState.of_this_process({})
     assert state.is_running()
-    assert not RunState(state.pid, state.pid_started_s - 100).is_running()
-    assert not RunState(2**22 + 1, state.pid_started_s).is_running()
+    assert not RunState(state.pid, state.start + "0").is_running()
+    assert not RunState(2**22 + 1, state.start).is_running()
+    assert not RunState(2**22 + 1, "").is_running()
+
+
+@pytest.mark.parametrize("jump_s", [3600.0, -3600.0])
+def test_a_cluster_is_found_after_the_clock_was_set(jump_s, monkeypatch):
+    """The system then reports another time of day for the start of the process."""
+    state = RunState.of_this_process({})
+    boot_s = psutil.boot_time() + jump_s
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: boot_s)
+    assert state.is_running()
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"pid": "x"}'])

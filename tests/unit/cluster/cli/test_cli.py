@@ -274,7 +274,7 @@ def test_down_without_a_cluster_reports_it(baton):
 def test_down_never_signals_another_process(baton):
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        write_state(RunState(bystander.pid, pid_started_s=1.0, endpoint="http://127.0.0.1:5"))
+        write_state(RunState(bystander.pid, start="another", endpoint="http://127.0.0.1:5"))
         status, out, _ = baton("down")
         assert status == 0
         assert "has already ended" in out
@@ -288,7 +288,7 @@ def test_down_never_signals_another_process(baton):
 def write_killed(address: str | None, endpoint: str = "http://127.0.0.1:5") -> None:
     """Records a `baton up` whose process is gone."""
     config = BatonConfig.from_dict({"ray": {"address": address}}).to_dict()
-    write_state(RunState(pid=2**22 + 1, pid_started_s=1.0, endpoint=endpoint, config=config))
+    write_state(RunState(pid=2**22 + 1, start="another", endpoint=endpoint, config=config))
 
 
 def test_down_ends_what_a_killed_up_has_left_on_a_lasting_ray(baton, monkeypatch):

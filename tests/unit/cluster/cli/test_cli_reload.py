@@ -94,7 +94,7 @@ def test_without_a_cluster_nothing_is_signalled(baton) -> None:
     assert "No cluster runs" in baton("reload")[2]
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        write_state(RunState(bystander.pid, pid_started_s=1.0, endpoint="http://127.0.0.1:5"))
+        write_state(RunState(bystander.pid, start="another", endpoint="http://127.0.0.1:5"))
         assert "No cluster runs" in baton("reload")[2]
         assert bystander.poll() is None
     finally:
