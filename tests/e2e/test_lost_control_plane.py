@@ -217,37 +217,6 @@ def test_baton_up_takes_over_what_a_killed_one_has_left(one: OneHost) -> None:
     assert one.ask() == (1, [])
 
 
-@pytest.mark.thorough(
-    covered_by="tests/unit/cluster/controller/test_taking_over.py::"
-    "test_an_interrupted_change_of_the_layout_is_undone_without_a_gap"
-)
-def test_a_controller_that_is_lost_during_an_upgrade_is_replaced_and_the_upgrade_undone(one: OneHost) -> None:
-    """Workers with the new KV layout serve until those with the old one are back."""
-    before = one.pids("ray::WorkerActor")
-    command = [*BATON, "upgrade", "-c", str(one.folder / "config.yaml"), "--set", "engine.kv_cache=int8"]
-    with ThreadPoolExecutor(1) as threads:
-        asked = threads.submit(one.ask, 40.0)
-        upgrade = one.host.start(command, one.folder / "upgrade.log", one.variables)
-        one.wait_for(lambda: "replacing the next of 1 workers with old settings" in one.log, "the upgrade")
-        one.kill("ray::Controller")
-        one.wait_for(lambda: "the cluster has a controller again, after" in one.log, "the next controller")
-        assert upgrade.wait(WAIT_S) == 1
-        assert (
-            "the controller was lost. Another one restores the old settings" in (one.folder / "upgrade.log").read_text()
-        )
-
-        def is_undone() -> bool:
-            pools = one.get("/admin/status")["pools"].values()
-            states = [[worker["state"] for worker in pool["workers"]] for pool in pools]
-            return states == [["ready"], ["ready"]] and not any("outdated" in pool for pool in pools)
-
-        one.wait_for(is_undone, "the old settings")
-        answered, failed = asked.result()
-    assert answered
-    assert failed == []
-    assert set(one.pids("ray::WorkerActor")) - set(before)  # one worker of the old settings had been replaced
-
-
 def test_baton_down_ends_what_a_killed_one_has_left(one: OneHost) -> None:
     one.ups[-1].kill()
     one.ups[-1].wait()
