@@ -1,4 +1,4 @@
-"""The two generation endpoints: an HTTP request becomes sequences, and their output becomes the response."""
+"""The generation endpoints: an HTTP request becomes sequences, and their output becomes the response."""
 
 from __future__ import annotations
 
@@ -19,8 +19,14 @@ from baton.core.slo import SLO_CLASS_HEADER, SloClass, SloClasses, SloResult
 from baton.core.timeline import Event, Timeline
 from baton.engine.models.tokenizer import Tokenizer
 from cluster.gateway.access import Allowance, KeyLimiter, api_key_of
+from cluster.gateway.answers import Answer, ChunkedAnswer
+from cluster.gateway.anthropic.api import MESSAGES_API
+from cluster.gateway.anthropic.schemas import PromptRequest
+from cluster.gateway.anthropic.translation import to_counted_chat
+from cluster.gateway.anthropic.versions import check_version
 from cluster.gateway.api_keys import cache_salt_of
 from cluster.gateway.bodies import BodyReader
+from cluster.gateway.chat_api import AnswerSetting, ChatApi
 from cluster.gateway.http_edge import (
     ArrivalTimes,
     JsonResponse,
@@ -36,16 +42,17 @@ from cluster.gateway.openai.plan import GatewayLimits, GenerationPlan, Planner
 from cluster.gateway.openai.prompt_encoder import PromptEncoder
 from cluster.gateway.openai.responses import ChatFormat, ChoiceOutput, CompletionFormat, Json, ResponseFormat, Usage
 from cluster.gateway.openai.schemas import (
-    BaseRequest,
     ChatCompletionRequest,
+    CommonRequest,
     CompletionRequest,
     RequestT,
     parse_request,
     without_unknown,
 )
-from cluster.gateway.output_processor import OutputDelta, OutputProcessor
+from cluster.gateway.output_processor import OutputProcessor
+from cluster.gateway.responses.api import RESPONSES_API
 from cluster.gateway.sequence_runner import SequenceSpec, run_sequences
-from cluster.gateway.sse import DONE_EVENT, PunctualEvents, SseResponse, encode_event
+from cluster.gateway.sse import PunctualEvents, SseResponse
 from cluster.requests.generation import FinishedRequest, GenerationRequest, Generator
 
 # The end of the prompt tells the detokenizer whether the output continues a word.
@@ -71,7 +78,7 @@ class _Job:
     operation: str
     slo: SloClass
     plan: GenerationPlan
-    make_format: Callable[[str], ResponseFormat]
+    answer: Answer
     parsed_s: float
     tokenized_s: float
     allowance: Allowance | None
@@ -124,7 +131,7 @@ def _sequence_ids(request_id: str, num_sequences: int) -> list[str]:
 
 
 class GenerationEndpoint:
-    """Serves ``/v1/completions`` and ``/v1/chat/completions``.
+    """Serves ``/v1/completions``, ``/v1/chat/completions``, and the APIs that are translated to chats.
 
     Args:
         on_finished: called for every request that reached the generator, when its response has been sent.
@@ -172,35 +179,47 @@ class GenerationEndpoint:
                 echo_texts=[prompt.echo_text for prompt in plan.prompts for _ in range(plan.num_choices)],
             )
 
+        answer = ChunkedAnswer(make_format, partial(request_id_of, request), plan)
         salt = cache_salt_of(api_key_of(request), plan.cache_salt)
-        job = _Job("text_completion", slo, plan, make_format, parsed_s, time.monotonic(), allowance, salt)
+        job = _Job("text_completion", slo, plan, answer, parsed_s, time.monotonic(), allowance, salt)
         return await self._respond(request, job)
 
     async def chat(self, request: Request) -> Response:
+        return await self._converse(request, _CHAT_API)
+
+    async def create_response(self, request: Request) -> Response:
+        return await self._converse(request, RESPONSES_API)
+
+    async def create_message(self, request: Request) -> Response:
+        check_version(request.headers)
+        return await self._converse(request, MESSAGES_API)
+
+    async def count_message_tokens(self, request: Request) -> Response:
+        check_version(request.headers)
+        body = await self._bodies.read_object(request)
+        parsed = self._parse(request, PromptRequest, body)
+        with MESSAGES_API.own_names():
+            count = await self._planner.count_chat(to_counted_chat(parsed), self._generator.model)
+        return JsonResponse({"input_tokens": count})
+
+    async def _converse(self, request: Request, api: ChatApi[RequestT]) -> Response:
         body = await self._bodies.read_object(request)
         parsed_s = time.monotonic()
         allowance = self._admit(request)
-        parsed = self._parse(request, ChatCompletionRequest, body)
-        slo = self._choose_class(request, parsed)
-        plan = await self._planner.plan_chat(parsed, self._generator.model)
+        parsed = self._parse(request, api.schema, body)
+        with api.own_names():
+            chat = api.to_chat(parsed)
+            slo = self._choose_class(request, chat)
+            plan = await self._planner.plan_chat(chat, self._generator.model)
         _take_prompt(request, allowance, plan)
-
         # As with OpenAI, only requests with a tier get one back. Completions have no such field.
-        tier = None if parsed.service_tier is None else self._slo_classes.tier_used(slo, parsed.service_tier)
-
-        def make_format(request_id: str) -> ResponseFormat:
-            return ChatFormat(
-                request_id,
-                plan.model,
-                self._tokenizer,
-                with_logprobs=parsed.logprobs,
-                service_tier=tier,
-                new_call_id=self._dialect.new_call_id,
-            )
-
+        tier = None if chat.service_tier is None else self._slo_classes.tier_used(slo, chat.service_tier)
+        request_id = partial(request_id_of, request)
+        answer = api.answer(parsed, AnswerSetting(request_id, plan, self._tokenizer, tier, self._dialect.new_call_id))
         salt = cache_salt_of(api_key_of(request), plan.cache_salt)
-        job = _Job("chat", slo, plan, make_format, parsed_s, time.monotonic(), allowance, salt)
-        return await self._respond(request, job)
+        return await self._respond(
+            request, _Job("chat", slo, plan, answer, parsed_s, time.monotonic(), allowance, salt)
+        )
 
     def _admit(self, request: Request) -> Allowance | None:
         """Called before any other work, but after the body was read: a client may send it all before it reads."""
@@ -218,7 +237,7 @@ class GenerationEndpoint:
                 add_response_headers(request, {IGNORED_HEADER: ", ".join(names)})
         return parse_request(schema, body)
 
-    def _choose_class(self, request: Request, parsed: BaseRequest) -> SloClass:
+    def _choose_class(self, request: Request, parsed: CommonRequest) -> SloClass:
         api_key = api_key_of(request)
         key_class = None if api_key is None else api_key.slo_class
         classes = dict.fromkeys(request.headers.getlist(SLO_CLASS_HEADER))
@@ -238,48 +257,35 @@ class GenerationEndpoint:
         every_s = self._limits.comment_every_s
         await until_disconnect(request.receive, events.wait_for_first(every_s))
         deadline_s = arrival_of(request).accepted_s + self._limits.request_timeout_s
-        return SseResponse(events, request_id_of(request), deadline_s, every_s)
+        return SseResponse(events, job.answer, request_id_of(request), deadline_s, every_s)
 
     async def _collect(self, request: Request, job: _Job) -> Json:
-        with self._claim(request, job) as (request_id, specs):
+        with self._claim(request, job) as specs:
             choices = [ChoiceOutput(spec.index) for spec in specs]
             async with aclosing(run_sequences(self._generator, specs)) as deltas:
                 async for index, delta in deltas:
                     choices[index].add(delta)
-            body = job.make_format(request_id).whole(choices, _usage(job.plan, specs))
-            if job.plan.return_token_ids:
-                for entry, choice in zip(body["choices"], choices, strict=True):
-                    entry["token_ids"] = choice.token_ids
+            body = job.answer.whole(choices, _usage(job.plan, specs))
             _record_response(specs)
             return body
 
     async def _stream(self, request: Request, job: _Job) -> AsyncGenerator[bytes, None]:
-        with self._claim(request, job) as (request_id, specs):
-            plan, output = job.plan, job.make_format(request_id)
+        with self._claim(request, job) as specs:
+            usage = partial(_usage, job.plan, specs)
             seen: set[int] = set()
             async with aclosing(run_sequences(self._generator, specs)) as deltas:
                 async for index, delta in deltas:
-                    is_first = index not in seen
-                    if not (is_first or plan.continuous_usage or plan.return_token_ids or _has_news(delta)):
-                        continue
-                    seen.add(index)
-                    chunk = output.choice_chunk(index, delta, is_first=is_first)
-                    if plan.return_token_ids:
-                        chunk["choices"][0]["token_ids"] = delta.token_ids
-                    if plan.continuous_usage:
-                        chunk["usage"] = _usage(plan, specs).to_json()
-                    elif plan.include_usage:
-                        chunk["usage"] = None
-                    yield encode_event(chunk)
-                    if is_first:  # the consumer sends each event before it asks for the next one
+                    for event in job.answer.events(index, delta, usage):
+                        yield event
+                    if index not in seen:  # the consumer sends each event before it asks for the next one
+                        seen.add(index)
                         specs[index].request.timeline.record(Event.FIRST_TOKEN_SENT)
             _record_response(specs)
-            if plan.include_usage:
-                yield encode_event(output.usage_chunk(_usage(plan, specs)))
-            yield DONE_EVENT
+            for event in job.answer.last_events(usage()):
+                yield event
 
     @contextmanager
-    def _claim(self, request: Request, job: _Job) -> Iterator[tuple[str, list[SequenceSpec]]]:
+    def _claim(self, request: Request, job: _Job) -> Iterator[list[SequenceSpec]]:
         num_sequences = len(job.plan.prompts) * job.plan.num_choices
         api_key = api_key_of(request)
         owner = None if api_key is None else api_key.owner
@@ -290,7 +296,7 @@ class GenerationEndpoint:
             specs = [self._spec(job, arrival, Timeline(name, group=group), i) for i, name in enumerate(ids)]
             call_when_finished(request, partial(self._finish, request, job, request_id, specs))
             try:
-                yield request_id, specs
+                yield specs
             finally:
                 _log_slo(request, specs)
                 if job.allowance is not None:
@@ -334,6 +340,23 @@ class GenerationEndpoint:
         )
 
 
+def _chat_answer(request: ChatCompletionRequest, setting: AnswerSetting) -> Answer:
+    def make_format(request_id: str) -> ResponseFormat:
+        return ChatFormat(
+            request_id,
+            setting.plan.model,
+            setting.tokenizer,
+            with_logprobs=request.logprobs,
+            service_tier=setting.service_tier,
+            new_call_id=setting.new_call_id,
+        )
+
+    return ChunkedAnswer(make_format, setting.request_id, setting.plan)
+
+
+_CHAT_API = ChatApi(ChatCompletionRequest, lambda request: request, _chat_answer)
+
+
 def _take_prompt(request: Request, allowance: Allowance | None, plan: GenerationPlan) -> None:
     if allowance is not None:
         allowance.take_prompt(plan.num_prompt_tokens)
@@ -357,10 +380,6 @@ def _record(specs: list[SequenceSpec], event: Event) -> None:
     now_s = time.monotonic()
     for spec in specs:
         spec.request.timeline.record(event, now_s)
-
-
-def _has_news(delta: OutputDelta) -> bool:
-    return bool(delta.text or delta.events or delta.entries or delta.finish_reason)
 
 
 def _usage(plan: GenerationPlan, specs: list[SequenceSpec]) -> Usage:

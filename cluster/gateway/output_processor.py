@@ -49,6 +49,7 @@ class OutputDelta:
         entries: empty when the request asked for no logprobs.
         token_ids: the chunk's tokens up to the sequence's end, whether or not their text was released.
         events: with a parser, what the text means; ``text`` is empty then.
+        stop_string: the stop string that ended the output; empty if none did.
     """
 
     text: str = ""
@@ -56,6 +57,7 @@ class OutputDelta:
     finish_reason: FinishReason | None = None
     token_ids: tuple[int, ...] = ()
     events: tuple[Event, ...] = ()
+    stop_string: str = ""
 
 
 class StopMatcher:
@@ -142,6 +144,7 @@ class OutputProcessor:
         self.num_drafted = 0
         self.num_accepted = 0
         self.finish_reason: FinishReason | None = None
+        self._stop_string = ""
 
     @property
     def is_finished(self) -> bool:
@@ -197,7 +200,9 @@ class OutputProcessor:
                 events += self._parser.finish()
         self.num_accepted = min(self.num_accepted, self.num_completion_tokens)  # a stop string may have cut some off
         taken = chunk.token_ids[: self.num_completion_tokens - num_before]
-        return OutputDelta("".join(pieces), self._release_entries(), self.finish_reason, taken, tuple(events))
+        return OutputDelta(
+            "".join(pieces), self._release_entries(), self.finish_reason, taken, tuple(events), self._stop_string
+        )
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -220,6 +225,7 @@ class OutputProcessor:
         if match is not None:
             end, length = match
             cut = num_before + end
+            self._stop_string = self._held[cut - length : cut]
             self._held = self._held[: cut if self._stop.include_in_output else cut - length]
             return self._finish(FinishReason.STOP)
         return self._release(len(self._held) - self._matcher.num_held_chars)
