@@ -18,4 +18,4 @@ def encode_event(data: Any) -> bytes:
 
 def encode_typed_event(data: dict[str, Any]) -> bytes:
     """Like :func:`encode_event`, for clients that want the type of ``data`` as the event's name, too."""
-    return b"event: " + data["type"].encode() + b"\n" + encode_event(data)
+    return f"event: {data['type']}\n".encode() + encode_event(data)

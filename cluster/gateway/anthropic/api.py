@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cluster.gateway.anthropic.answer import MessagesAnswer
-from cluster.gateway.anthropic.schemas import MessagesRequest, PromptRequest
-from cluster.gateway.anthropic.translation import NAMES, to_chat, to_counted_chat
+from cluster.gateway.anthropic.schemas import MessagesRequest
+from cluster.gateway.anthropic.translation import NAMES, to_chat
 from cluster.gateway.chat_api import ChatApi
 
 MESSAGES_API = ChatApi(MessagesRequest, to_chat, MessagesAnswer, NAMES)

@@ -98,7 +98,9 @@ def _blocks(content: Any, path: str, kinds: Collection[str]) -> list[tuple[str, 
 def _text(content: Any, path: str) -> str:
     if isinstance(content, str):
         return content
-    return "\n".join(checked_string(block.get("text"), f"{where}.text") for where, block in _blocks(content, path, ("text",)))
+    return "\n".join(
+        checked_string(block.get("text"), f"{where}.text") for where, block in _blocks(content, path, ("text",))
+    )
 
 
 def _assistant(blocks: Sequence[tuple[str, dict[str, Any]]]) -> Message:

@@ -14,8 +14,8 @@ _CLEAR_NOTHING = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 
 PROMPT_PARAMETERS: tuple[Parameter, ...] = (
     honoured("model", "Anthropic", "any name in `/v1/models`, which the answer echoes; absent: the first one", _BOTH),
-    honoured("messages", "Anthropic", "text, tool uses and results, thinking; a last turn of the assistant is continued",
-             _BOTH),
+    honoured("messages", "Anthropic", "text, tool uses, their results, thinking; an assistant's last text is continued",
+             endpoints=_BOTH),
     honoured("system", "Anthropic", "text or blocks of text", _BOTH),
     honoured("tools", "Anthropic", "client tools only; strict with `strict: true`", _BOTH, max_items=1024),
     honoured("tool_choice", "Anthropic", "`auto`, `any`, `tool`, `none`; `disable_parallel_tool_use`", _BOTH),
@@ -40,7 +40,7 @@ MESSAGES_PARAMETERS: tuple[Parameter, ...] = (
     honoured("max_tokens", "Anthropic", "required; the rest of the context is its limit", (MESSAGES,)),
     honoured("stop_sequences", "Anthropic", "up to 16, of up to 1,024 characters each", (MESSAGES,)),
     honoured("stream", "Anthropic", "server-sent events", (MESSAGES,)),
-    honoured("service_tier", "Anthropic", "`auto`, `standard_only`, or the name of an [SLO class](slo.md)", (MESSAGES,)),
+    honoured("service_tier", "Anthropic", "`auto`, `standard_only`, or an [SLO class](slo.md)", (MESSAGES,)),
     *as_in_chats(MESSAGES, ("temperature", "top_p", *EXTENSIONS)),
 
     refused("container", "Anthropic", _NO_CONTAINER, endpoints=(MESSAGES,)),

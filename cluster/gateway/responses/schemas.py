@@ -13,6 +13,7 @@ from cluster.gateway.openai.shared_parameters import by_name
 from cluster.gateway.responses.parameter_table import RESPONSES, RESPONSES_PARAMETERS
 
 _STRING = {"type": "string"}
+_WORD = {"type": "string", "minLength": 1}
 
 
 def _object(required: tuple[str, ...], **properties: Any) -> dict[str, Any]:
@@ -44,16 +45,16 @@ _INPUT = {
                 "anyOf": [
                     _message(["system", "developer", "user"], "input_text"),
                     _message(["assistant"], "output_text"),
-                    _items_of("function_call", "call_id", "name", "arguments", call_id={"type": "string", "minLength": 1},
-                              name={"type": "string", "minLength": 1}, arguments=_STRING),
-                    _items_of("function_call_output", "call_id", "output", call_id={"type": "string", "minLength": 1},
-                              output=_parts("input_text")),
+                    _items_of(
+                        "function_call", "call_id", "name", "arguments", call_id=_WORD, name=_WORD, arguments=_STRING
+                    ),
+                    _items_of("function_call_output", "call_id", "output", call_id=_WORD, output=_parts("input_text")),
                     _items_of("reasoning", "summary", summary=_TEXTS, content=_TEXTS),
                 ]
             },
         },
     ]
-}  # fmt: skip
+}
 
 
 class ResponsesRequest(CommonRequest):

@@ -37,6 +37,7 @@ _INCLUDABLE = (
 _NEUTRAL_OF_TOOLS: Mapping[str, tuple[Any, ...]] = {
     "async": (False,), "defer_loading": (False,), "allowed_callers": (["direct"], []), "output_schema": (),
 }  # fmt: skip
+_SUMMARY_KEYS = ("summary", "generate_summary")
 _NEUTRAL_OF_REASONING: Mapping[str, tuple[Any, ...]] = {"context": ("auto",), "mode": ("standard",)}
 
 
@@ -66,8 +67,11 @@ def _check_include(include: list[Any]) -> None:
 
 
 def _effort(reasoning: dict[str, Any]) -> str | None:
-    given = checked_object(reasoning, "reasoning", ("effort", "summary", "generate_summary", *_NEUTRAL_OF_REASONING))
+    given = checked_object(reasoning, "reasoning", ("effort", *_SUMMARY_KEYS, *_NEUTRAL_OF_REASONING))
     check_neutral(given, "reasoning", _NEUTRAL_OF_REASONING)
+    for key in _SUMMARY_KEYS:
+        if key in given:
+            checked_choice(given[key], f"reasoning.{key}", ("auto", "concise", "detailed"))
     return checked_choice(given["effort"], "reasoning.effort", _EFFORTS) if "effort" in given else None
 
 
