@@ -47,6 +47,8 @@ def messages_of(messages: Sequence[Any], system: Any) -> list[Message]:
     found: list[Message] = []
     if system is not None and (text := _text(system, "system")):
         found.append({"role": "system", "content": text})
+    if not messages:
+        raise InvalidRequestError("messages is empty; it must have at least one message.", param="messages")
     for index, message in enumerate(checked_list(messages, "messages")):
         path = f"messages[{index}]"
         given = checked_object(message, path, ("role", "content"))

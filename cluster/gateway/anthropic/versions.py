@@ -7,17 +7,18 @@ from collections.abc import Mapping
 from baton.core.errors import UnsupportedParameterError
 
 VERSION_HEADER = "anthropic-version"
-_VERSION = "2023-06-01"
+_VERSIONS = ("2023-06-01", "2026-10-21")
 
 
 def check_version(headers: Mapping[str, str]) -> None:
-    """A request without the header is one of the only version.
+    """Both versions have the same answers, and the header may be absent.
 
     Raises:
         UnsupportedParameterError: another version.
     """
-    version = headers.get(VERSION_HEADER, _VERSION)
-    if version != _VERSION:
+    version = headers.get(VERSION_HEADER)
+    if version is not None and version not in _VERSIONS:
         raise UnsupportedParameterError(
-            f"{VERSION_HEADER} {version[:60]!r} is not supported; it must be {_VERSION}.", param=VERSION_HEADER
+            f"{VERSION_HEADER} {version[:60]!r} is not supported; it must be {' or '.join(_VERSIONS)}.",
+            param=VERSION_HEADER,
         )

@@ -13,15 +13,16 @@ _MAX_ENTRIES = 8192
 
 
 def checked_object(value: Any, path: str, known: Iterable[str]) -> dict[str, Any]:
-    """``value`` without nulls.
+    """``value`` without nulls, which clients write for keys that they do not use.
 
     Raises:
-        InvalidRequestError: it is no object, or has a key that is not ``known``.
+        InvalidRequestError: it is no object, or has another key that is not ``known``.
     """
     if not isinstance(value, dict):
         raise InvalidRequestError(f"{path} must be an object, got {json_type(value)}.", param=_parameter(path))
-    check_known(value, known, f"key in {path}:")
-    return {key: found for key, found in value.items() if found is not None}
+    given = {key: found for key, found in value.items() if found is not None}
+    check_known(given, known, f"key in {path}:")
+    return given
 
 
 def checked_list(value: Any, path: str) -> list[Any]:
