@@ -61,8 +61,8 @@ class ContentBlocks:
                 start = {"type": "thinking", "thinking": "", "signature": ""}
                 return self._add_text(start, ("thinking_delta", "thinking"), text)
             case CallStart(name):
-                start = {"type": "tool_use", "id": self._new_call_id(), "name": name, "input": {}}
-                return self._begin(_Block(start, ("input_json_delta", "partial_json")))
+                use: Json = {"type": "tool_use", "id": self._new_call_id(), "name": name, "input": {}}
+                return self._begin(_Block(use, ("input_json_delta", "partial_json")))
             case Arguments(text):
                 return [self._delta(text)]
             case CallEnd() | CallBroken():

@@ -123,7 +123,7 @@ def _part(part: Any, path: str, kinds: Sequence[str]) -> str:
 
 def _add(messages: list[Message], message: Message) -> None:
     """Adds a message, or joins it with the last one if both are parts of one message."""
-    last = messages[-1] if messages else {"role": ""}
+    last: Message = messages[-1] if messages else {"role": ""}
     is_first = len(messages) == 1 and last["role"] == "system" and message["role"] in ("system", "developer")
     is_same_turn = last["role"] == message["role"] == "assistant" and (
         "tool_calls" in last or "tool_calls" in message or "content" not in last

@@ -20,7 +20,8 @@ RESPONSES_PARAMETERS: tuple[Parameter, ...] = (
     honoured("parallel_tool_calls", "OpenAI", "false: the answer has one call at most", _HERE),
     honoured("metadata", "OpenAI", "part of the answer; nothing is stored", _HERE, max_items=64),
     honoured("include", "OpenAI", "any known value but `message.output_text.logprobs`; there is nothing to add", _HERE),
-    *as_in_chats(RESPONSES, ("model", "temperature", "top_p", "stream", "service_tier", "chat_template_kwargs", *EXTENSIONS)),
+    *as_in_chats(RESPONSES, ("model", "temperature", "top_p", "stream", "service_tier")),
+    *as_in_chats(RESPONSES, ("chat_template_kwargs", *EXTENSIONS)),
 
     *as_in_chats(RESPONSES, ("user", "safety_identifier", "prompt_cache_key")),
     accepted("max_tool_calls", "OpenAI", "integer", "limits hosted tools, of which there are none", _HERE),

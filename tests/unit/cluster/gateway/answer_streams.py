@@ -53,9 +53,7 @@ def streamed(
     return decoded(sent + answer.last_events(USAGE))
 
 
-def whole(
-    answer: Answer, text: str, finish: FinishReason = FinishReason.STOP, stop_string: str = ""
-) -> dict[str, Any]:
+def whole(answer: Answer, text: str, finish: FinishReason = FinishReason.STOP, stop_string: str = "") -> dict[str, Any]:
     choice = ChoiceOutput(0)
     for delta in deltas([text], finish, stop_string):
         choice.add(delta)

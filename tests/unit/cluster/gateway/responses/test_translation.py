@@ -100,7 +100,12 @@ def test_text_behind_a_call_stays_before_its_output() -> None:
 
 
 def test_messages_without_calls_stay_apart() -> None:
-    assert [message["content"] for message in messages(MESSAGE, MESSAGE, USER, USER)] == ["Ok.", "Ok.", "hello", "hello"]
+    assert [message["content"] for message in messages(MESSAGE, MESSAGE, USER, USER)] == [
+        "Ok.",
+        "Ok.",
+        "hello",
+        "hello",
+    ]
 
 
 def test_system_messages_at_the_beginning_are_one() -> None:
@@ -113,7 +118,10 @@ def test_system_messages_at_the_beginning_are_one() -> None:
 @pytest.mark.parametrize(
     ("item", "content"),
     [
-        ({"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]}, "a\nb"),
+        (
+            {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
+            "a\nb",
+        ),
         ({"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, "No."),
         ({"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "a"}]}, "a"),
         ({"role": "assistant", "content": "a", "phase": "final_answer"}, "a"),
