@@ -38,7 +38,7 @@ class ChatApi(Generic[RequestT]):
     schema: of its requests.
     to_chat: translates a request.
     answer: makes the answer to a request.
-    names: its names of a chat's parameters, where they differ, for errors. Longer names come first.
+    names: its names of a chat's parameters, where they differ, for errors. The first that fits is taken.
     """
 
     schema: type[RequestT]

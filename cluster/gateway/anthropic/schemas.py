@@ -76,5 +76,5 @@ class MessagesRequest(PromptRequest, CommonRequest):
     endpoint: ClassVar[str] = MESSAGES
     parameters: ClassVar[Mapping[str, Parameter]] = by_name(MESSAGES_PARAMETERS)
 
-    max_tokens: int
-    stop_sequences: list[str] | None = None
+    max_tokens: Annotated[int, WithJsonSchema({"type": "integer", "minimum": 1})]
+    stop_sequences: Annotated[list[str] | None, WithJsonSchema({"type": "array", "items": _WORD})] = None

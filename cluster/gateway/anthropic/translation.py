@@ -17,13 +17,14 @@ NAMES = {
     "response_format.json_schema": "output_config.format",
     "response_format": "output_config",
     "reasoning_effort": "output_config",
+    "Each stop string": "Each of stop_sequences",
     "stop": "stop_sequences",
     "function.name": "name",
     "function.description": "description",
     "function.parameters": "input_schema",
     "function.strict": "strict",
 }
-"""The names of a chat's parameters in this API."""
+"""What errors say of a chat, in the words of this API."""
 
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 _NEUTRAL_OF_TOOLS: Mapping[str, tuple[Any, ...]] = {

@@ -19,13 +19,14 @@ NAMES = {
     "tool_choice.allowed_tools": "tool_choice",
     "reasoning_effort": "reasoning",
     "max_completion_tokens": "max_output_tokens",
+    "these messages": "this input",
     "messages": "input",
     "function.name": "name",
     "function.description": "description",
     "function.parameters": "parameters",
     "function.strict": "strict",
 }
-"""The names of a chat's parameters in this API."""
+"""What errors say of a chat, in the words of this API."""
 
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _LOGPROBS = "message.output_text.logprobs"
