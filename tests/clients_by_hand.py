@@ -2,7 +2,8 @@
 
 They pin packages of their own, so they have an environment of their own:
 
-    python -m venv build/clients && build/clients/bin/pip install langchain-openai langchain-anthropic litellm instructor
+    python -m venv build/clients
+    build/clients/bin/pip install langchain-openai langchain-anthropic litellm instructor
     build/clients/bin/python tests/clients_by_hand.py http://127.0.0.1:8000 smollm2-135m-instruct
 """
 
@@ -137,7 +138,7 @@ def main() -> None:
         try:
             run(arguments.endpoint, arguments.model)
             result = "ok"
-        except Exception:  # each client fails in ways of its own
+        except Exception:  # noqa: BLE001 (each client fails in ways of its own)
             result, num_failed = traceback.format_exc(limit=-2).strip(), num_failed + 1
         sys.stdout.write(f"{name}: {result}\n")
     sys.exit(num_failed > 0)

@@ -11,6 +11,7 @@ from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from cluster.gateway.openai.json_body import shown
 from cluster.gateway.openai.nested import (
     check_neutral,
+    check_size,
     checked_choice,
     checked_list,
     checked_object,
@@ -45,11 +46,13 @@ def messages_of(messages: Sequence[Any], system: Any) -> list[Message]:
         UnsupportedParameterError: a block that is no text, thinking, tool use or tool result.
     """
     found: list[Message] = []
+    check_size(system, "system")
+    check_size(messages, "messages")
     if system is not None and (text := _text(system, "system")):
         found.append({"role": "system", "content": text})
     if not messages:
         raise InvalidRequestError("messages is empty; it must have at least one message.", param="messages")
-    for index, message in enumerate(checked_list(messages, "messages")):
+    for index, message in enumerate(messages):
         path = f"messages[{index}]"
         given = checked_object(message, path, ("role", "content"))
         role = checked_choice(given.get("role"), f"{path}.role", _ROLES)

@@ -10,6 +10,26 @@ from cluster.gateway.openai.json_body import json_type, shown
 from cluster.gateway.openai.schemas import check_known
 
 _MAX_ENTRIES = 8192
+"""Highest number of messages and content parts, as in chats: each costs time."""
+_NESTED = ("content", "output", "summary")
+"""Keys of the arrays that messages and parts hold."""
+
+
+def check_size(value: Any, path: str) -> None:
+    """Raises :class:`InvalidRequestError` if there are too many messages and parts. To be called first."""
+    count, rest = 0, [value]
+    while rest:
+        found = rest.pop()
+        if isinstance(found, list):
+            count += len(found)
+            if count > _MAX_ENTRIES:
+                raise InvalidRequestError(
+                    f"{path} has more than {_MAX_ENTRIES} entries and content parts. Send fewer.",
+                    param=_parameter(path),
+                )
+            rest += found
+        elif isinstance(found, dict):
+            rest += (found[key] for key in _NESTED if key in found)
 
 
 def checked_object(value: Any, path: str, known: Iterable[str]) -> dict[str, Any]:
@@ -26,13 +46,9 @@ def checked_object(value: Any, path: str, known: Iterable[str]) -> dict[str, Any
 
 
 def checked_list(value: Any, path: str) -> list[Any]:
-    """Raises :class:`InvalidRequestError` if ``value`` is no array, or has too many entries for a prompt."""
+    """Raises :class:`InvalidRequestError` if ``value`` is no array."""
     if not isinstance(value, list):
         raise InvalidRequestError(f"{path} must be an array, got {json_type(value)}.", param=_parameter(path))
-    if len(value) > _MAX_ENTRIES:
-        raise InvalidRequestError(
-            f"{path} has {len(value)} entries; at most {_MAX_ENTRIES} are allowed.", param=_parameter(path)
-        )
     return value
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from cluster.gateway.openai.nested import (
     check_neutral,
+    check_size,
     checked_choice,
     checked_list,
     checked_object,
@@ -37,7 +38,8 @@ def messages_of(request_input: Any, instructions: str | None) -> list[Message]:
         return [*messages, {"role": "user", "content": request_input}]
     if not isinstance(request_input, list):
         raise InvalidRequestError("input must be a string or an array of items.", param="input")
-    for index, item in enumerate(checked_list(request_input, "input")):
+    check_size(request_input, "input")
+    for index, item in enumerate(request_input):
         if len(message := _message_of(item, f"input[{index}]")) > 1:  # not that of reasoning without a text
             _add(messages, message)
     if not messages:

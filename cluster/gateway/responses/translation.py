@@ -7,7 +7,14 @@ from typing import Any
 
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from cluster.gateway.openai.json_body import shown
-from cluster.gateway.openai.nested import check_neutral, checked_choice, checked_list, checked_object, unsupported_type
+from cluster.gateway.openai.nested import (
+    check_neutral,
+    check_size,
+    checked_choice,
+    checked_list,
+    checked_object,
+    unsupported_type,
+)
 from cluster.gateway.openai.schemas import ChatCompletionRequest
 from cluster.gateway.openai.shared_parameters import chat_of
 from cluster.gateway.responses.input_items import messages_of
@@ -107,6 +114,7 @@ def _tool_choice(choice: Any) -> Any:
     if kind == "allowed_tools":
         given = checked_object(choice, "tool_choice", ("type", "mode", "tools"))
         tools = checked_list(given.get("tools"), "tool_choice.tools")
+        check_size(tools, "tool_choice.tools")
         names = [_name(tool, f"tool_choice.tools[{index}]") for index, tool in enumerate(tools)]
         allowed = [{"type": "function", "function": {"name": name}} for name in names]
         return {"type": "allowed_tools", "allowed_tools": {"mode": given.get("mode"), "tools": allowed}}

@@ -167,6 +167,7 @@ def test_what_is_not_supported_is_refused_by_name(body: Any, fragment: str) -> N
         {"messages": [{"role": "user", "content": [{**RESULT, "is_error": "x"}]}]},
         {"messages": [{"role": "assistant", "content": [{**USE, "input": "{}"}]}]},
         {"messages": [USER] * 8193},
+        {"messages": [{"role": "user", "content": [{**RESULT, "content": [TEXT] * 8192}]}]},
         {"system": 5},
         {"tools": [5]},
         {"tools": [{"name": "now"}]},

@@ -182,6 +182,7 @@ def test_what_is_not_supported_is_refused_by_name(body: Any, fragment: str) -> N
         {"input": [{**CALL, "arguments": {}}]},
         {"input": [{**OUTPUT, "output": None}]},
         {"input": [USER] * 8193},
+        {"input": [{"role": "user", "content": [{"type": "input_text", "text": ""}] * 8192}]},
         {"tools": [5]},
         {"tool_choice": {"type": "function"}},
         {"tool_choice": {"type": "allowed_tools", "tools": 5}},
