@@ -39,12 +39,14 @@ class ChatApi(Generic[RequestT]):
     to_chat: translates a request.
     answer: makes the answer to a request.
     names: its names of a chat's parameters, where they differ, for errors. The first that fits is taken.
+    check_headers: raises an error for headers with which a request cannot be answered.
     """
 
     schema: type[RequestT]
     to_chat: Callable[[RequestT], ChatCompletionRequest]
     answer: Callable[[RequestT, AnswerSetting], Answer]
     names: Mapping[str, str] = field(default_factory=dict)
+    check_headers: Callable[[Mapping[str, str]], None] = lambda _: None
 
     @contextmanager
     def own_names(self) -> Iterator[None]:

@@ -191,12 +191,11 @@ class GenerationEndpoint:
         return await self._converse(request, RESPONSES_API)
 
     async def create_message(self, request: Request) -> Response:
-        check_version(request.headers)
         return await self._converse(request, MESSAGES_API)
 
     async def count_message_tokens(self, request: Request) -> Response:
-        check_version(request.headers)
         body = await self._bodies.read_object(request)
+        check_version(request.headers)
         parsed = self._parse(request, PromptRequest, body)
         with MESSAGES_API.own_names():
             count = await self._planner.count_chat(to_counted_chat(parsed), self._generator.model)
@@ -206,6 +205,7 @@ class GenerationEndpoint:
         body = await self._bodies.read_object(request)
         parsed_s = time.monotonic()
         allowance = self._admit(request)
+        api.check_headers(request.headers)
         parsed = self._parse(request, api.schema, body)
         with api.own_names():
             chat = api.to_chat(parsed)
