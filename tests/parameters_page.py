@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from cluster.gateway.anthropic.parameter_table import COUNT_TOKENS, MESSAGES, MESSAGES_PARAMETERS
 from cluster.gateway.openai.parameter_table import PARAMETERS
 from cluster.gateway.openai.parameters import CHAT, COMPLETIONS, Parameter
+from cluster.gateway.responses.parameter_table import RESPONSES_PARAMETERS
 
 PAGE = "docs/parameters.md"
 _ENDPOINTS = {(CHAT, COMPLETIONS): "both", (CHAT,): "chat", (COMPLETIONS,): "completions"}
+_MESSAGES_ENDPOINTS = {(MESSAGES, COUNT_TOKENS): "both", (MESSAGES,): "messages"}
 _HEAD = """# Request parameters
 
-All parameters of `/v1/chat/completions` and `/v1/completions` that OpenAI, vLLM or SGLang document, and what baton does
-with each. The gateway follows the same table. Null means absent everywhere.
+All parameters of `/v1/chat/completions` and `/v1/completions` that OpenAI, vLLM or SGLang document, and those of
+[`/v1/responses`](#v1responses) and [`/v1/messages`](#v1messages), with what baton does with each. The gateway follows
+the same tables. Null means absent everywhere.
 
 * **Honoured** parameters have their usual effect. Whole numbers may be written as floats (`64.0`).
 * **Accepted** parameters have no effect: any value of their type is allowed.
@@ -30,6 +35,15 @@ Bounds, so that no request holds up others: `logit_bias` and `stop_token_ids` ha
 content parts as the context has tokens, and never more than 8,192. A body has at most 262,144 entries of arrays and
 objects (or four times the context) and 32,768 keys.
 """
+_RESPONSES_HEAD = """## /v1/responses
+
+OpenAI's Responses API ([responses-and-messages.md](responses-and-messages.md)), and extensions of chats.
+"""
+_MESSAGES_HEAD = """## /v1/messages
+
+Anthropic's Messages API ([responses-and-messages.md](responses-and-messages.md)), with `/v1/messages/count_tokens`,
+which takes the parameters of a prompt, and extensions of chats.
+"""
 _TITLES = {"honoured": "Honoured", "accepted": "Accepted without effect", "refused": "Refused"}
 
 
@@ -43,12 +57,28 @@ def _cell(parameter: Parameter) -> str:
 
 def render() -> str:
     """The text of the page."""
-    parts = [_HEAD]
-    for treatment, title in _TITLES.items():
-        rows = [row for row in PARAMETERS if row.treatment == treatment]
-        lines = [f"| `{row.name}` | {row.origin} | {_ENDPOINTS[row.endpoints]} | {_cell(row)} |" for row in rows]
-        parts.append(f"## {title}\n\n| | of | endpoint | |\n|---|---|---|---|\n" + "\n".join(lines) + "\n")
+    parts = [_HEAD, *_tables(PARAMETERS, "##", _ENDPOINTS)]
+    parts += [_RESPONSES_HEAD, *_tables(RESPONSES_PARAMETERS, "###")]
+    parts += [_MESSAGES_HEAD, *_tables(MESSAGES_PARAMETERS, "###", _MESSAGES_ENDPOINTS)]
     return "\n".join(parts)
+
+
+def _tables(
+    parameters: Iterable[Parameter], heading: str, endpoints: Mapping[tuple[str, ...], str] | None = None
+) -> Iterable[str]:
+    """A table for each treatment.
+
+    Args:
+        endpoints: short names of endpoints, for a column; ``None`` if there is only one.
+    """
+    head = "| | of | endpoint | |\n|---|---|---|---|\n" if endpoints else "| | of | |\n|---|---|---|\n"
+    for treatment, title in _TITLES.items():
+        lines = []
+        for row in parameters:
+            if row.treatment == treatment:
+                place = f" {endpoints[row.endpoints]} |" if endpoints else ""
+                lines.append(f"| `{row.name}` | {row.origin} |{place} {_cell(row)} |")
+        yield f"{heading} {title}\n\n{head}" + "\n".join(lines) + "\n"
 
 
 def main() -> None:

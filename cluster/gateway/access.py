@@ -1,4 +1,4 @@
-"""Access by API key: which endpoints a bearer key may use, and its limits. Without keys, access is open to all but
+"""Access by API key: which endpoints a key may use, and its limits. Without keys, access is open to all but
 foreign web pages.
 
 The limits of a key are requests per minute, tokens per minute and concurrent requests. Both rates are token buckets
@@ -29,6 +29,8 @@ _ADMIN_PREFIX = "/admin/"
 _OPERATORS_PATHS = frozenset({"/v1/requests"})
 """Paths that show the requests of all keys."""
 _STATE_KEY = "api_key"
+_KEY_HEADER = "x-api-key"
+"""Where Anthropic's clients send the key."""
 
 
 def api_key_of(request: Request) -> ApiKey | None:
@@ -64,7 +66,7 @@ class AccessControl:
             raise
 
     def _identify(self, request: Request) -> None:
-        api_key = self._keys.find(request.headers.get("authorization"))
+        api_key = self._keys.find(request.headers.get("authorization"), request.headers.get(_KEY_HEADER))
         request.scope["state"][_STATE_KEY] = api_key
         add_log_fields(request, api_key=api_key.name)
         path = request.scope["path"]

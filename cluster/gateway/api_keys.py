@@ -214,17 +214,23 @@ class ApiKeys:
         """Takes over the keys of ``other``."""
         self._by_digest = other._by_digest
 
-    def find(self, authorization: str | None) -> ApiKey:
+    def find(self, authorization: str | None, bare_key: str | None = None) -> ApiKey:
         """The key that an ``Authorization`` header carries.
 
+        Args:
+            bare_key: a key that is used if there is no such header.
+
         Raises:
-            InvalidApiKeyError: the header carries no key, or an unknown one.
+            InvalidApiKeyError: there is no key, or an unknown one.
         """
+        if authorization is None and bare_key is not None:
+            authorization = f"Bearer {bare_key}"
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise InvalidApiKeyError(
-                "This endpoint needs an API key, sent as `Authorization: Bearer KEY`. Pass it to OpenAI's "
-                "clients as api_key, and to baton's commands in the environment variable BATON_API_KEY."
+                "This endpoint needs an API key, sent as `Authorization: Bearer KEY` or `x-api-key: KEY`. Pass it to "
+                "clients of OpenAI and Anthropic as api_key, and to baton's commands in the environment variable "
+                "BATON_API_KEY."
             )
         found = self._by_digest.get(digest_of(key.strip()))
         if found is None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cluster.gateway.anthropic.parameter_table import COUNT_TOKENS, MESSAGES
 from cluster.gateway.openai.parameters import CHAT, COMPLETIONS
+from cluster.gateway.responses.parameter_table import RESPONSES
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,9 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/models/{model}", "The served model by one of its names", answer="Model"),
     Endpoint("POST", COMPLETIONS, "Continue prompts", answer="Completion"),
     Endpoint("POST", CHAT, "Answer a conversation", answer="ChatCompletion"),
+    Endpoint("POST", RESPONSES, "Answer a conversation, in the form of OpenAI's Responses API", answer="Response"),
+    Endpoint("POST", MESSAGES, "Answer a conversation, in the form of Anthropic's Messages API", answer="Message"),
+    Endpoint("POST", COUNT_TOKENS, "The number of tokens of such a conversation", answer="TokenCount"),
     Endpoint("POST", "/tokenize", "Token ids of a text or a conversation", answer="Tokens"),
     Endpoint("POST", "/detokenize", "The text of token ids", answer="Text"),
     Endpoint("GET", "/v1/requests", "Requests whose timelines are kept"),

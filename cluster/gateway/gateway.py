@@ -28,13 +28,14 @@ from cluster.gateway.http_edge import (
     RequestContextMiddleware,
     RequestTimesMiddleware,
     error_answer,
+    error_body_for,
     error_response,
 )
 from cluster.gateway.lenient_routes import LenientRoutes
 from cluster.gateway.openai.json_body import json_limits, shown
 from cluster.gateway.openai.plan import GatewayLimits, check_model
 from cluster.gateway.openai.prompt_encoder import PromptEncoder
-from cluster.gateway.openai.responses import error_body, model_body
+from cluster.gateway.openai.responses import model_body
 from cluster.gateway.openai.schemas import check_known
 from cluster.gateway.openapi import MAX_LISTED, MAX_WORKERS, describe_api, page
 from cluster.gateway.origins import OriginPolicy
@@ -175,6 +176,9 @@ def create_app(
 def _add_generation_routes(app: FastAPI, generator: Generator, endpoint: GenerationEndpoint) -> None:
     app.post("/v1/completions", response_model=None)(endpoint.complete)
     app.post("/v1/chat/completions", response_model=None)(endpoint.chat)
+    app.post("/v1/responses", response_model=None)(endpoint.create_response)
+    app.post("/v1/messages", response_model=None)(endpoint.create_message)
+    app.post("/v1/messages/count_tokens", response_model=None)(endpoint.count_message_tokens)
 
     @app.get("/v1/models", response_model=None)
     async def list_models() -> Response:
@@ -316,10 +320,12 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         near = difflib.get_close_matches(asked, _NAMES, n=1, cutoff=0.6)
         hint = f"Did you mean {near[0]}?" if near else "GET / lists the endpoints."
-        return error_response(NotFoundError(f"There is no endpoint {asked}. {hint}"))
+        missing = NotFoundError(f"There is no endpoint {asked}. {hint}")
+        return error_response(missing, error_body_for(request.scope, missing))
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another one")
         problem: BatonError = InvalidRequestError(f"{asked} is not allowed; the method must be {allowed}.")
     else:
         problem = InvalidRequestError(str(error.detail))
-    return JsonResponse(error_body(problem), status_code=error.status_code, headers=dict(error.headers or {}))
+    body = error_body_for(request.scope, problem)
+    return JsonResponse(body, status_code=error.status_code, headers=dict(error.headers or {}))

@@ -1,12 +1,11 @@
-"""The two generation endpoints: an HTTP request becomes sequences, and their output becomes the response."""
+"""The generation endpoints: an HTTP request becomes sequences, and their output becomes the response."""
 
 from __future__ import annotations
 
 import re
 import time
-import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,8 +19,15 @@ from baton.core.slo import SLO_CLASS_HEADER, SloClass, SloClasses, SloResult
 from baton.core.timeline import Event, Timeline
 from baton.engine.models.tokenizer import Tokenizer
 from cluster.gateway.access import Allowance, KeyLimiter, api_key_of
+from cluster.gateway.active_ids import ActiveIds
+from cluster.gateway.answers import Answer, ChunkedAnswer
+from cluster.gateway.anthropic.api import MESSAGES_API
+from cluster.gateway.anthropic.schemas import PromptRequest
+from cluster.gateway.anthropic.translation import to_counted_chat
+from cluster.gateway.anthropic.versions import check_version
 from cluster.gateway.api_keys import cache_salt_of
 from cluster.gateway.bodies import BodyReader
+from cluster.gateway.chat_api import AnswerSetting, ChatApi
 from cluster.gateway.http_edge import (
     ArrivalTimes,
     JsonResponse,
@@ -38,16 +44,17 @@ from cluster.gateway.openai.prompt_encoder import PromptEncoder
 from cluster.gateway.openai.prompt_logprobs import describe_prompt
 from cluster.gateway.openai.responses import ChatFormat, ChoiceOutput, CompletionFormat, Json, ResponseFormat, Usage
 from cluster.gateway.openai.schemas import (
-    BaseRequest,
     ChatCompletionRequest,
+    CommonRequest,
     CompletionRequest,
     RequestT,
     parse_request,
     without_unknown,
 )
-from cluster.gateway.output_processor import OutputDelta, OutputProcessor
+from cluster.gateway.output_processor import OutputProcessor
+from cluster.gateway.responses.api import RESPONSES_API
 from cluster.gateway.sequence_runner import SequenceSpec, Starts, run_sequences
-from cluster.gateway.sse import DONE_EVENT, PunctualEvents, SseResponse, encode_event
+from cluster.gateway.sse import PunctualEvents, SseResponse
 from cluster.gateway.turns import in_passes
 from cluster.requests.generation import FinishedRequest, GenerationRequest, Generator
 
@@ -74,60 +81,15 @@ class _Job:
     operation: str
     slo: SloClass
     plan: GenerationPlan
-    make_format: Callable[[str], ResponseFormat]
+    answer: Answer
     parsed_s: float
     tokenized_s: float
     allowance: Allowance | None
     cache_salt: str
 
 
-class ActiveIds:
-    """Ids of the requests in flight and of their sequences. A request whose id is in use gets a new one.
-
-    Args:
-        is_kept: whether an id belongs to an earlier request that can still be looked up.
-    """
-
-    def __init__(self, is_kept: Callable[[str], bool] = lambda _: False) -> None:
-        self._active: set[str] = set()
-        self._is_kept = is_kept
-
-    @contextmanager
-    def claim(self, wanted: str, num_sequences: int, owner: str | None = None) -> Iterator[tuple[str, list[str]]]:
-        """Reserves the ids of a request and of its sequences. A single sequence has the request's id, several have
-        ``<id>-<index>``.
-
-        Args:
-            owner: tag of the API key; the ids of one owner are independent of those of others.
-
-        Returns:
-            The id for the client, and those of the sequences within the cluster.
-        """
-        request_id = wanted
-        while any(map(self._is_taken, names := _names(owned_id(owner, request_id), num_sequences))):
-            request_id = f"{wanted[:51]}-{uuid.uuid4().hex[:12]}"
-        self._active |= names
-        try:
-            yield request_id, _sequence_ids(owned_id(owner, request_id), num_sequences)
-        finally:
-            self._active -= names
-
-    def _is_taken(self, name: str) -> bool:
-        return name in self._active or self._is_kept(name)
-
-
-def _names(request_id: str, num_sequences: int) -> set[str]:
-    return {request_id, *_sequence_ids(request_id, num_sequences)}
-
-
-def _sequence_ids(request_id: str, num_sequences: int) -> list[str]:
-    if num_sequences == 1:
-        return [request_id]
-    return [f"{request_id}-{index}" for index in range(num_sequences)]
-
-
 class GenerationEndpoint:
-    """Serves ``/v1/completions`` and ``/v1/chat/completions``.
+    """Serves ``/v1/completions``, ``/v1/chat/completions``, and the APIs that are translated to chats.
 
     Args:
         on_finished: called for every request that reached the generator, when its response has been sent.
@@ -177,35 +139,47 @@ class GenerationEndpoint:
                 echo_texts=[prompt.echo_text for prompt in plan.prompts for _ in range(plan.num_choices)],
             )
 
+        answer = ChunkedAnswer(make_format, partial(request_id_of, request), plan)
         salt = cache_salt_of(api_key_of(request), plan.cache_salt)
-        job = _Job("text_completion", slo, plan, make_format, parsed_s, time.monotonic(), allowance, salt)
+        job = _Job("text_completion", slo, plan, answer, parsed_s, time.monotonic(), allowance, salt)
         return await self._respond(request, job)
 
     async def chat(self, request: Request) -> Response:
+        return await self._converse(request, _CHAT_API)
+
+    async def create_response(self, request: Request) -> Response:
+        return await self._converse(request, RESPONSES_API)
+
+    async def create_message(self, request: Request) -> Response:
+        return await self._converse(request, MESSAGES_API)
+
+    async def count_message_tokens(self, request: Request) -> Response:
+        body = await self._bodies.read_object(request)
+        check_version(request.headers)
+        parsed = self._parse(request, PromptRequest, body)
+        with MESSAGES_API.own_names():
+            count = await self._planner.count_chat(to_counted_chat(parsed), self._generator.model)
+        return JsonResponse({"input_tokens": count})
+
+    async def _converse(self, request: Request, api: ChatApi[RequestT]) -> Response:
         body = await self._bodies.read_object(request)
         parsed_s = time.monotonic()
         allowance = self._admit(request)
-        parsed = self._parse(request, ChatCompletionRequest, body)
-        slo = self._choose_class(request, parsed)
-        plan = await self._planner.plan_chat(parsed, self._generator.model)
+        api.check_headers(request.headers)
+        parsed = self._parse(request, api.schema, body)
+        with api.own_names():
+            chat = api.to_chat(parsed)
+            slo = self._choose_class(request, chat)
+            plan = await self._planner.plan_chat(chat, self._generator.model)
         _take_prompt(request, allowance, plan)
-
         # As with OpenAI, only requests with a tier get one back. Completions have no such field.
-        tier = None if parsed.service_tier is None else self._slo_classes.tier_used(slo, parsed.service_tier)
-
-        def make_format(request_id: str) -> ResponseFormat:
-            return ChatFormat(
-                request_id,
-                plan.model,
-                self._tokenizer,
-                with_logprobs=parsed.logprobs,
-                service_tier=tier,
-                new_call_id=self._dialect.new_call_id,
-            )
-
+        tier = None if chat.service_tier is None else self._slo_classes.tier_used(slo, chat.service_tier)
+        request_id = partial(request_id_of, request)
+        answer = api.answer(parsed, AnswerSetting(request_id, plan, self._tokenizer, tier, self._dialect.new_call_id))
         salt = cache_salt_of(api_key_of(request), plan.cache_salt)
-        job = _Job("chat", slo, plan, make_format, parsed_s, time.monotonic(), allowance, salt)
-        return await self._respond(request, job)
+        return await self._respond(
+            request, _Job("chat", slo, plan, answer, parsed_s, time.monotonic(), allowance, salt)
+        )
 
     def _admit(self, request: Request) -> Allowance | None:
         """Called before any other work, but after the body was read: a client may send it all before it reads."""
@@ -223,7 +197,7 @@ class GenerationEndpoint:
                 add_response_headers(request, {IGNORED_HEADER: ", ".join(names)})
         return parse_request(schema, body)
 
-    def _choose_class(self, request: Request, parsed: BaseRequest) -> SloClass:
+    def _choose_class(self, request: Request, parsed: CommonRequest) -> SloClass:
         api_key = api_key_of(request)
         key_class = None if api_key is None else api_key.slo_class
         classes = dict.fromkeys(request.headers.getlist(SLO_CLASS_HEADER))
@@ -243,54 +217,40 @@ class GenerationEndpoint:
         every_s = self._limits.comment_every_s
         await until_disconnect(request.receive, events.wait_for_first(every_s))
         deadline_s = arrival_of(request).accepted_s + self._limits.request_timeout_s
-        return SseResponse(events, request_id_of(request), deadline_s, every_s)
+        return SseResponse(events, job.answer, request_id_of(request), deadline_s, every_s)
 
     async def _collect(self, request: Request, job: _Job) -> Json:
-        async with self._claim(request, job) as (request_id, specs):
-            output, choices = job.make_format(request_id), [ChoiceOutput(spec.index) for spec in specs]
+        async with self._claim(request, job) as specs:
+            choices = [ChoiceOutput(spec.index) for spec in specs]
             async with aclosing(run_sequences(self._generator, specs, self._starts)) as deltas:
                 async for index, delta in deltas:
                     if delta.prompt_logprobs is not None:
-                        await self._describe_prompt(job.plan, index, delta.prompt_logprobs, output)
+                        await self._describe_prompt(job, index, delta.prompt_logprobs)
                     choices[index].add(delta)
-            body = output.whole(choices, _usage(job.plan, specs))
-            if job.plan.return_token_ids:
-                for entry, choice in zip(body["choices"], choices, strict=True):
-                    entry["token_ids"] = choice.token_ids
+            body = job.answer.whole(choices, _usage(job.plan, specs))
             _record_response(specs)
             return body
 
     async def _stream(self, request: Request, job: _Job) -> AsyncGenerator[bytes, None]:
-        async with self._claim(request, job) as (request_id, specs):
-            plan, output = job.plan, job.make_format(request_id)
+        async with self._claim(request, job) as specs:
+            usage = partial(_usage, job.plan, specs)
             seen: set[int] = set()
             async with aclosing(run_sequences(self._generator, specs, self._starts)) as deltas:
                 async for index, delta in deltas:
                     if delta.prompt_logprobs is not None:
-                        await self._describe_prompt(plan, index, delta.prompt_logprobs, output)
-                    is_first = index not in seen
-                    if not (is_first or plan.continuous_usage or plan.return_token_ids or _has_news(delta)):
-                        continue
-                    seen.add(index)
-                    chunk = output.choice_chunk(index, delta, is_first=is_first)
-                    if plan.return_token_ids:
-                        chunk["choices"][0]["token_ids"] = delta.token_ids
-                    if plan.continuous_usage:
-                        chunk["usage"] = _usage(plan, specs).to_json()
-                    elif plan.include_usage:
-                        chunk["usage"] = None
-                    yield encode_event(chunk)
-                    if is_first:  # the consumer sends each event before it asks for the next one
+                        await self._describe_prompt(job, index, delta.prompt_logprobs)
+                    for event in job.answer.events(index, delta, usage):
+                        yield event
+                    if index not in seen:  # the consumer sends each event before it asks for the next one
+                        seen.add(index)
                         specs[index].request.timeline.record(Event.FIRST_TOKEN_SENT)
             _record_response(specs)
-            if plan.include_usage:
-                yield encode_event(output.usage_chunk(_usage(plan, specs)))
-            yield DONE_EVENT
+            for event in job.answer.last_events(usage()):
+                yield event
 
-    async def _describe_prompt(
-        self, plan: GenerationPlan, first_choice: int, found: PromptLogprobs, output: ResponseFormat
-    ) -> None:
+    async def _describe_prompt(self, job: _Job, first_choice: int, found: PromptLogprobs) -> None:
         """Adds what a prompt's first choice brought to the answer, for all of its choices."""
+        plan = job.plan
         prompt = plan.prompts[first_choice // plan.num_choices]
         described = await self._encoder.off_loop(
             found.top_ids.size + len(found),
@@ -302,11 +262,12 @@ class GenerationEndpoint:
             plan.echoed_top,
             plan.listed_top,
         )
-        for choice in range(plan.num_choices):
-            output.add_prompt(first_choice + choice, described)
+        if isinstance(job.answer, ChunkedAnswer):  # requests of other APIs cannot ask for them
+            for choice in range(plan.num_choices):
+                job.answer.add_prompt(first_choice + choice, described)
 
     @asynccontextmanager
-    async def _claim(self, request: Request, job: _Job) -> AsyncIterator[tuple[str, list[SequenceSpec]]]:
+    async def _claim(self, request: Request, job: _Job) -> AsyncIterator[list[SequenceSpec]]:
         num_sequences = len(job.plan.prompts) * job.plan.num_choices
         api_key = api_key_of(request)
         owner = None if api_key is None else api_key.owner
@@ -319,7 +280,7 @@ class GenerationEndpoint:
             )
             call_when_finished(request, partial(self._finish, request, job, request_id, specs))
             try:
-                yield request_id, specs
+                yield specs
             finally:
                 _log_slo(request, specs)
                 if job.allowance is not None:
@@ -365,6 +326,23 @@ class GenerationEndpoint:
         )
 
 
+def _chat_answer(request: ChatCompletionRequest, setting: AnswerSetting) -> Answer:
+    def make_format(request_id: str) -> ResponseFormat:
+        return ChatFormat(
+            request_id,
+            setting.plan.model,
+            setting.tokenizer,
+            with_logprobs=request.logprobs,
+            service_tier=setting.service_tier,
+            new_call_id=setting.new_call_id,
+        )
+
+    return ChunkedAnswer(make_format, setting.request_id, setting.plan)
+
+
+_CHAT_API = ChatApi(ChatCompletionRequest, lambda request: request, _chat_answer)
+
+
 def _take_prompt(request: Request, allowance: Allowance | None, plan: GenerationPlan) -> None:
     if allowance is not None:
         allowance.take_prompt(plan.num_prompt_tokens)
@@ -388,10 +366,6 @@ def _record(specs: list[SequenceSpec], event: Event) -> None:
     now_s = time.monotonic()
     for spec in specs:
         spec.request.timeline.record(event, now_s)
-
-
-def _has_news(delta: OutputDelta) -> bool:
-    return bool(delta.text or delta.events or delta.entries or delta.finish_reason)
 
 
 def _usage(plan: GenerationPlan, specs: list[SequenceSpec]) -> Usage:

@@ -1,4 +1,4 @@
-"""HTTP plumbing of the gateway: request ids and times, bounded bodies, disconnects, errors in OpenAI's shape."""
+"""HTTP plumbing of the gateway: request ids and times, bounded bodies, disconnects, errors in the API's shape."""
 
 from __future__ import annotations
 
@@ -30,17 +30,24 @@ from baton.core.errors import (
     RequestCancelledError,
 )
 from baton.core.logs import RequestLog, describe_fault
+from cluster.gateway.anthropic.errors import anthropic_error, has_anthropic_form
 from cluster.gateway.openai.responses import error_body
 from cluster.telemetry.metrics import UNKNOWN_ENDPOINT, HttpMetrics
 
 logger = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER = "X-Request-Id"
+_ANTHROPIC_ID_HEADER = "request-id"
 MAX_HEAD_BYTES = 16 * 1024
 """Limit of the size of all headers together."""
 _POLLED_ENDPOINTS = frozenset({"/", "/health", "/ready", "/metrics"})
 _VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_ID_PREFIXES = {"/v1/completions": "cmpl-", "/v1/chat/completions": "chatcmpl-"}
+_ID_PREFIXES = {
+    "/v1/completions": "cmpl-",
+    "/v1/chat/completions": "chatcmpl-",
+    "/v1/responses": "resp_",
+    "/v1/messages": "msg_",
+}
 
 _WORKER_RETRY_S = "5"
 """Seconds after which a worker may have started or come back."""
@@ -57,8 +64,12 @@ class JsonResponse(Response):
         return orjson.dumps(content)
 
 
-def error_response(error: BatonError) -> JsonResponse:
-    """``error`` with its HTTP status, in OpenAI's shape."""
+def error_response(error: BatonError, body: dict[str, Any] | None = None) -> JsonResponse:
+    """``error`` with its HTTP status.
+
+    Args:
+        body: ``None`` for OpenAI's shape.
+    """
     headers = {}
     if isinstance(error, OverloadedError):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
@@ -68,13 +79,21 @@ def error_response(error: BatonError) -> JsonResponse:
         headers.update(error.headers)
     if isinstance(error, InvalidApiKeyError):
         headers["WWW-Authenticate"] = "Bearer"
-    return JsonResponse(error_body(error), status_code=error.http_status, headers=headers)
+    return JsonResponse(body or error_body(error), status_code=error.http_status, headers=headers)
 
 
 def error_answer(scope: Scope, error: BatonError) -> JsonResponse:
-    """Like :func:`error_response`; also records the error for metrics and the access log."""
+    """The answer to a request with ``error``, in the shape of the request's API. Records the error for metrics and the
+    access log."""
     scope["state"]["error_code"] = error.code
-    return error_response(error)
+    return error_response(error, error_body_for(scope, error))
+
+
+def error_body_for(scope: Scope, error: BatonError) -> dict[str, Any]:
+    """``error`` in the shape of the request's API."""
+    if has_anthropic_form(scope["path"]):
+        return anthropic_error(error, scope["state"]["request_id"])
+    return error_body(error)
 
 
 def to_baton_error(error: Exception, request_id: str) -> BatonError:
@@ -134,6 +153,8 @@ class RequestContextMiddleware:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers[REQUEST_ID_HEADER] = state["request_id"]
+                if has_anthropic_form(scope["path"]):
+                    headers[_ANTHROPIC_ID_HEADER] = state["request_id"]
                 headers.update(state.get("response_headers", {}))
             await send(message)
             if message["type"] == "http.response.start":
@@ -166,7 +187,7 @@ def _choose_request_id(scope: Scope) -> str:
     given = Headers(scope=scope).get(REQUEST_ID_HEADER)
     if given is not None and _VALID_REQUEST_ID.fullmatch(given):
         return given
-    return _ID_PREFIXES.get(scope["path"], "req-") + uuid.uuid4().hex
+    return _ID_PREFIXES.get(scope["path"].rstrip("/"), "req-") + uuid.uuid4().hex
 
 
 def _check_head(scope: Scope) -> None:

@@ -11,18 +11,23 @@ from pydantic import BaseModel
 from baton.core.roles import POOLS
 from baton.core.version import package_version
 from baton.explain.timelines import Order
+from cluster.gateway.anthropic.answer_schemas import MESSAGES_SCHEMAS
+from cluster.gateway.anthropic.errors import has_anthropic_form
+from cluster.gateway.anthropic.schemas import MessagesRequest, PromptRequest
 from cluster.gateway.endpoints import ENDPOINTS, Endpoint
 from cluster.gateway.openai.answer_schemas import ANSWER_SCHEMAS, object_of, ref
-from cluster.gateway.openai.parameter_table import parameters_of
 from cluster.gateway.openai.parameters import Parameter
-from cluster.gateway.openai.schemas import BaseRequest, ChatCompletionRequest, CompletionRequest
+from cluster.gateway.openai.schemas import ChatCompletionRequest, CompletionRequest, RequestSchema
 from cluster.gateway.openai.tokenize_schemas import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
+from cluster.gateway.responses.answer_schemas import RESPONSES_SCHEMAS
+from cluster.gateway.responses.schemas import ResponsesRequest
 
 Json = dict[str, Any]
 
 MAX_LISTED = 1000
 MAX_WORKERS = 4096
-_REQUESTS = {schema.endpoint: schema for schema in (CompletionRequest, ChatCompletionRequest)}
+_SCHEMAS = (CompletionRequest, ChatCompletionRequest, ResponsesRequest, MessagesRequest, PromptRequest)
+_REQUESTS: dict[str, type[RequestSchema]] = {schema.endpoint: schema for schema in _SCHEMAS}
 _TOKENIZER_REQUESTS: dict[str, tuple[type[BaseModel], ...]] = {
     "/tokenize": (TokenizeTextRequest, TokenizeChatRequest),
     "/detokenize": (DetokenizeRequest,),
@@ -34,7 +39,7 @@ _NAME = re.compile(r"\{(\w+)\}")
 
 def describe_api() -> Json:
     """The document that ``/openapi.json`` serves."""
-    schemas: Json = dict(ANSWER_SCHEMAS)
+    schemas: Json = {**ANSWER_SCHEMAS, **RESPONSES_SCHEMAS, **MESSAGES_SCHEMAS}
     paths: dict[str, Json] = {}
     for endpoint in ENDPOINTS:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, schemas)
@@ -62,9 +67,10 @@ def _operation(endpoint: Endpoint, schemas: Json) -> Json:
         operation["parameters"] = parameters
     if (body := _body(endpoint, schemas)) is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
-    if endpoint.path in _REQUESTS:
+    if endpoint.path in _REQUESTS and "stream" in _REQUESTS[endpoint.path].model_fields:
         content["text/event-stream"] = {"schema": _EVENT}
-    refusal = {"description": "An error", "content": {"application/json": {"schema": ref("Error")}}}
+    error = ref("AnthropicError" if has_anthropic_form(endpoint.path) else "Error")
+    refusal = {"description": "An error", "content": {"application/json": {"schema": error}}}
     operation["responses"] = {"200": {"description": "Success", "content": content}, "default": refusal}
     return operation
 
@@ -84,14 +90,14 @@ def _body(endpoint: Endpoint, schemas: Json) -> Json | None:
     return None
 
 
-def _request_schema(schema: type[BaseRequest], schemas: Json) -> Json:
+def _request_schema(schema: type[RequestSchema], schemas: Json) -> Json:
     """The body of a generation endpoint: the fields of its schema, and the other parameters of the table."""
     fields = schema.model_json_schema(ref_template="#/components/schemas/{model}")
     schemas.update(fields.pop("$defs", {}))
     required = fields.get("required", [])
     properties = {
         name: _property(parameter, fields["properties"].get(name), is_required=name in required)
-        for name, parameter in parameters_of(schema.endpoint).items()
+        for name, parameter in schema.parameters.items()
     }
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 

@@ -51,6 +51,7 @@ class OutputDelta:
         prompt_logprobs: those of the prompt, with the first chunk, if the request asked for them.
         token_ids: the chunk's tokens up to the sequence's end, whether or not their text was released.
         events: with a parser, what the text means; ``text`` is empty then.
+        stop_string: the stop string that ended the output; empty if none did.
     """
 
     text: str = ""
@@ -59,6 +60,7 @@ class OutputDelta:
     token_ids: tuple[int, ...] = ()
     events: tuple[Event, ...] = ()
     prompt_logprobs: PromptLogprobs | None = None
+    stop_string: str = ""
 
 
 class StopMatcher:
@@ -152,6 +154,7 @@ class OutputProcessor:
         self.num_drafted = 0
         self.num_accepted = 0
         self.finish_reason: FinishReason | None = None
+        self._stop_string = ""
 
     @property
     def is_finished(self) -> bool:
@@ -211,7 +214,13 @@ class OutputProcessor:
         self.num_accepted = min(self.num_accepted, self.num_completion_tokens)  # a stop string may have cut some off
         taken = chunk.token_ids[: self.num_completion_tokens - num_before]
         return OutputDelta(
-            "".join(pieces), self._release_entries(), self.finish_reason, taken, tuple(events), chunk.prompt_logprobs
+            "".join(pieces),
+            self._release_entries(),
+            self.finish_reason,
+            taken,
+            tuple(events),
+            chunk.prompt_logprobs,
+            self._stop_string,
         )
 
     @property
@@ -235,6 +244,7 @@ class OutputProcessor:
         if match is not None:
             end, length = match
             cut = num_before + end
+            self._stop_string = self._held[cut - length : cut]
             self._held = self._held[: cut if self._stop.include_in_output else cut - length]
             return self._finish(FinishReason.STOP)
         return self._release(len(self._held) - self._matcher.num_held_chars)

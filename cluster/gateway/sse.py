@@ -1,4 +1,4 @@
-"""Server-sent events as OpenAI's clients expect them."""
+"""Responses that are streams of server-sent events."""
 
 from __future__ import annotations
 
@@ -6,28 +6,16 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Any
 
-import orjson
 from fastapi import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from baton.core.errors import DeadlineError, RequestCancelledError
+from cluster.gateway.answers import Answer
 from cluster.gateway.http_edge import to_baton_error, until_disconnect
-from cluster.gateway.openai.responses import error_body
 
-DONE_EVENT = b"data: [DONE]\n\n"
 _LAST_WORDS_S = 5.0
 """Seconds to send the rest after the deadline, so that a client that reads gets the error."""
-
-
-def encode_event(data: Any) -> bytes:
-    """Encodes one event with ``data`` as JSON."""
-    return b"data: " + orjson.dumps(data) + b"\n\n"
-
-
-COMMENT = b": waiting\n\n"
-"""Clients ignore it, and proxies see that the stream lives."""
 
 
 class PunctualEvents:
@@ -68,26 +56,29 @@ class PunctualEvents:
 
 
 class SseResponse(Response):
-    """Sends each of ``events`` as soon as it is available, and a comment whenever there is none for a while.
+    """Sends each of ``events`` as soon as it is available, and a heartbeat whenever there is none for a while.
 
-    The headers are sent at once, so an error becomes an event, and the stream ends without ``[DONE]``. ``events`` is
-    closed when the client disconnects, and also when it does not read before the deadline, which would otherwise hold
-    resources of workers indefinitely.
+    The headers are sent at once, so an error becomes the last event. ``events`` is closed when the client disconnects,
+    and also when it does not read before the deadline, which would otherwise hold resources of workers indefinitely.
 
     Args:
+        answer: what ``events`` are of.
         deadline_s: deadline of the request, on the monotonic clock. A send that has not finished by then is given up.
-        comment_every_s: seconds of silence after which a comment is sent.
+        beat_every_s: seconds of silence after which a heartbeat is sent.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: PunctualEvents, request_id: str, deadline_s: float, comment_every_s: float) -> None:
+    def __init__(
+        self, events: PunctualEvents, answer: Answer, request_id: str, deadline_s: float, beat_every_s: float
+    ) -> None:
         self.status_code = 200
         self.background = None
         self._events = events
+        self._answer = answer
         self._request_id = request_id
         self._deadline_s = deadline_s
-        self._comment_every_s = comment_every_s
+        self._beat_every_s = beat_every_s
         self._sent_s = float("-inf")  # the client may have waited before
         # X-Accel-Buffering: nginx would otherwise collect events before it passes them on.
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
@@ -110,26 +101,26 @@ class SseResponse(Response):
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        comments = asyncio.create_task(self._send_comments(send))
+        heartbeats = asyncio.create_task(self._send_heartbeats(send))
         try:
             async for event in self._events:
                 await self._send_body(send, event)
         except OSError:
             raise
         except Exception as error:  # noqa: BLE001 (the status is sent: an event is the only way to tell the client)
-            await self._send_body(send, encode_event(error_body(to_baton_error(error, self._request_id))))
+            await self._send_body(send, self._answer.failure(to_baton_error(error, self._request_id)))
         finally:
-            comments.cancel()
-            await asyncio.gather(comments, return_exceptions=True)
+            heartbeats.cancel()
+            await asyncio.gather(heartbeats, return_exceptions=True)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send_comments(self, send: Send) -> None:
+    async def _send_heartbeats(self, send: Send) -> None:
         while True:
             silent_s = time.monotonic() - self._sent_s
-            if silent_s >= self._comment_every_s:
-                await self._send_body(send, COMMENT)
+            if silent_s >= self._beat_every_s:
+                await self._send_body(send, self._answer.heartbeat)
             else:
-                await asyncio.sleep(self._comment_every_s - silent_s)
+                await asyncio.sleep(self._beat_every_s - silent_s)
 
     async def _send_body(self, send: Send, body: bytes) -> None:
         self._sent_s = time.monotonic()

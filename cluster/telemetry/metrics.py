@@ -32,7 +32,7 @@ from cluster.routing.dispatcher import RoutingMetrics
 from cluster.telemetry.cluster_metrics import ClusterCollector, ClusterFigures
 from cluster.telemetry.slo_metrics import SloMetrics
 
-GENERATION_ENDPOINTS = frozenset({"/v1/completions", "/v1/chat/completions"})
+GENERATION_ENDPOINTS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"})
 UNKNOWN_ENDPOINT = "other"
 
 

@@ -20,6 +20,7 @@ from baton.engine.models.default_model import ensure_default_model
 from baton.engine.models.tokenizer import Tokenizer
 from tests.bad_inputs import BadInput, bad_inputs
 from tests.e2e.conftest import EXACT
+from tests.e2e.translated_apis import MessagesApi, ResponsesApi
 from tests.running_cluster import MODEL, RunningCluster
 from tests.scored_prompts import load_reference, log_softmax_of, own_logprobs
 
@@ -201,6 +202,14 @@ class TestOpenAIClient:
 
     def test_models_are_listed(self, client: OpenAI) -> None:
         assert [model.id for model in client.models.list()] == [MODEL]
+
+
+class TestResponsesApi(ResponsesApi):
+    """Its tests in this module's cluster."""
+
+
+class TestMessagesApi(MessagesApi):
+    """Its tests in this module's cluster."""
 
 
 @pytest.mark.parametrize("bad", bad_inputs(MODEL, CONTEXT_LENGTH), ids=lambda bad: bad.name)

@@ -27,58 +27,59 @@ def object_of(**properties: Json) -> Json:
     }
 
 
-def _object_with(optional: Mapping[str, Json], **properties: Json) -> Json:
+def object_with(optional: Mapping[str, Json], **properties: Json) -> Json:
+    """An object that may have ``optional`` properties, too."""
     found = object_of(**properties)
     return {**found, "properties": {**properties, **optional}}
 
 
-def _list_of(schema: Json) -> Json:
+def list_of(schema: Json) -> Json:
     return {"type": "array", "items": schema}
 
 
-def _or_null(schema: Json) -> Json:
+def or_null(schema: Json) -> Json:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
 def _answer(kind: str, choice: str, optional: Mapping[str, Json] | None = None) -> Json:
-    return _object_with(
+    return object_with(
         {"service_tier": STRING, **(optional or {})},
         id=STRING,
         object={"const": kind},
         created=INTEGER,
         model=STRING,
-        choices=_list_of(ref(choice)),
+        choices=list_of(ref(choice)),
         usage=ref("Usage"),
     )
 
 
-_TOKEN: Mapping[str, Json] = {"token": STRING, "logprob": NUMBER, "bytes": _list_of(INTEGER)}
+_TOKEN: Mapping[str, Json] = {"token": STRING, "logprob": NUMBER, "bytes": list_of(INTEGER)}
 _FINISH_REASON: Json = {"enum": ["stop", "length"]}
-_TOKEN_IDS: Mapping[str, Json] = {"token_ids": _list_of(INTEGER)}
+_TOKEN_IDS: Mapping[str, Json] = {"token_ids": list_of(INTEGER)}
 _RANKED = object_of(logprob=NUMBER, rank=INTEGER, decoded_token=STRING)
 _PROMPT_LOGPROBS: Mapping[str, Json] = {
-    "prompt_logprobs": _list_of(_or_null({"type": "object", "additionalProperties": _RANKED}))
+    "prompt_logprobs": list_of(or_null({"type": "object", "additionalProperties": _RANKED}))
 }
 """Of each token of the prompt, by token id; null for the first one."""
 
 ANSWER_SCHEMAS: Mapping[str, Json] = {
     "Object": {"type": "object"},
     "Error": object_of(
-        error=_object_with(
+        error=object_with(
             {"reason": STRING, "predicted_wait_ms": NUMBER},
             message=STRING,
             type=STRING,
-            param=_or_null(STRING),
+            param=or_null(STRING),
             code=STRING,
         )
     ),
     "Model": object_of(
         id=STRING, object={"const": "model"}, created=INTEGER, owned_by=STRING, root=STRING, max_model_len=INTEGER
     ),
-    "ModelList": object_of(object={"const": "list"}, data=_list_of(ref("Model"))),
+    "ModelList": object_of(object={"const": "list"}, data=list_of(ref("Model"))),
     "Version": object_of(version=STRING),
     "Tokens": object_of(
-        count=INTEGER, max_model_len=INTEGER, tokens=_list_of(INTEGER), token_strs=_or_null(_list_of(STRING))
+        count=INTEGER, max_model_len=INTEGER, tokens=list_of(INTEGER), token_strs=or_null(list_of(STRING))
     ),
     "Text": object_of(prompt=STRING),
     "Usage": object_of(
@@ -90,37 +91,37 @@ ANSWER_SCHEMAS: Mapping[str, Json] = {
             reasoning_tokens=INTEGER, accepted_prediction_tokens=INTEGER, rejected_prediction_tokens=INTEGER
         ),
     ),
-    "CompletionChoice": _object_with(
+    "CompletionChoice": object_with(
         {**_TOKEN_IDS, **_PROMPT_LOGPROBS},
         index=INTEGER,
         text=STRING,
-        logprobs=_or_null(
+        logprobs=or_null(
             object_of(
-                tokens=_list_of(STRING),
-                token_logprobs=_list_of(_or_null(NUMBER)),
-                top_logprobs=_list_of(_or_null({"type": "object", "additionalProperties": NUMBER})),
-                text_offset=_list_of(INTEGER),
+                tokens=list_of(STRING),
+                token_logprobs=list_of(or_null(NUMBER)),
+                top_logprobs=list_of(or_null({"type": "object", "additionalProperties": NUMBER})),
+                text_offset=list_of(INTEGER),
             )
         ),
         finish_reason=_FINISH_REASON,
     ),
     "Completion": _answer("text_completion", "CompletionChoice"),
-    "ChatChoice": _object_with(
+    "ChatChoice": object_with(
         _TOKEN_IDS,
         index=INTEGER,
         message=ref("ChatMessage"),
-        logprobs=_or_null(
+        logprobs=or_null(
             object_of(
-                content=_list_of(object_of(**_TOKEN, top_logprobs=_list_of(object_of(**_TOKEN)))),
+                content=list_of(object_of(**_TOKEN, top_logprobs=list_of(object_of(**_TOKEN)))),
                 refusal={"type": "null"},
             )
         ),
         finish_reason={"enum": ["stop", "length", "tool_calls"]},
     ),
-    "ChatMessage": _object_with(
-        {"reasoning_content": STRING, "tool_calls": _list_of(ref("ToolCall"))},
+    "ChatMessage": object_with(
+        {"reasoning_content": STRING, "tool_calls": list_of(ref("ToolCall"))},
         role={"const": "assistant"},
-        content=_or_null(STRING),
+        content=or_null(STRING),
         refusal={"type": "null"},
     ),
     "ToolCall": object_of(id=STRING, type={"const": "function"}, function=object_of(name=STRING, arguments=STRING)),

@@ -14,7 +14,7 @@ from typing import Any, Literal
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 
-Origin = Literal["OpenAI", "vLLM", "SGLang", "baton"]
+Origin = Literal["OpenAI", "Anthropic", "vLLM", "SGLang", "baton"]
 Kind = Literal["string", "boolean", "integer", "number", "object"]
 
 _TYPES: Mapping[Kind, tuple[type, ...]] = {

@@ -151,16 +151,8 @@ class Planner:
         max_tokens_param, requested = _agreed_max_tokens(request)
         num_top = _resolve_top_logprobs(request)
         tools = self._tools(request)
-        chat = Chat(
-            request.messages,
-            tools.listed,
-            add_generation_prompt=_resolve_generation_prompt(request),
-            continue_final_message=request.continue_final_message,
-            add_special_tokens=request.add_special_tokens,
-            template_kwargs=request.template_kwargs,
-        )
         truncates = request.truncate_prompt_tokens is not None
-        token_ids = await self._encoder.encode_chat(chat, card, may_be_long=truncates)
+        token_ids = await self._encoder.encode_chat(_chat_of(request, tools), card, may_be_long=truncates)
         token_ids = truncated(token_ids, request.truncate_prompt_tokens, card)
         # Chat clients ask for a fixed number, and their history grows until both together exceed the context.
         names = "messages", max_tokens_param
@@ -180,6 +172,12 @@ class Planner:
             is_constrained=bool(grammar and tools.functions),
         )
         return dataclasses.replace(plan, new_parser=new_parser, shown_token_ids=self._dialect.shown_token_ids())
+
+    async def count_chat(self, request: ChatCompletionRequest, card: ModelCard) -> int:
+        """The number of tokens of a chat's prompt, which may be longer than the context; errors as for
+        :meth:`plan_chat`."""
+        check_model(request.model, card)
+        return len(await self._encoder.encode_chat(_chat_of(request, self._tools(request)), card, may_be_long=True))
 
     def _tools(self, request: ChatCompletionRequest) -> ToolUse:
         tools = resolve_tools(request)
@@ -257,6 +255,17 @@ class Planner:
                 f"most {limits.max_inflight} at a time (router.max_inflight). Send fewer in one request.",
                 param="n" if n > 1 else "prompt",
             )
+
+
+def _chat_of(request: ChatCompletionRequest, tools: ToolUse) -> Chat:
+    return Chat(
+        request.messages,
+        tools.listed,
+        add_generation_prompt=_resolve_generation_prompt(request),
+        continue_final_message=request.continue_final_message,
+        add_special_tokens=request.add_special_tokens,
+        template_kwargs=request.template_kwargs,
+    )
 
 
 def _plan_prompt(

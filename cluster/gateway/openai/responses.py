@@ -61,6 +61,7 @@ class ChoiceOutput:
     token_ids: list[int] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    stop_string: str = ""
 
     def add(self, delta: OutputDelta) -> None:
         self.texts.append(delta.text)
@@ -68,6 +69,7 @@ class ChoiceOutput:
         self.entries.extend(delta.entries)
         self.token_ids.extend(delta.token_ids)
         self.finish_reason = delta.finish_reason or self.finish_reason
+        self.stop_string = delta.stop_string or self.stop_string
 
     @property
     def text(self) -> str:

@@ -19,7 +19,7 @@ from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from baton.core.roles import SpeculationMethod
 from cluster.gateway.openai.json_body import json_type, shown
 from cluster.gateway.openai.parameter_table import endpoints_of, parameters_of
-from cluster.gateway.openai.parameters import CHAT, COMPLETIONS
+from cluster.gateway.openai.parameters import CHAT, COMPLETIONS, Parameter
 
 MISNOMERS = {
     "slo_class": "choose an SLO class with 'service_tier', with the header X-Baton-SLO-Class or by the API key.",
@@ -47,22 +47,22 @@ def check_known(
         raise InvalidRequestError(f"Unknown {what} {name!r}; {hint}", param=name)
 
 
-def without_unknown(schema: type[BaseRequest], body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def without_unknown(schema: type[RequestSchema], body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Divides a request into the parameters that some endpoint knows, and the names of the others."""
-    known = {name: value for name, value in body.items() if name in schema.model_fields or endpoints_of(name)}
+    known = {name: value for name, value in body.items() if name in schema.parameters or endpoints_of(name)}
     return known, [name for name in body if name not in known]
 
 
-def _check_names(schema: type[BaseRequest], names: Iterable[str]) -> None:
+def _check_names(schema: type[RequestSchema], names: Iterable[str]) -> None:
     """Raises :class:`InvalidRequestError` for the first parameter that the endpoint does not know."""
-    known = parameters_of(schema.endpoint)
     for name in names:
-        if name not in known and (others := endpoints_of(name)):
-            raise UnsupportedParameterError(f"{name} is a parameter of {others[0]} only. Leave it out.", param=name)
-    check_known(names, known, listed=schema.model_fields)
+        if name not in schema.parameters and (others := endpoints_of(name)):
+            known = " and ".join(others)
+            raise UnsupportedParameterError(f"{name} is a parameter of {known} only. Leave it out.", param=name)
+    check_known(names, schema.parameters, listed=schema.model_fields)
 
 
-def _check_rules(schema: type[BaseRequest], values: Mapping[str, Any]) -> None:
+def _check_rules(schema: type[RequestSchema], values: Mapping[str, Any]) -> None:
     """Checks sizes, and the parameters that are not passed to the engine.
 
     Raises:
@@ -70,7 +70,7 @@ def _check_rules(schema: type[BaseRequest], values: Mapping[str, Any]) -> None:
         InvalidRequestError: a value has too many entries, or an accepted parameter has the wrong type.
     """
     for name, value in values.items():
-        parameter = parameters_of(schema.endpoint)[name]
+        parameter = schema.parameters[name]
         limit, rule = parameter.max_items, parameter.rule
         if limit is not None and isinstance(value, (list, dict)) and len(value) > limit:
             raise InvalidRequestError(f"{name} has {len(value)} entries; at most {limit} are allowed.", param=name)
@@ -161,29 +161,26 @@ class SpeculationOptions(BaseModel):
     method: SpeculationMethod
 
 
-class BaseRequest(BaseModel):
-    """The parameters that both endpoints share. Null means absent, as with OpenAI."""
+class RequestSchema(BaseModel):
+    """The honoured parameters of an endpoint. Null means absent, as with OpenAI."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
     endpoint: ClassVar[str]
+    parameters: ClassVar[Mapping[str, Parameter]]
+    """All parameters that the endpoint knows, by name."""
+
+
+class CommonRequest(RequestSchema):
+    """The parameters of every endpoint that generates tokens, with extensions that are common among servers."""
 
     model: str | None = None
     """Absent: the model that the endpoint serves."""
-    max_tokens: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
-    n: int = 1
-    seed: int | None = None
-    stop: str | list[str] | None = None
     stream: bool = False
-    stream_options: StreamOptions | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: dict[str, float] | None = None
     service_tier: str | None = None
     """Names the SLO class; see :meth:`baton.core.slo.SloClasses.choose`."""
-
-    # Extensions that are common among servers.
+    seed: int | None = None
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
@@ -197,6 +194,20 @@ class BaseRequest(BaseModel):
     """Only so many of the prompt's last tokens are used; -1: as many as the context holds."""
     cache_salt: str | None = None
     """Only requests with the same salt share cached prefixes, within what the API key shares."""
+
+
+class BaseRequest(CommonRequest):
+    """The parameters that chats and completions share."""
+
+    max_tokens: int | None = None
+    n: int = 1
+    stop: str | list[str] | None = None
+    stream_options: StreamOptions | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[str, float] | None = None
+
+    # Extensions that are common among servers.
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     """vLLM's, with one of ``json``, ``json_object``, ``regex``, ``choice`` and ``grammar``."""
@@ -223,6 +234,7 @@ class BaseRequest(BaseModel):
 
 class CompletionRequest(BaseRequest):
     endpoint: ClassVar[str] = COMPLETIONS
+    parameters: ClassVar[Mapping[str, Parameter]] = parameters_of(COMPLETIONS)
 
     prompt: Annotated[Any, WithJsonSchema(_PROMPT)]
     """A string, token ids, or an array of either; see :func:`cluster.gateway.openai.model_inputs.split_prompts`."""
@@ -234,6 +246,7 @@ class CompletionRequest(BaseRequest):
 
 class ChatCompletionRequest(BaseRequest):
     endpoint: ClassVar[str] = CHAT
+    parameters: ClassVar[Mapping[str, Parameter]] = parameters_of(CHAT)
 
     messages: Annotated[list[Any], WithJsonSchema(MESSAGES)]
     max_completion_tokens: int | None = None
@@ -247,7 +260,7 @@ class ChatCompletionRequest(BaseRequest):
     """See :func:`cluster.gateway.openai.tool_use.resolve_tools`."""
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     """Given to the chat template, with ``enable_thinking: false`` for ``none``."""
 
     @property
@@ -260,7 +273,7 @@ class ChatCompletionRequest(BaseRequest):
         return {**given, **(self.chat_template_kwargs or {})}
 
 
-RequestT = TypeVar("RequestT", bound=BaseRequest)
+RequestT = TypeVar("RequestT", bound=RequestSchema)
 
 _MAX_EXACT = 2.0**53
 """Larger floats do not stand for one integer only."""
@@ -306,7 +319,7 @@ def parse_request(schema: type[RequestT], body: Mapping[str, Any]) -> RequestT:
 
 
 @cache
-def _integer_fields(schema: type[BaseRequest]) -> frozenset[str]:
+def _integer_fields(schema: type[RequestSchema]) -> frozenset[str]:
     """The parameters that are an integer or an array of integers."""
     kinds = {name: (field.annotation, *get_args(field.annotation)) for name, field in schema.model_fields.items()}
     return frozenset(name for name, kind in kinds.items() if int in kind or list[int] in kind)

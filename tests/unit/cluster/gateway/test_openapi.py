@@ -10,11 +10,13 @@ import jsonschema
 import pytest
 from fastapi.routing import APIRoute
 
+from cluster.gateway.anthropic.schemas import MessagesRequest, PromptRequest
 from cluster.gateway.endpoints import ENDPOINTS
 from cluster.gateway.gateway import create_app
-from cluster.gateway.openai.parameter_table import PARAMETERS
 from cluster.gateway.openai.plan import GatewayLimits
+from cluster.gateway.openai.schemas import ChatCompletionRequest, CompletionRequest
 from cluster.gateway.openapi import describe_api
+from cluster.gateway.responses.schemas import ResponsesRequest
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator, say
 
@@ -44,11 +46,14 @@ def test_every_parameter_is_described_with_its_values() -> None:
     schemas = DOCUMENT["components"]["schemas"]
     for schema in schemas.values():
         jsonschema.Draft202012Validator.check_schema(schema)
-    for parameter in PARAMETERS:
-        for endpoint in parameter.endpoints:
-            name = "ChatCompletionRequest" if "chat" in endpoint else "CompletionRequest"
-            assert schemas[name]["properties"][parameter.name]["description"] == parameter.note
+    for schema in (ChatCompletionRequest, CompletionRequest, ResponsesRequest, MessagesRequest, PromptRequest):
+        properties = schemas[schema.__name__]["properties"]
+        assert {name: found["description"] for name, found in properties.items()} == {
+            name: parameter.note for name, parameter in schema.parameters.items()
+        }
     checked({**CHAT, "stop": ["a"], "logit_bias": {"5": 1}, "user": None, "tools": []}, "ChatCompletionRequest")
+    checked({"input": [{"role": "user", "content": "hello"}], "store": None}, "ResponsesRequest")
+    checked({**CHAT, "system": [{"type": "text", "text": "a"}]}, "MessagesRequest")
     for wrong in ({"messages": []}, {**CHAT, "made_up": 1}, {**CHAT, "store": True}, {**CHAT, "n": "2"}):
         with pytest.raises(jsonschema.ValidationError):
             checked(wrong, "ChatCompletionRequest")
@@ -61,6 +66,12 @@ async def test_answers_are_as_described(http: httpx.AsyncClient) -> None:
         checked((await http.post("/v1/completions", json={**COMPLETION, **changes})).json(), "Completion")
     for changes in ({}, {**asking, "logprobs": True, "top_logprobs": 2, "service_tier": "auto"}):
         checked((await http.post("/v1/chat/completions", json={**CHAT, **changes})).json(), "ChatCompletion")
+    for changes in ({}, {"max_output_tokens": 3, "instructions": "a", "service_tier": "auto", "metadata": {"a": "b"}}):
+        checked((await http.post("/v1/responses", json={"input": "hello", **changes})).json(), "Response")
+    for changes in ({}, {"max_tokens": 3}, {"stop_sequences": ["i"]}):
+        checked((await http.post("/v1/messages", json={**CHAT, **changes})).json(), "Message")
+    checked((await http.post("/v1/messages/count_tokens", json={"messages": CHAT["messages"]})).json(), "TokenCount")
+    checked((await http.post("/v1/messages", json={})).json(), "AnthropicError")
     checked((await http.get("/v1/models")).json(), "ModelList")
     checked((await http.get(f"/v1/models/{MODEL}")).json(), "Model")
     checked((await http.post("/v1/chat/completions", json={})).json(), "Error")

@@ -86,6 +86,11 @@ def test_the_stop_string_completed_first_wins() -> None:
     assert text_of(feed(processor("bc", "abc"), chars("abc"))) == ""
 
 
+def test_the_stop_string_is_named() -> None:
+    assert [delta.stop_string for delta in feed(processor("abc", "b"), chars("xab"))] == ["", "", "b"]
+    assert feed(processor("b"), chars("xy"))[-1].stop_string == ""
+
+
 def test_a_stop_string_before_min_tokens_is_ordinary_text() -> None:
     target = processor("b", min_tokens=3)
     assert text_of(feed(target, chars("abcdb"))) == "abcd"

@@ -1,4 +1,4 @@
-"""Every row of the table of parameters, against the parser."""
+"""Every row of the tables of parameters, against the parser."""
 
 from __future__ import annotations
 
@@ -8,24 +8,38 @@ from typing import Any
 import pytest
 
 from baton.core.errors import BatonError, InvalidRequestError, UnsupportedParameterError
+from cluster.gateway.anthropic.parameter_table import COUNT_TOKENS, MESSAGES
+from cluster.gateway.anthropic.schemas import MessagesRequest, PromptRequest
 from cluster.gateway.openai.parameter_table import PARAMETERS, endpoints_of
 from cluster.gateway.openai.parameters import CHAT, COMPLETIONS, Parameter
 from cluster.gateway.openai.schemas import (
-    BaseRequest,
     ChatCompletionRequest,
     CompletionRequest,
+    RequestSchema,
     parse_request,
     without_unknown,
 )
+from cluster.gateway.responses.parameter_table import RESPONSES
+from cluster.gateway.responses.schemas import ResponsesRequest
 from tests.parameters_page import PAGE, render
 
 ROOT = Path(__file__).parents[4]
-SCHEMAS: dict[str, type[BaseRequest]] = {CHAT: ChatCompletionRequest, COMPLETIONS: CompletionRequest}
-BASES: dict[str, dict[str, Any]] = {
-    CHAT: {"messages": [{"role": "user", "content": "hello"}]},
-    COMPLETIONS: {"prompt": "hello"},
+SCHEMAS: dict[str, type[RequestSchema]] = {
+    CHAT: ChatCompletionRequest,
+    COMPLETIONS: CompletionRequest,
+    RESPONSES: ResponsesRequest,
+    MESSAGES: MessagesRequest,
+    COUNT_TOKENS: PromptRequest,
 }
-ROWS = [(endpoint, parameter) for parameter in PARAMETERS for endpoint in parameter.endpoints]
+HELLO = [{"role": "user", "content": "hello"}]
+BASES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": HELLO},
+    COMPLETIONS: {"prompt": "hello"},
+    RESPONSES: {"input": "hello"},
+    MESSAGES: {"messages": HELLO, "max_tokens": 9},
+    COUNT_TOKENS: {"messages": HELLO},
+}
+ROWS = [(endpoint, parameter) for endpoint, schema in SCHEMAS.items() for parameter in schema.parameters.values()]
 ODD = {"odd": "value"}
 """No parameter allows it, except for objects without effect."""
 
@@ -41,18 +55,21 @@ VALUES: dict[str, Any] = {
     "tools": [{}], "tool_choice": "auto", "parallel_tool_calls": True, "response_format": {"type": "json_object"},
     "structured_outputs": {"regex": "a"}, "guided_json": {}, "guided_regex": "a", "guided_choice": ["a"],
     "guided_grammar": "start: /a/", "guided_whitespace_pattern": " ", "json_schema": {}, "regex": "a", "ebnf": "a",
+    "input": "other", "instructions": "a", "max_output_tokens": 3, "text": {}, "reasoning": {}, "metadata": {},
+    "include": [], "system": "a", "thinking": {}, "output_config": {}, "stop_sequences": ["x"],
 }  # fmt: skip
 """A value of each honoured parameter that changes the request; those that differ between endpoints are below."""
 OTHER_VALUES = {
     (CHAT, "logprobs"): True, (COMPLETIONS, "logprobs"): 3,
     (CHAT, "add_special_tokens"): True, (COMPLETIONS, "add_special_tokens"): False,
+    (RESPONSES, "parallel_tool_calls"): False, (MESSAGES, "tool_choice"): {}, (COUNT_TOKENS, "tool_choice"): {},
 }  # fmt: skip
 OF_KIND: dict[str, list[Any]] = {
     "string": ["", "a"], "boolean": [True, False], "integer": [0, -3], "number": [1, 0.5], "object": [{}, {"a": 1}],
 }  # fmt: skip
 
 
-def parse(endpoint: str, **given: Any) -> BaseRequest:
+def parse(endpoint: str, **given: Any) -> RequestSchema:
     return parse_request(SCHEMAS[endpoint], {**BASES[endpoint], **given})
 
 
@@ -107,21 +124,27 @@ def test_refused_parameters_are_refused_by_name_unless_neutral(endpoint: str, pa
 @pytest.mark.parametrize("name", sorted({row.name for row in PARAMETERS if len(endpoints_of(row.name)) == 1}))
 def test_parameters_of_the_other_endpoint_are_refused_by_name(name: str) -> None:
     (known,) = endpoints_of(name)
-    (other,) = SCHEMAS.keys() - {known}
+    (other,) = {CHAT, COMPLETIONS} - {known}
     body, ignored = without_unknown(SCHEMAS[other], {**BASES[other], name: "value"})
     assert not ignored
     with pytest.raises(UnsupportedParameterError, match=f"^{name} is a parameter of {known} only"):
         parse_request(SCHEMAS[other], body)
 
 
+def test_parameters_of_both_are_refused_by_name_elsewhere() -> None:
+    for endpoint in (RESPONSES, MESSAGES, COUNT_TOKENS):
+        with pytest.raises(UnsupportedParameterError, match=f"^n is a parameter of {CHAT} and {COMPLETIONS} only"):
+            parse(endpoint, n=2)
+
+
 @pytest.mark.parametrize("endpoint", SCHEMAS)
 def test_parameters_that_no_api_documents_are_unknown(endpoint: str) -> None:
-    body = {**BASES[endpoint], "made_up": 1, "top_p": 0.5, "maxtokens": None}
+    body = {**BASES[endpoint], "made_up": 1, "model": "m", "maxtokens": None}
     with pytest.raises(InvalidRequestError, match="Unknown parameter 'made_up'"):
         parse_request(SCHEMAS[endpoint], body)
     known, ignored = without_unknown(SCHEMAS[endpoint], body)
     assert ignored == ["made_up", "maxtokens"]
-    assert parse_request(SCHEMAS[endpoint], known) == parse(endpoint, top_p=0.5)
+    assert parse_request(SCHEMAS[endpoint], known) == parse(endpoint, model="m")
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row[1].max_items is not None], ids=lambda row: row[1].name)

@@ -1,0 +1,80 @@
+"""Requests of ``/v1/messages`` and ``/v1/messages/count_tokens``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import WithJsonSchema
+
+from cluster.gateway.anthropic.parameter_table import (
+    COUNT_TOKENS,
+    MESSAGES,
+    MESSAGES_PARAMETERS,
+    PROMPT_PARAMETERS,
+)
+from cluster.gateway.openai.parameters import Parameter
+from cluster.gateway.openai.schemas import CommonRequest, RequestSchema
+from cluster.gateway.openai.shared_parameters import by_name
+
+_STRING = {"type": "string"}
+_WORD = {"type": "string", "minLength": 1}
+
+
+def _block(kind: str, *required: str, **properties: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"type": {"const": kind}, "cache_control": {}, **properties},
+        "required": ["type", *required],
+        "additionalProperties": False,
+    }
+
+
+def _text_or(*blocks: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [_STRING, {"type": "array", "items": {"anyOf": [_TEXT, *blocks]}}]}
+
+
+def _message(role: str, *blocks: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"role": {"const": role}, "content": _text_or(*blocks)},
+        "required": ["role", "content"],
+        "additionalProperties": False,
+    }
+
+
+_TEXT = _block("text", "text", text=_STRING)
+_SYSTEM = _text_or()
+_RESULT = _block("tool_result", "tool_use_id", tool_use_id=_WORD, content=_text_or(), is_error={"type": "boolean"})
+_USE = _block("tool_use", "id", "name", "input", id=_WORD, name=_WORD, input={"type": "object"})
+_THINKING = _block("thinking", "thinking", thinking=_STRING, signature=_STRING)
+_MESSAGES = {
+    "type": "array",
+    "minItems": 1,
+    "items": {"anyOf": [_message("user", _RESULT), _message("assistant", _USE, _THINKING), _message("system")]},
+}
+
+
+class PromptRequest(RequestSchema):
+    """The parameters of a prompt. Those of type ``Any`` are checked by the translation."""
+
+    endpoint: ClassVar[str] = COUNT_TOKENS
+    parameters: ClassVar[Mapping[str, Parameter]] = by_name(PROMPT_PARAMETERS)
+
+    model: str | None = None
+    messages: Annotated[list[Any], WithJsonSchema(_MESSAGES)]
+    system: Annotated[Any, WithJsonSchema(_SYSTEM)] = None
+    tools: list[Any] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+
+
+class MessagesRequest(PromptRequest, CommonRequest):
+    """A prompt and how to answer it."""
+
+    endpoint: ClassVar[str] = MESSAGES
+    parameters: ClassVar[Mapping[str, Parameter]] = by_name(MESSAGES_PARAMETERS)
+
+    max_tokens: Annotated[int, WithJsonSchema({"type": "integer", "minimum": 1})]
+    stop_sequences: Annotated[list[str] | None, WithJsonSchema({"type": "array", "items": _WORD})] = None

@@ -1,0 +1,94 @@
+"""Checks of what a parameter nests: objects, arrays and strings at a path such as ``input[2].content``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from baton.core.errors import InvalidRequestError, UnsupportedParameterError
+from cluster.gateway.openai.json_body import json_type, shown
+from cluster.gateway.openai.schemas import check_known
+
+_MAX_ENTRIES = 8192
+"""Highest number of messages and content parts, as in chats: each costs time."""
+_NESTED = ("content", "output", "summary")
+"""Keys of the arrays that messages and parts hold."""
+
+
+def check_size(value: Any, path: str) -> None:
+    """Raises :class:`InvalidRequestError` if there are too many messages and parts. To be called first."""
+    count, rest = 0, [value]
+    while rest:
+        found = rest.pop()
+        if isinstance(found, list):
+            count += len(found)
+            if count > _MAX_ENTRIES:
+                raise InvalidRequestError(
+                    f"{path} has more than {_MAX_ENTRIES} entries and content parts. Send fewer.",
+                    param=_parameter(path),
+                )
+            rest += found
+        elif isinstance(found, dict):
+            rest += (found[key] for key in _NESTED if key in found)
+
+
+def checked_object(value: Any, path: str, known: Iterable[str]) -> dict[str, Any]:
+    """``value`` without nulls, which clients write for keys that they do not use.
+
+    Raises:
+        InvalidRequestError: it is no object, or has another key that is not ``known``.
+    """
+    if not isinstance(value, dict):
+        raise InvalidRequestError(f"{path} must be an object, got {json_type(value)}.", param=_parameter(path))
+    given = {key: found for key, found in value.items() if found is not None}
+    check_known(given, known, f"key in {path}:")
+    return given
+
+
+def checked_list(value: Any, path: str) -> list[Any]:
+    """Raises :class:`InvalidRequestError` if ``value`` is no array."""
+    if not isinstance(value, list):
+        raise InvalidRequestError(f"{path} must be an array, got {json_type(value)}.", param=_parameter(path))
+    return value
+
+
+def checked_string(value: Any, path: str) -> str:
+    """Raises :class:`InvalidRequestError` if ``value`` is no string."""
+    if not isinstance(value, str):
+        raise InvalidRequestError(f"{path} must be a string, got {shown(value)}.", param=_parameter(path))
+    return value
+
+
+def checked_choice(value: Any, path: str, choices: Iterable[str]) -> str:
+    """Raises :class:`InvalidRequestError` if ``value`` is none of ``choices``."""
+    choices = list(choices)
+    if value not in choices:
+        raise InvalidRequestError(
+            f"{path} must be one of {', '.join(choices)}, got {shown(value)}.", param=_parameter(path)
+        )
+    return str(value)
+
+
+def check_neutral(value: Mapping[str, Any], path: str, neutral: Mapping[str, tuple[Any, ...]]) -> None:
+    """Checks keys of which only the values that change nothing are allowed.
+
+    Raises:
+        UnsupportedParameterError: another value; the message names its key.
+    """
+    for key, allowed in neutral.items():
+        if key in value and not any(type(value[key]) is type(known) and value[key] == known for known in allowed):
+            raise UnsupportedParameterError(
+                f"{path}.{key} is not supported with the value {shown(value[key])}; leave it out.",
+                param=_parameter(path),
+            )
+
+
+def unsupported_type(path: str, kind: Any, supported: Iterable[str]) -> UnsupportedParameterError:
+    """The error for an object at ``path`` whose ``type`` is none of ``supported``."""
+    return UnsupportedParameterError(
+        f"{path}.type {shown(kind)} is not supported; it must be {' or '.join(supported)}.", param=_parameter(path)
+    )
+
+
+def _parameter(path: str) -> str:
+    return path.partition(".")[0].partition("[")[0]
