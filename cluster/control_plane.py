@@ -115,8 +115,8 @@ class ControlPlane:
         for holder in (self.metrics.slo, self.metrics.admission, self.admission):
             holder.set_classes(self.slo_classes.all)
 
-    def create_router(self, model: ModelCard, timelines: TimelineStore) -> Router:
-        """Creates the router. Must be called once."""
+    def create_router(self, model: ModelCard, timelines: TimelineStore, more: Sequence[RequestObserver] = ()) -> Router:
+        """Creates the router. Must be called once. ``more`` observers are called last."""
         observers = request_observers(
             self.metrics,
             timelines,
@@ -124,7 +124,7 @@ class ControlPlane:
             self.admission,
             self._traffic,
             self._clock,
-            more=[self._dispatcher],
+            more=[self._dispatcher, *more],
         )
         return Router(
             model,

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from baton.core.logs import PACKAGES
 from baton.process.worker_environment import worker_variables
+from cluster.jobs.jobs_config import DATA_VARIABLE
 from tests.cpu_kinds.process import take_on_kind
 from tests.thorough_cases import split, wrong_records
 
 os.environ.update(worker_variables())
+os.environ[DATA_VARIABLE] = str(
+    Path(tempfile.gettempdir()) / f"baton-tests-{os.getuid()}-{os.getpid()}"
+)  # no user's jobs
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 take_on_kind()

@@ -136,6 +136,31 @@ class NotFoundError(BatonError):
     error_type = "invalid_request_error"
 
 
+class ConflictError(BatonError):
+    """The named thing is in a state that does not allow this."""
+
+    code = "conflict"
+    grpc_status = "FAILED_PRECONDITION"
+    http_status = 409
+    error_type = "invalid_request_error"
+
+
+class StorageFullError(BatonError):
+    """The disk or the database has no room for files and results of jobs."""
+
+    code = "storage_full"
+    grpc_status = "RESOURCE_EXHAUSTED"
+    http_status = 507
+
+
+class JobsUnavailableError(BatonError):
+    """The folder or the database of jobs cannot be used, or jobs are disabled."""
+
+    code = "jobs_unavailable"
+    grpc_status = "UNAVAILABLE"
+    http_status = 503
+
+
 class UnsupportedModelError(BatonError):
     """The model cannot run on this engine; raised at start, with the reason."""
 

@@ -26,6 +26,7 @@ from cluster.config.security_config import SecurityConfig
 from cluster.config.slo_config import SloConfig
 from cluster.config.worker_config import DecodeConfig, EngineConfig, PoolConfig, PrefillConfig, SpeculationConfig
 from cluster.gateway.api_keys import ApiKeys
+from cluster.jobs.jobs_config import JobsConfig
 from cluster.registry.liveness_config import LivenessConfig
 from cluster.routing.routing_config import RoutingConfig
 from cluster.telemetry.telemetry_config import TelemetryConfig
@@ -108,6 +109,7 @@ class BatonConfig(Section):
     simulation: SimulationConfig = SimulationConfig()
     admission: AdmissionConfig = AdmissionConfig()
     autoscaler: AutoscalerConfig = AutoscalerConfig()
+    jobs: JobsConfig = JobsConfig()
 
     @field_validator("served_model_name")
     @classmethod

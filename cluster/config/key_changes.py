@@ -70,6 +70,7 @@ _RULES: Mapping[str, Need] = {
     "simulation": Need.CLUSTER,
     "admission": Need.ROUTER,
     "autoscaler": Need.ROUTER,
+    "jobs": Need.ROUTER,
 }
 """Keys and sections with their needs; the longest name that fits a key counts."""
 

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -39,6 +40,11 @@ def api_key_of(request: Request) -> ApiKey | None:
     return api_key
 
 
+def inner_state(api_key: ApiKey | None) -> dict[str, Any]:
+    """``scope["state"]`` of a request that the gateway makes itself, as ``api_key``. Clients cannot set a state."""
+    return {_STATE_KEY: api_key}
+
+
 class AccessControl:
     """Checks API keys, as a dependency of the FastAPI application.
 
@@ -57,7 +63,7 @@ class AccessControl:
             InvalidApiKeyError: the key is missing or unknown.
             PermissionDeniedError: the path needs an admin key.
         """
-        if not self._keys or request.scope["path"] in self._open_paths:
+        if not self._keys or request.scope["path"] in self._open_paths or _STATE_KEY in request.scope["state"]:
             return
         try:
             self._identify(request)

@@ -214,6 +214,10 @@ class ApiKeys:
         """Takes over the keys of ``other``."""
         self._by_digest = other._by_digest
 
+    def named(self, name: str) -> ApiKey | None:
+        """The key of an owner, if there is one."""
+        return next((api_key for api_key in self._by_digest.values() if api_key.name == name), None)
+
     def find(self, authorization: str | None, bare_key: str | None = None) -> ApiKey:
         """The key that an ``Authorization`` header carries.
 

@@ -31,6 +31,8 @@ from cluster.gateway.http_edge import (
     error_body_for,
     error_response,
 )
+from cluster.gateway.jobs.batches_endpoint import BatchesEndpoint
+from cluster.gateway.jobs.files_endpoint import FilesEndpoint
 from cluster.gateway.lenient_routes import LenientRoutes
 from cluster.gateway.openai.json_body import json_limits, shown
 from cluster.gateway.openai.plan import GatewayLimits, check_model
@@ -41,6 +43,7 @@ from cluster.gateway.openapi import MAX_LISTED, MAX_WORKERS, describe_api, page
 from cluster.gateway.origins import OriginPolicy
 from cluster.gateway.tokenize_endpoint import TokenizeEndpoint
 from cluster.gateway.work_threads import WorkThreads
+from cluster.jobs.jobs import Jobs
 from cluster.requests.generation import FinishedRequest, Generator
 from cluster.telemetry.metrics import HttpMetrics
 
@@ -123,6 +126,7 @@ def create_app(
     is_kept: Callable[[str], bool] = lambda _: False,
     dialect: Dialect | None = None,
     specials_are_text: bool = False,
+    jobs: Jobs | None = None,
 ) -> FastAPI:
     """The application for one served model. It has no global state.
 
@@ -137,6 +141,7 @@ def create_app(
         is_kept: whether an id belongs to the timeline of an earlier request, so that it must not be used again.
         dialect: how the model writes calls and reasoning; ``None`` finds it out.
         specials_are_text: special tokens in the content of messages are encoded as text.
+        jobs: files and batches; ``None`` refuses them.
     """
     api_keys = ApiKeys() if api_keys is None else api_keys
     access = [Depends(AccessControl(api_keys, open_paths).check)]
@@ -151,7 +156,7 @@ def create_app(
         app.add_middleware(
             CORSMiddleware,
             allow_origins=cors_origins,
-            allow_methods=("GET", "HEAD", "POST"),
+            allow_methods=("GET", "HEAD", "POST", "DELETE"),
             allow_headers=("*",),
             allow_private_network=True,
             expose_headers=("*",),
@@ -168,6 +173,7 @@ def create_app(
     )
     _add_generation_routes(app, generator, endpoint)
     _add_tokenizer_routes(app, TokenizeEndpoint(generator, tokenizer, encoder, bodies, threads))
+    _add_job_routes(app, FilesEndpoint(jobs), BatchesEndpoint(jobs, bodies))
     _add_health_routes(app, generator)
     _add_admin_routes(app, admin, bodies)
     return app
@@ -194,6 +200,18 @@ def _add_generation_routes(app: FastAPI, generator: Generator, endpoint: Generat
 def _add_tokenizer_routes(app: FastAPI, endpoint: TokenizeEndpoint) -> None:
     app.post("/tokenize", response_model=None)(endpoint.tokenize)
     app.post("/detokenize", response_model=None)(endpoint.detokenize)
+
+
+def _add_job_routes(app: FastAPI, files: FilesEndpoint, batches: BatchesEndpoint) -> None:
+    app.post("/v1/files", response_model=None)(files.create)
+    app.get("/v1/files", response_model=None)(files.list)
+    app.get("/v1/files/{file_id}", response_model=None)(files.get)
+    app.delete("/v1/files/{file_id}", response_model=None)(files.delete)
+    app.get("/v1/files/{file_id}/content", response_model=None)(files.content)
+    app.post("/v1/batches", response_model=None)(batches.create)
+    app.get("/v1/batches", response_model=None)(batches.list)
+    app.get("/v1/batches/{batch_id}", response_model=None)(batches.get)
+    app.post("/v1/batches/{batch_id}/cancel", response_model=None)(batches.cancel)
 
 
 def _add_health_routes(app: FastAPI, generator: Generator) -> None:

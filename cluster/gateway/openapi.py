@@ -15,12 +15,17 @@ from cluster.gateway.anthropic.answer_schemas import MESSAGES_SCHEMAS
 from cluster.gateway.anthropic.errors import has_anthropic_form
 from cluster.gateway.anthropic.schemas import MessagesRequest, PromptRequest
 from cluster.gateway.endpoints import ENDPOINTS, Endpoint
+from cluster.gateway.jobs.answers import MAX_BATCHES_LISTED, MAX_FILES_LISTED, ORDERS
+from cluster.gateway.jobs.batches_endpoint import MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE
+from cluster.gateway.jobs.files_endpoint import EXPIRY_ANCHOR, FILE_FIELD, LONGEST_EXPIRY_S, SHORTEST_EXPIRY_S
 from cluster.gateway.openai.answer_schemas import ANSWER_SCHEMAS, object_of, ref
 from cluster.gateway.openai.parameters import Parameter
 from cluster.gateway.openai.schemas import ChatCompletionRequest, CompletionRequest, RequestSchema
 from cluster.gateway.openai.tokenize_schemas import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
 from cluster.gateway.responses.answer_schemas import RESPONSES_SCHEMAS
 from cluster.gateway.responses.schemas import ResponsesRequest
+from cluster.jobs.job_types import ENDPOINTS as ENDPOINTS_OF_LINES
+from cluster.jobs.jobs import BATCH_PURPOSE
 
 Json = dict[str, Any]
 
@@ -34,6 +39,54 @@ _TOKENIZER_REQUESTS: dict[str, tuple[type[BaseModel], ...]] = {
 }
 _EVENT: Json = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 """A server-sent event: JSON in ``data``, or ``[DONE]``."""
+_TEXT_TYPES = {"/docs": "text/html", "/v1/files/{file_id}/content": "application/octet-stream"}
+_EXPIRY: Json = {
+    "anchor": {"const": EXPIRY_ANCHOR},
+    "seconds": {"type": "integer", "minimum": SHORTEST_EXPIRY_S, "maximum": LONGEST_EXPIRY_S},
+}
+_FILE_FORM: Json = {
+    "type": "object",
+    "properties": {
+        "purpose": {"const": BATCH_PURPOSE, "description": "what the file is for"},
+        FILE_FIELD: {"type": "string", "format": "binary", "description": "a request as JSON in each line"},
+        **{
+            f"expires_after[{name}]": {**of, "description": "when the file is deleted; absent: never"}
+            for name, of in _EXPIRY.items()
+        },
+    },
+    "required": ["purpose", FILE_FIELD],
+    "additionalProperties": False,
+}
+_BATCH: Json = {
+    "type": "object",
+    "properties": {
+        "input_file_id": {"type": "string", "minLength": 1, "description": "a file with the purpose batch"},
+        "endpoint": {"enum": list(ENDPOINTS_OF_LINES), "description": "the url of all lines"},
+        "completion_window": {
+            "type": "string",
+            "pattern": "^([1-9]|1[0-9]|2[0-4])h$",
+            "description": "when the batch expires: a duration of a second to a day, such as 24h",
+        },
+        "metadata": {
+            "anyOf": [
+                {
+                    "type": "object",
+                    "maxProperties": MAX_METADATA,
+                    "propertyNames": {"maxLength": MAX_METADATA_KEY},
+                    "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_VALUE},
+                },
+                {"type": "null"},
+            ],
+            "description": "strings that are kept with the batch",
+        },
+        "output_expires_after": {
+            "anyOf": [object_of(**_EXPIRY), {"type": "null"}],
+            "description": "when its files are deleted; null: after jobs.keep_days",
+        },
+    },
+    "required": ["input_file_id", "endpoint", "completion_window"],
+    "additionalProperties": False,
+}
 _NAME = re.compile(r"\{(\w+)\}")
 
 
@@ -53,19 +106,18 @@ def describe_api() -> Json:
 
 
 def _operation(endpoint: Endpoint, schemas: Json) -> Json:
-    text = {"text/html" if endpoint.path == "/docs" else "text/plain": {"schema": {"type": "string"}}}
+    text = {_TEXT_TYPES.get(endpoint.path, "text/plain"): {"schema": {"type": "string"}}}
     content: Json = {"application/json": {"schema": ref(endpoint.answer)}} if endpoint.answer else text
     operation: Json = {"summary": endpoint.summary}
     names = _NAME.findall(endpoint.path)
     parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
-    if endpoint.path == "/v1/requests":
-        parameters += [
-            {"name": "order", "in": "query", "schema": {"enum": list(get_args(Order))}},
-            {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": MAX_LISTED}},
-        ]
+    if endpoint.method == "GET":
+        parameters += [{"name": name, "in": "query", "schema": of} for name, of in _queries(endpoint.path).items()]
     if parameters:
         operation["parameters"] = parameters
-    if (body := _body(endpoint, schemas)) is not None:
+    if endpoint.name == "POST /v1/files":
+        operation["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": _FILE_FORM}}}
+    elif (body := _body(endpoint, schemas)) is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
     if endpoint.path in _REQUESTS and "stream" in _REQUESTS[endpoint.path].model_fields:
         content["text/event-stream"] = {"schema": _EVENT}
@@ -75,6 +127,22 @@ def _operation(endpoint: Endpoint, schemas: Json) -> Json:
     return operation
 
 
+def _queries(path: str) -> Json:
+    """The query parameters of a list."""
+    if path == "/v1/requests":
+        return {"order": {"enum": list(get_args(Order))}, "limit": _limit(MAX_LISTED)}
+    if path == "/v1/files":
+        more = {"order": {"enum": list(ORDERS)}, "purpose": {"type": "string"}}
+        return {"after": {"type": "string"}, "limit": _limit(MAX_FILES_LISTED), **more}
+    if path == "/v1/batches":
+        return {"after": {"type": "string"}, "limit": _limit(MAX_BATCHES_LISTED)}
+    return {}
+
+
+def _limit(largest: int) -> Json:
+    return {"type": "integer", "minimum": 1, "maximum": largest}
+
+
 def _body(endpoint: Endpoint, schemas: Json) -> Json | None:
     if endpoint.path in _REQUESTS:
         schema = _REQUESTS[endpoint.path]
@@ -82,6 +150,8 @@ def _body(endpoint: Endpoint, schemas: Json) -> Json | None:
         return ref(schema.__name__)
     if endpoint.path in _TOKENIZER_REQUESTS:
         return {"anyOf": [schema.model_json_schema() for schema in _TOKENIZER_REQUESTS[endpoint.path]]}
+    if endpoint.name == "POST /v1/batches":
+        return _BATCH
     if endpoint.path == "/admin/scale":
         workers = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_WORKERS}, {"const": "auto"}]}
         return {**object_of(**dict.fromkeys(POOLS, workers)), "required": [], "minProperties": 1}
@@ -132,7 +202,8 @@ def page(document: Json) -> str:
 def _table(operation: Json, schemas: Json) -> str:
     rows = [(found["name"], found["in"], "") for found in operation.get("parameters", ())]
     if "requestBody" in operation:
-        schema = operation["requestBody"]["content"]["application/json"]["schema"]
+        (content,) = operation["requestBody"]["content"].values()
+        schema = content["schema"]
         schema = schemas.get(schema.get("$ref", "").rpartition("/")[2], schema)
         for variant in schema.get("anyOf", [schema]):
             for name, found in variant["properties"].items():

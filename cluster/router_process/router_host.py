@@ -15,6 +15,7 @@ import ray
 
 from baton.core.errors import ConfigError, InternalError
 from baton.core.logs import configure_logging
+from baton.core.slo import BATCH, SloClass
 from baton.engine.models.model_source import resolve_model
 from baton.engine.models.tokenizer import Tokenizer
 from baton.explain.timelines import TimelineStore
@@ -30,9 +31,12 @@ from cluster.gateway.formats.dialect import Dialect
 from cluster.gateway.gateway import create_app
 from cluster.gateway.http_protocol import Edge
 from cluster.gateway.http_server import EdgeServer
+from cluster.gateway.jobs.line_requests import job_endpoint
 from cluster.gateway.openai.plan import GatewayLimits
 from cluster.gateway.origins import OriginPolicy
 from cluster.gateway.tls import create_tls_context, load_certificate
+from cluster.jobs.jobs import Jobs
+from cluster.jobs.pace import Pace
 from cluster.latency.store import FitStore
 from cluster.losses.controller_link import ControllerLink
 from cluster.losses.gcs_watch import GcsWatch
@@ -106,6 +110,9 @@ class RouterHost:
         self._socket: socket.socket | None = None
         self._stopped = asyncio.Event()
         self._is_stopping = False
+        self._pace = Pace(self._config.jobs.max_in_flight, self._is_urgent)
+        self._jobs: Jobs | None = None
+        self._running_jobs: asyncio.Task[None] | None = None
         end_without_controller(self._config.ray)
 
     async def start(self) -> tuple[str, int]:
@@ -113,7 +120,8 @@ class RouterHost:
 
         Raises:
             ConfigError: the port is taken, the model has no tokenizer, an API key or the certificate cannot be used,
-                OpenTelemetry is wanted but not installed, or too few files may be opened for router.max_connections.
+                OpenTelemetry or PostgreSQL is wanted without its packages, or too few files may be opened for
+                router.max_connections.
         """
         self._tracer = create_tracer(self._config.telemetry)
         self._api_keys = self._own_share(self._config)
@@ -128,6 +136,9 @@ class RouterHost:
         self._port = int(self._socket.getsockname()[1])
         scheme = "http" if self._tls is None else "https"
         self._endpoint = f"{scheme}://{_url_host(self._config.router.host)}:{self._port}"
+        if self._config.jobs.enabled:
+            holder = f"{socket.gethostname()}:{self._port}/{self._index}"  # the next process of this router has it, too
+            self._jobs = Jobs(self._config.jobs, self._pace, holder)
         return self._endpoint, self._port
 
     async def describe(self) -> dict[str, Any]:
@@ -243,7 +254,7 @@ class RouterHost:
 
     async def stop(self) -> None:
         self._is_stopping = True
-        for task in (self._scaling, self._watching, self._watching_gcs):
+        for task in (self._scaling, self._watching, self._watching_gcs, self._running_jobs):
             if task is not None:
                 task.cancel()
         if self._feeding is not None:
@@ -274,7 +285,7 @@ class RouterHost:
             eos_token_ids=frozenset(info.eos_token_ids),
             aliases=self._config.served_model_names[1:],
         )
-        generator = self.admin.router = self._plane.create_router(model, self._timelines)
+        generator = self.admin.router = self._plane.create_router(model, self._timelines, [self._pace])
         router = self._config.router
         limits = GatewayLimits(
             max_body_bytes=router.max_body_bytes,
@@ -297,7 +308,11 @@ class RouterHost:
             is_kept=self._timelines.keeps,
             dialect=Dialect(self._tokenizer, router.tool_parser, router.reasoning_parser),
             specials_are_text=router.special_tokens_in_content == "text",
+            jobs=self._jobs,
         )
+        if self._jobs is not None:
+            inside = job_endpoint(app, self._api_keys, generator, limits)
+            self._running_jobs = self._background.spawn(self._jobs.run(inside))
         self._server = EdgeServer(
             app,
             self._socket,
@@ -317,6 +332,10 @@ class RouterHost:
         spare_pauses()
         if self._index == LEADER:
             self._scaling = self._background.spawn(self._plane.autoscaler.run())
+
+    def _is_urgent(self, slo: SloClass) -> bool:
+        """Whether requests of the class come before lines of jobs."""
+        return slo.priority > self._plane.slo_classes.choose(BATCH.name, None).priority
 
     def _own_share(self, config: BatonConfig) -> ApiKeys:
         """The API keys, with this router's share of their limits."""

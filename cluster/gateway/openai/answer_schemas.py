@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from cluster.jobs.job_types import Status
+
 Json = dict[str, Any]
 
 STRING: Json = {"type": "string"}
@@ -53,6 +55,12 @@ def _answer(kind: str, choice: str, optional: Mapping[str, Json] | None = None) 
     )
 
 
+def _page_of(name: str) -> Json:
+    ends = {"first_id": or_null(STRING), "last_id": or_null(STRING)}
+    return object_of(object={"const": "list"}, data=list_of(ref(name)), **ends, has_more={"type": "boolean"})
+
+
+_BATCH_STATES = tuple(map(str, Status))
 _TOKEN: Mapping[str, Json] = {"token": STRING, "logprob": NUMBER, "bytes": list_of(INTEGER)}
 _FINISH_REASON: Json = {"enum": ["stop", "length"]}
 _TOKEN_IDS: Mapping[str, Json] = {"token_ids": list_of(INTEGER)}
@@ -126,5 +134,36 @@ ANSWER_SCHEMAS: Mapping[str, Json] = {
     ),
     "ToolCall": object_of(id=STRING, type={"const": "function"}, function=object_of(name=STRING, arguments=STRING)),
     "ChatCompletion": _answer("chat.completion", "ChatChoice", _PROMPT_LOGPROBS),
+    "File": object_with(
+        {"expires_at": INTEGER},
+        id=STRING,
+        object={"const": "file"},
+        bytes=INTEGER,
+        created_at=INTEGER,
+        filename=STRING,
+        purpose={"enum": ["batch", "batch_output"]},
+        status={"const": "processed"},
+    ),
+    "FileList": _page_of("File"),
+    "DeletedFile": object_of(id=STRING, object={"const": "file"}, deleted={"const": True}),
+    "Batch": object_of(
+        id=STRING,
+        object={"const": "batch"},
+        endpoint=STRING,
+        model=STRING,
+        errors=or_null(object_of(object={"const": "list"}, data=list_of(ref("BatchError")))),
+        input_file_id=STRING,
+        completion_window=STRING,
+        status={"enum": [*_BATCH_STATES]},
+        output_file_id=or_null(STRING),
+        error_file_id=or_null(STRING),
+        created_at=INTEGER,
+        expires_at=INTEGER,
+        **{f"{state}_at": or_null(INTEGER) for state in _BATCH_STATES if state != "validating"},
+        request_counts=object_of(total=INTEGER, completed=INTEGER, failed=INTEGER),
+        metadata=or_null({"type": "object", "additionalProperties": STRING}),
+    ),
+    "BatchError": object_of(code=STRING, line=or_null(INTEGER), message=STRING, param=or_null(STRING)),
+    "BatchList": _page_of("Batch"),
 }
 """Answers that are not streamed; ``Object`` is any object."""

@@ -1,0 +1,1 @@
+"""OpenAI's Files and Batches over HTTP."""

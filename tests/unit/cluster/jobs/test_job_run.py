@@ -1,0 +1,234 @@
+"""Runs of jobs: failures of storage and of other routers, and what they cost."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.core.errors import StorageFullError
+from cluster.gateway.openai.json_body import parse_object
+from cluster.jobs.database import Database
+from cluster.jobs.file_records import FileRecords
+from cluster.jobs.file_storage import FileStorage
+from cluster.jobs.input_lines import InputFile
+from cluster.jobs.job_run import JobRun, Workshop
+from cluster.jobs.job_store import JobStore, LeaseLostError
+from cluster.jobs.job_threads import JobThreads
+from cluster.jobs.job_types import Job, Line, Status
+from cluster.jobs.pace import Pace
+from cluster.jobs.result_lines import Answer
+from tests.job_services import is_urgent, jsonl, line
+from tests.unit.cluster.jobs.made_jobs import LEASE_S, MODEL, made_job, stored_file
+from tests.waiting import until
+
+URL = "/v1/completions"
+NUM_LINES = 12
+
+
+class Sender:
+    """Answers lines, or waits while ``is_held``."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+        self.is_held: Callable[[Line], bool] = lambda _: False
+
+    async def __call__(self, job: Job, line: Line) -> Answer:
+        self.seen.append(line.number)
+        if self.is_held(line):
+            await asyncio.Event().wait()
+        await asyncio.sleep(0)
+        return Answer(200, f"id-{line.number}", b'{"text":"done"}')
+
+
+class World:
+    """A job in progress, and what its runs need."""
+
+    def __init__(self, folder: Path) -> None:
+        self.database = Database(f"sqlite:///{folder / 'jobs.sqlite'}")
+        self.database.create_tables()
+        self.store, self.files = JobStore(self.database), FileRecords(self.database)
+        self.storage = FileStorage(folder / "files")
+        self.storage.create()
+        self.sender, self.threads, self.now_s = Sender(), JobThreads(), 200.0
+        self.shop = Workshop(
+            store=self.store,
+            storage=self.storage,
+            threads=self.threads,
+            pace=Pace(4, is_urgent),
+            open_input=lambda job: InputFile(self.storage.path(job.input_file_id), job.endpoint, parse_object, 10_000),
+            send=self.sender,
+            max_lines=100,
+            max_in_flight=4,
+            clock=lambda: self.now_s,
+        )
+        file = stored_file()
+        new = self.storage.write(file.id)
+        new.write(jsonl(*(line(f"n{number}", URL, prompt="hello") for number in range(1, NUM_LINES + 1))))
+        new.commit()
+        self.files.add(file)
+        self.job = made_job(file)
+        self.store.add(self.job)
+
+    def claim(self, holder: str = "a", lease_s: float = LEASE_S) -> JobRun:
+        (job,) = self.store.claim(holder, [MODEL], self.now_s, lease_s, running=[], limit=1)
+        return JobRun(job, self.shop, lease_s)
+
+    def now(self) -> Job:
+        return self.store.get("", self.job.id)
+
+    def contents(self) -> list[str]:
+        """The custom ids in the output file."""
+        path = self.storage.path(self.now().output_file_id or "none")
+        return [json.loads(text)["custom_id"] for text in path.read_bytes().splitlines()]
+
+
+ALL = [f"n{number}" for number in range(1, NUM_LINES + 1)]
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    found = World(tmp_path)
+    yield found
+    found.threads.close()
+    found.database.close()
+
+
+async def test_a_run_goes_on_where_the_last_one_was_killed(world: World) -> None:
+    world.sender.is_held = lambda line: line.number > 5
+    killed = asyncio.create_task(world.claim().run())
+    await until(lambda: world.now().num_completed == 5)
+    killed.cancel()
+    await asyncio.gather(killed, return_exceptions=True)
+    world.sender.is_held = lambda _: False
+    world.sender.seen.clear()
+    await world.claim().run()
+    assert world.now().status is Status.COMPLETED
+    assert sorted(world.sender.seen) == list(range(6, NUM_LINES + 1))
+    assert world.contents() == ALL
+
+
+async def test_a_router_that_was_believed_dead_ends_its_run(world: World) -> None:
+    world.sender.is_held = lambda line: line.number > 5
+    hung = asyncio.create_task(world.claim(lease_s=0.2).run())
+    await until(lambda: world.now().num_completed == 5)
+    world.now_s += 60
+    other = world.claim("b", lease_s=100.0)
+    with pytest.raises(LeaseLostError):
+        await hung
+    world.sender.is_held = lambda _: False
+    await other.run()
+    assert world.contents() == ALL
+
+
+async def test_a_full_database_delays_results_and_loses_none(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = iter([True, True, False])
+    record = world.store.record
+
+    def limited(*arguments: Any) -> None:
+        if next(failures, False):
+            raise StorageFullError("full")
+        record(*arguments)
+
+    monkeypatch.setattr(world.store, "record", limited)
+    await world.claim().run()
+    assert world.contents() == ALL
+    assert len(world.sender.seen) == NUM_LINES
+
+
+async def test_sqlite_without_room_says_so(world: World) -> None:
+    with world.database.reading() as connection:
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+    large = stored_file(filename="x" * 2**20)
+    with pytest.raises(StorageFullError, match="no room left"):
+        world.files.add(large)
+    assert world.now().status is Status.VALIDATING
+
+
+async def test_a_full_disk_delays_the_files_of_a_job(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = iter([True, False])
+    fsync = os.fsync
+
+    def limited(descriptor: int) -> None:
+        if next(failures, False):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", limited)
+    await world.claim().run()
+    assert world.now().status is Status.COMPLETED
+    assert world.contents() == ALL
+    assert len(list(world.storage.path("x").parent.iterdir())) == 2
+
+
+async def test_a_job_whose_time_passed_while_nothing_ran_expires(world: World) -> None:
+    world.now_s = world.job.expires_at + 1
+    await world.claim().run()
+    assert (world.now().status, world.sender.seen) == (Status.EXPIRED, [])
+
+
+async def test_a_lost_input_file_keeps_the_job(world: World) -> None:
+    """Its content comes back with the disk that holds it."""
+    run = world.claim()
+    path = world.storage.path(world.job.input_file_id)
+    hidden = path.rename(path.with_name("hidden"))
+    task = asyncio.create_task(run.run())
+    await asyncio.sleep(0.05)
+    assert world.now().status is Status.VALIDATING
+    hidden.rename(path)
+    await task
+    assert world.contents() == ALL
+
+
+def test_uploads_leave_room_for_the_database(tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path, free_bytes=lambda _: 2**20)
+    new = storage.write("file-1")
+    with pytest.raises(StorageFullError, match=r"jobs\.dir"):
+        new.write(b"x")
+    new.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_strays_are_removed_and_records_keep_their_files(tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path)
+    for name in ("file-known", "file-stray", "file-new", "file-open.part", "jobs.sqlite"):
+        (tmp_path / name).write_bytes(b"x")
+        if name != "file-new":
+            os.utime(tmp_path / name, (0, 0))
+    storage.remove_strays(lambda names: {"file-known"} & set(names))
+    assert {path.name for path in tmp_path.iterdir()} == {"file-known", "file-new", "jobs.sqlite"}
+
+
+def test_a_large_input_is_checked_with_pauses_and_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "file-1"
+    body = {"prompt": "word " * 1000}
+    with path.open("wb") as stream:
+        for number in range(2000):
+            stream.write(jsonl(line(str(number), URL, **body)))
+        stream.write(b'{"custom_id": "' + b"x" * 200_000 + b'"}\n')
+    pauses: list[float] = []
+    source = InputFile(path, URL, partial(parse_object), 100_000)
+    num_lines, problems = source.check(10_000, pauses.append)
+    assert num_lines == 2001
+    assert [(one.code, one.line) for one in problems] == [("line_too_long", 2001)]
+    assert pauses
+
+
+def lines_of(source: InputFile) -> Iterator[Line]:
+    return source.lines({2})
+
+
+def test_lines_that_are_done_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "file-1"
+    path.write_bytes(jsonl(line("a", URL, prompt="1"), "", line("b", URL, prompt="2"), line("c", URL, prompt="3")))
+    found = list(lines_of(InputFile(path, URL, parse_object, 1000)))
+    assert found == [Line(1, "a", b'{"prompt":"1"}'), replace(found[1], number=3, custom_id="c")]
