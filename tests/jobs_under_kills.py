@@ -1,7 +1,7 @@
 """A job whose router and workers are killed again and again: ``python -m tests.jobs_under_kills [--help]``.
 
-Runs `baton up` in a folder of its own, submits one job through the openai client, sends SIGKILL to a router or a worker
 Runs `baton up` in a folder of its own, submits a job through the openai client, sends SIGKILL to a router or a worker
+at seeded moments, and once to all processes, after which it starts the cluster again. At the end each line of the job
 must have exactly one result. Exits with 1 if one has none, two or an error.
 """
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 from urllib.parse import quote, urlsplit
 
 import httpx
@@ -157,6 +157,44 @@ class RouterClient:
         """
         return await self._json("POST", path, dict(body), _GENERATION)
 
+    async def upload(self, name: str, content: BinaryIO) -> str:
+        """Uploads a file of requests for a batch, and returns its id."""
+        files = {"file": (name, content, "application/jsonl")}
+        try:
+            response = await self._http.post("/v1/files", data={"purpose": "batch"}, files=files, timeout=_GENERATION)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        return str(self._object_in(response)["id"])
+
+    async def download(self, file_id: str, target: BinaryIO) -> None:
+        """Writes the content of a file of the router to ``target``."""
+        path = f"/v1/files/{quote(file_id, safe='')}/content"
+        try:
+            async with self._http.stream("GET", path) as response:
+                if response.status_code != 200:
+                    raise _error_of(response.status_code, await response.aread(), response.headers)
+                async for data in response.aiter_bytes():
+                    target.write(data)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+
+    async def create_batch(self, file_id: str, endpoint: str) -> dict[str, Any]:
+        """Makes a batch of an uploaded file."""
+        body = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": "24h"}
+        return await self._json("POST", "/v1/batches", body)
+
+    async def batches(self, limit: int) -> list[dict[str, Any]]:
+        """The newest batches."""
+        return list((await self._json("GET", f"/v1/batches?limit={limit}"))["data"])
+
+    async def batch(self, batch_id: str) -> dict[str, Any]:
+        """The state of a batch."""
+        return await self._json("GET", f"/v1/batches/{quote(batch_id, safe='')}")
+
+    async def cancel_batch(self, batch_id: str) -> dict[str, Any]:
+        """Asks for the end of a batch, and returns its state."""
+        return await self._json("POST", f"/v1/batches/{quote(batch_id, safe='')}/cancel")
+
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Yields the chunks of a streamed answer as they arrive. Closing the iterator cancels the request."""
         content = encode_body({**body, "stream": True})
@@ -186,14 +224,17 @@ class RouterClient:
             response = await self._http.request(method, path, content=content, headers=headers, timeout=timeout)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
+        return self._object_in(response)
+
+    def _object_in(self, response: httpx.Response) -> dict[str, Any]:
         if response.status_code != 200:
             raise _error_of(response.status_code, response.content, response.headers)
         try:
             values = response.json()
         except ValueError as error:
-            raise RouterUnreachableError(f"{self.endpoint}{path} did not answer with JSON.") from error
+            raise RouterUnreachableError(f"{response.url} did not answer with JSON.") from error
         if not isinstance(values, dict):
-            raise RouterUnreachableError(f"{self.endpoint}{path} did not answer with a JSON object.")
+            raise RouterUnreachableError(f"{response.url} did not answer with a JSON object.")
         return values
 
     def _unreachable(self, error: httpx.HTTPError) -> RouterUnreachableError:

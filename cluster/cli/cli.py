@@ -19,7 +19,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 from baton.client.local_cluster import find_endpoint
@@ -27,6 +26,8 @@ from cluster.cli.cli_bench import bench_compare, bench_serve, bench_sweep
 from cluster.cli.cli_certs import certs
 from cluster.cli.cli_check import check
 from cluster.cli.cli_common import CaOption, EndpointOption, JsonOption, with_client
+from cluster.cli.cli_jobs import app as jobs_app
+from cluster.cli.cli_jobs import submit_job
 from cluster.cli.cli_node import app as node_app
 from cluster.cli.cli_plan import advise, change_role, plan
 from cluster.cli.cli_reporter import Reporter, error_console, print_report, run_app
@@ -78,6 +79,7 @@ app.command("move")(change_role)
 app.command("wait-idle")(wait_idle)
 app.add_typer(train_app, name="train")
 app.add_typer(node_app, name="node")
+app.add_typer(jobs_app, name="jobs")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -211,7 +213,12 @@ def submit(
         Path | None,
         typer.Option("-f", "--file", help='JSONL file with {"prompt": ...} or {"messages": ...} in each line.'),
     ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="JSONL file for the answers, in order.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="JSONL file for the answers to --file, in order.")
+    ] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Do not wait for the batch of --file; `baton jobs` returns to it.")
+    ] = False,
     stream: Annotated[bool, typer.Option("--stream", help="Print the answer while it is generated.")] = False,
     chat: Annotated[
         bool, typer.Option("--chat/--completion", help="Apply the chat template, or send the prompt as it is.")
@@ -230,14 +237,11 @@ def submit(
     service_tier: Annotated[
         str | None, typer.Option(metavar="CLASS", help="SLO class or service tier. Default: the server's.")
     ] = None,
-    concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Number of concurrent requests with --file. Default: 8.")
-    ] = None,
     endpoint: EndpointOption = None,
     ca: CaOption = None,
 ) -> None:
-    """Send one prompt or a file of prompts, and get the answers."""
-    from cluster.cli.cli_submit import DEFAULT_CONCURRENCY, check_source
+    """Send one prompt and get the answer, or make a batch of a file of prompts."""
+    from cluster.cli.cli_submit import check_source
 
     is_sampled = top_p is not None or seed is not None
     if temperature is None and not is_sampled:
@@ -250,8 +254,8 @@ def submit(
     if prompt is not None:
         if output is not None:
             raise typer.BadParameter("--output requires --file.")
-        if concurrency is not None:
-            raise typer.BadParameter("--concurrency requires --file.")
+        if detach:
+            raise typer.BadParameter("--detach requires --file.")
         if temperature == 0 and is_sampled:  # in a file, a line may have a temperature of its own
             raise typer.BadParameter(
                 "--top-p and --seed have no effect at --temperature 0. Raise --temperature, or omit it."
@@ -262,11 +266,15 @@ def submit(
         _submit_one(endpoint, ca, prompt, options, chat=chat, stream=stream)
     elif file is not None:
         check_source(file)
-        if output is None:
-            raise typer.BadParameter("--file requires --output.")
         if stream:
             raise typer.BadParameter("--stream requires a PROMPT and does not work with --file.")
-        _submit_file(endpoint, ca, file, output, options, chat=chat, concurrency=concurrency or DEFAULT_CONCURRENCY)
+        if service_tier is not None:
+            raise typer.BadParameter("--service-tier requires a PROMPT: the lines of --file run in the class batch.")
+        if detach and output is not None:
+            raise typer.BadParameter(
+                "--output needs the end of the batch; leave out --detach, or use `baton jobs fetch`."
+            )
+        submit_job(endpoint, ca, file, output, options, chat=chat, detach=detach)
 
 
 def _submit_one(
@@ -286,37 +294,6 @@ def _submit_one(
         error_console().print(
             Text(f"(truncated after {answer.usage.get('completion_tokens', '?')} tokens; see --max-tokens)")
         )
-
-
-def _submit_file(
-    endpoint: str | None,
-    ca: Path | None,
-    file: Path,
-    output: Path,
-    options: dict[str, Any],
-    *,
-    chat: bool,
-    concurrency: int,
-) -> None:
-    from cluster.cli.cli_submit import submit_file
-
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        TimeRemainingColumn(), console=error_console(),
-    )  # fmt: skip
-    with bar:
-        task = bar.add_task("prompts", total=None)
-        result = with_client(
-            endpoint,
-            ca,
-            lambda client: submit_file(
-                client, file, output, options, chat=chat, concurrency=concurrency,
-                on_progress=lambda done, total: bar.update(task, completed=done, total=total),
-            ),
-        )  # fmt: skip
-    error_console().print(Text(f"{result.num_answered} answered, {result.num_failed} failed: {output}"), soft_wrap=True)
-    if result.num_failed:
-        raise typer.Exit(1)
 
 
 @app.command()

@@ -187,21 +187,21 @@ def test_submit_reports_a_request_that_the_router_refuses(baton: Callable[..., R
     assert "max_tokens" in refused.err
 
 
-def test_submit_continues_past_a_bad_line_of_a_file(baton: Callable[..., Result], machine: Machine) -> None:
+def test_submit_makes_a_batch_of_a_file(baton: Callable[..., Result], machine: Machine) -> None:
     lines = [
         json.dumps({"id": "france", "prompt": "What is the capital of France?"}),
-        '{"prompt": "no end',
         json.dumps({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}),
         json.dumps({"prompt": "Hello", "tempratur": 0}),
     ]
+    (machine.folder / "in.jsonl").write_text("\n".join([*lines, '{"prompt": "no end']))
+    assert "Line 4: not JSON" in baton("submit", "-f", "in.jsonl", "-o", "out.jsonl").err
     (machine.folder / "in.jsonl").write_text("\n".join(lines))
     result = baton("submit", "-f", "in.jsonl", "-o", "out.jsonl", "--max-tokens", "20")
     assert result.status == 1
-    assert "2 answered, 2 failed: out.jsonl" in result.err
-    france, broken, hello, misspelt = map(json.loads, (machine.folder / "out.jsonl").read_text().splitlines())
+    assert "completed, 2 answered, 1 failed, of 3" in result.err
+    france, hello, misspelt = map(json.loads, (machine.folder / "out.jsonl").read_text().splitlines())
     assert france["id"] == "france"
     assert "Paris" in france["text"]
-    assert "Line 2 is not JSON" in broken["error"]["message"]
     assert hello["usage"]["completion_tokens"] == 2
     assert "did you mean 'temperature'" in misspelt["error"]["message"]
 
