@@ -9,5 +9,5 @@ async def test_requests_from_the_description_get_described_answers() -> None:
     counts = await fuzz_simulated(450)
     assert counts.total() > 300
     for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"):
-        assert counts[f"POST {path} 200"] > 3
+        assert counts[f"POST {path} 200"] > 1
         assert counts[f"POST {path} 400"] > 3

@@ -140,6 +140,8 @@ def test_internal_errors_count_as_failures_and_client_errors_do_not() -> None:
         "endpoint_full",
         "controller_lost",
         "storage_failed",
+        "storage_full",
+        "jobs_unavailable",
     }
     for code, cls in error_classes().items():
         if cls.__module__ == "baton.core.errors" and code not in outside:

@@ -78,6 +78,7 @@ def test_every_import_of_the_tests_is_declared():
         declared |= names_of(PROJECT["optional-dependencies"][extra])
     by_hand = {"gptqmodel"}  # of tests.quantized.make_checkpoints; it needs another version of torch
     by_hand |= {"instructor", "langchain_anthropic", "langchain_openai", "litellm"}  # of tests.clients_by_hand
+    by_hand |= {"lm_eval"}  # of tests.lm_eval_by_hand
     assert undeclared(imported_packages(ROOT / "tests") - by_hand, declared) == set()
 
 

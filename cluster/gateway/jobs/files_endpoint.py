@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from fastapi import Request, Response
 from starlette.responses import FileResponse
 
-from baton.core.errors import BatonError, EndpointFullError, InvalidRequestError, JobsUnavailableError
+from baton.core.errors import BatonError, EndpointFullError, InvalidRequestError, NotFoundError
 from cluster.gateway.access import api_key_of
 from cluster.gateway.http_edge import JsonResponse
 from cluster.gateway.jobs.answers import MAX_FILES_LISTED, file_json, list_json, parse_listing
@@ -36,9 +36,9 @@ def owner_of(request: Request) -> str:
 
 
 def enabled(jobs: Jobs | None) -> Jobs:
-    """Raises :class:`JobsUnavailableError` if jobs are disabled."""
+    """Raises :class:`NotFoundError` if jobs are disabled."""
     if jobs is None:
-        raise JobsUnavailableError("Files and batches are disabled on this endpoint (jobs.enabled: false).")
+        raise NotFoundError("Files and batches are disabled on this endpoint (jobs.enabled: false).")
     return jobs
 
 

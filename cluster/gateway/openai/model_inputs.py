@@ -44,10 +44,7 @@ def split_prompts(prompt: Any, max_prompts: int = MAX_PROMPTS) -> list[str | lis
             )
     else:
         raise InvalidRequestError(f"prompt must be {_PROMPT_FORMS}, got {json_type(prompt)}.", param="prompt")
-    if len(prompts) > max_prompts:
-        raise InvalidRequestError(
-            f"prompt has {len(prompts)} prompts; at most {max_prompts} are allowed.", param="prompt"
-        )
+    check_num_prompts(prompts, max_prompts)
     if not prompts:
         raise InvalidRequestError(f"prompt is empty; it must be {_PROMPT_FORMS}.", param="prompt")
     for index, item in enumerate(prompts):
@@ -60,6 +57,14 @@ def split_prompts(prompt: Any, max_prompts: int = MAX_PROMPTS) -> list[str | lis
     if len({isinstance(item, str) for item in prompts}) > 1:
         raise InvalidRequestError("prompt must not mix strings and token ids in one array.", param="prompt")
     return prompts
+
+
+def check_num_prompts(prompt: Any, max_prompts: int) -> None:
+    """Raises :class:`InvalidRequestError` for a list of more prompts; a list of token ids is one."""
+    if isinstance(prompt, list) and len(prompt) > max_prompts and type(prompt[0]) is not int:
+        raise InvalidRequestError(
+            f"prompt has {len(prompt)} prompts; at most {max_prompts} are allowed.", param="prompt"
+        )
 
 
 def _is_token_ids(value: Any) -> bool:

@@ -11,7 +11,13 @@ from baton.core.request import check_token_ids
 from baton.engine.models.literal_specials import LiteralSpecials
 from baton.engine.models.tokenizer import Tokenizer
 from cluster.gateway.formats.dialect import Dialect
-from cluster.gateway.openai.model_inputs import MAX_MESSAGES, check_messages, count_messages, split_prompts
+from cluster.gateway.openai.model_inputs import (
+    MAX_MESSAGES,
+    check_messages,
+    check_num_prompts,
+    count_messages,
+    split_prompts,
+)
 from cluster.gateway.openai.tool_messages import num_chars
 from cluster.gateway.work_threads import WorkThreads
 from cluster.requests.generation import ModelCard
@@ -69,6 +75,7 @@ class PromptEncoder:
 
         Lists that are too long are refused before their entries are looked at.
         """
+        check_num_prompts(prompt, max_prompts)
         items = prompt[:max_prompts] if isinstance(prompt, list) else ()
         lists = [item for item in (prompt, *items) if isinstance(item, list)]
         longest = max(map(len, lists), default=0)

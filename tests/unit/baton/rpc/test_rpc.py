@@ -192,4 +192,4 @@ async def test_requests_that_cannot_be_parsed_get_a_typed_refusal(kind: str, cap
     assert isinstance(error, InvalidRequestError)
     assert error.message == "A request of /test.Service/Call cannot be parsed."
     assert handled == [right]
-    assert not caplog.records
+    assert not [record for record in caplog.records if not record.name.startswith("asyncio")]  # of earlier tests' loops

@@ -117,8 +117,9 @@ def record_steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
 def test_the_largest_steps_are_run(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = record_steps(monkeypatch)
     plan(configured(), llama, FakeMemory())
-    # A chunk at the end of the longest prompt; then all sequences with their drafts, 40 // 8 for each.
-    assert steps == [(1, 40, 1), (8, 48, 48)]
+    # A chunk at the end of the longest prompt; all sequences with their drafts, 40 // 8 for each; and a chunk whose
+    # tokens all get log probabilities.
+    assert steps == [(1, 40, 1), (8, 48, 48), (1, 40, 40)]
 
 
 def test_a_worker_that_can_change_pools_reserves_memory_for_both(
@@ -129,7 +130,7 @@ def test_a_worker_that_can_change_pools_reserves_memory_for_both(
     assert steps.pop(0) == (1, 64, 1)
     steps.clear()
     plan(configured(prefill={"chunk_tokens": 64, "kv_blocks": 9}), llama, FakeMemory(), "prefill")
-    assert steps == [(1, 64, 1), (8, 8, 8)]  # it never verifies drafts
+    assert steps == [(1, 64, 1), (8, 8, 8), (1, 64, 64)]  # it never verifies drafts
 
 
 def test_graph_memory_depends_on_the_vocabulary(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
