@@ -15,7 +15,7 @@ import pytest
 
 from cluster.cli.job_files import answers
 from cluster.jobs.jobs_config import JobsConfig
-from tests.job_services import CHAT_URL, app_with_jobs, jsonl, line
+from tests.job_services import app_with_jobs, jsonl, line
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.command_line import baton, environment
 from tests.unit.cluster.fakes import TEXT, FakeGenerator, serve
@@ -129,7 +129,9 @@ def test_batches_of_other_clients_are_fetched_too(baton: Baton, url: str, tmp_pa
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
         content = jsonl(line("b"), line("7:not JSON"), line("a", messages=[]))
         file = client.files.create(file=("in.jsonl", content), purpose="batch")
-        batch = client.batches.create(input_file_id=file.id, endpoint=CHAT_URL, completion_window="24h").id
+        batch = client.batches.create(
+            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+        ).id
     wait(baton, batch, "completed")
     found = [json.loads(text) for text in baton("jobs", "fetch", batch)[1].splitlines()]
     assert [one["id"] for one in found] == ["b", "7:not JSON", "a"]
