@@ -6,12 +6,11 @@ A line is ``{"custom_id": …, "method": "POST", "url": "/v1/chat/completions", 
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
-
-import orjson
 
 from baton.core.errors import InvalidRequestError
 from cluster.jobs.file_storage import storage_errors
@@ -122,7 +121,7 @@ class InputFile:
         if unknown := values.keys() - {"custom_id", "method", "url", "body"}:
             names = ", ".join(sorted(unknown))[:80]
             raise _LineError("unknown_key", f"Unknown: {names}; expected custom_id, method, url and body.")
-        return Line(number, custom_id, orjson.dumps(body))
+        return Line(number, custom_id, json.dumps(body).encode())
 
     def _check_new(self, custom_id: str, ids: set[bytes]) -> None:
         digest = hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()

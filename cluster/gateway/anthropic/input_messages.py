@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
-
-import orjson
 
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from cluster.gateway.openai.json_body import shown
@@ -130,7 +129,7 @@ def _call(block: Mapping[str, Any], path: str) -> dict[str, Any]:
     arguments = block.get("input")
     if not isinstance(arguments, dict):
         raise InvalidRequestError(f"{path}.input must be an object, got {shown(arguments)}.", param="messages")
-    function = {"name": _word(block, "name", path), "arguments": orjson.dumps(arguments).decode()}
+    function = {"name": _word(block, "name", path), "arguments": json.dumps(arguments, ensure_ascii=False)}
     return {"id": _word(block, "id", path), "type": "function", "function": function}
 
 

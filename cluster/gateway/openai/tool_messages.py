@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import orjson
 
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from cluster.gateway.openai.json_body import json_type, shown
@@ -38,7 +37,7 @@ def _check_call(call: Any, where: str) -> dict[str, Any]:
     check_known(function, ("name", "arguments"), f"key in {where}.function:")
     arguments = function.get("arguments")
     if isinstance(arguments, dict):  # as some clients keep them
-        arguments = orjson.dumps(arguments).decode()
+        arguments = json.dumps(arguments, ensure_ascii=False)
     for value, key in ((call.get("id"), "id"), (function.get("name"), "function.name")):
         if not isinstance(value, str) or not value:
             raise InvalidRequestError(f"{where}.{key} must be a string, got {shown(value)}.", param="messages")
@@ -72,4 +71,4 @@ def num_chars(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str
     """Characters of the texts that a chat template writes."""
     calls = (call["function"]["arguments"] for message in messages for call in message.get("tool_calls") or ())
     contents = (message["content"] for message in messages)
-    return sum(map(len, contents)) + sum(map(len, calls)) + (len(orjson.dumps(tools)) if tools else 0)
+    return sum(map(len, contents)) + sum(map(len, calls)) + (len(json.dumps(tools)) if tools else 0)

@@ -192,3 +192,18 @@ async def test_unknown_paths_below_have_errors_in_the_same_form(generator: Gener
         wrong = await http.get("/v1/messages/")
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
     assert (wrong.status_code, wrong.json()["error"]["type"]) == (405, "invalid_request_error")
+
+
+async def test_numbers_that_do_not_fit_64_bits_are_no_internal_error(http: httpx.AsyncClient) -> None:
+    large = 10**30
+    use = {"type": "tool_use", "id": "a", "name": "f", "input": {"n": large}}
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": {"n": large}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "maxProperties": large}}}
+    user = {"role": "user", "content": "a"}
+    for path, messages, more in (
+        ("/v1/messages", [user, {"role": "assistant", "content": [use]}, user], {}),
+        ("/v1/chat/completions", [user, {"role": "assistant", "tool_calls": [call]}, user], {}),
+        ("/v1/chat/completions", [user], {"tools": [tool]}),
+    ):
+        answer = await http.post(path, json={"messages": messages, "max_tokens": 2, **more})
+        assert answer.status_code in (200, 400), answer.text
