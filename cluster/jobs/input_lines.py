@@ -121,7 +121,7 @@ class InputFile:
         if unknown := values.keys() - {"custom_id", "method", "url", "body"}:
             names = ", ".join(sorted(unknown))[:80]
             raise _LineError("unknown_key", f"Unknown: {names}; expected custom_id, method, url and body.")
-        return Line(number, custom_id, json.dumps(body).encode())
+        return Line(number, custom_id, json.dumps(body, separators=(",", ":")).encode())
 
     def _check_new(self, custom_id: str, ids: set[bytes]) -> None:
         digest = hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
