@@ -105,7 +105,7 @@ class Children:
                 if not is_usable:
                     child.end()
                     child = None
-        except Exception as error:  # noqa: BLE001 - what keeps a child from starting belongs into the report
+        except Exception as error:  # noqa: BLE001 - what keeps a child from starting belongs in the report
             rows.put((name, {"name": name, "ok": False, "error": f"{type(error).__name__}: {error}"}))
         finally:
             if child is not None:

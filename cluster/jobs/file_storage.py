@@ -26,7 +26,7 @@ _CHECK_EVERY_BYTES = 16 * 2**20
 
 
 class FileStorage:
-    """A folder of files by id. Methods block, so they belong into a thread.
+    """A folder of files by id. The methods block; call them in a thread.
 
     Args:
         free_bytes: free bytes on the disk of a folder.

@@ -1,4 +1,4 @@
-"""The input file of a job: checked as a whole before a line runs, then read line by line. It blocks.
+"""The input file of a job: checked as a whole before a line runs, then read line by line. Reading blocks.
 
 A line is ``{"custom_id": …, "method": "POST", "url": "/v1/chat/completions", "body": {…}}``, as OpenAI has it.
 """

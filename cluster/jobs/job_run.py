@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from baton.process.background import race
 from cluster.jobs.file_storage import FileStorage
 from cluster.jobs.input_lines import InputFile
 from cluster.jobs.job_store import JobStore
@@ -70,17 +71,7 @@ class JobRun:
             LeaseLostError: another router runs the job.
             BatonError: a fault of baton; another run may go on where this one ended.
         """
-        work = asyncio.create_task(self._work())
-        watch = asyncio.create_task(self._watch())
-        try:
-            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            work.cancel()
-            watch.cancel()
-            results = await asyncio.gather(work, watch, return_exceptions=True)
-        for error in results:
-            if results[0] is not None and isinstance(error, Exception):
-                raise error
+        await race(self._work(), self._watch())
 
     def end_early(self) -> None:
         """Ends the lines that run, since the job was cancelled."""
@@ -121,18 +112,10 @@ class JobRun:
         done = await shop.threads.insist(shop.store.numbers_done, self.job.id)
         recorder = Recorder(shop.store, shop.threads, self.job)
         lines = self._input.lines(done)
-        running = asyncio.create_task(self._run_all(lines, recorder))
-        early = asyncio.create_task(self._wait_for_early_end())
         try:
-            await asyncio.wait({running, early}, return_when=asyncio.FIRST_COMPLETED)
+            await race(self._run_all(lines, recorder), self._wait_for_early_end())
         finally:
-            running.cancel()
-            early.cancel()
-            results = await asyncio.gather(running, early, return_exceptions=True)
             await recorder.close()
-        for error in results:
-            if isinstance(error, Exception):
-                raise error
 
     async def _wait_for_early_end(self) -> None:
         while (left_s := self.job.expires_at - self._shop.clock()) > 0 and not self._ends_early.is_set():

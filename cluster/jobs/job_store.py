@@ -1,8 +1,9 @@
 """The records of jobs: their states, leases and results.
 
-One router runs a job, by a lease that it renews. Whoever takes over the lease raises its token, and every change by the
-holder names its token. So a router that was believed dead can change nothing any more, and a line has one result,
-whatever died: results are rows whose key is (job, line), and are written in the same transaction as the job's counts.
+Each job is run by one router, which holds a lease on it and renews the lease. A router that takes a lease over raises
+its token, and every change must name the current token, so a router that was wrongly taken for dead can no longer
+change anything. Results are rows with the key (job, line), written in the transaction that updates the job's counts, so
+each line has exactly one result whatever fails.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ _PAGE = 200
 
 
 class OutputFiles:
-    """Blocks, so it belongs into a thread."""
+    """Its methods block; call them in a thread."""
 
     def __init__(self, store: JobStore, storage: FileStorage) -> None:
         self._store = store

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from baton.core.errors import BatonError
 from cluster.jobs.job_store import JobStore
 from cluster.jobs.job_threads import JobThreads
 from cluster.jobs.job_types import Job, Result
@@ -41,10 +40,10 @@ class Recorder:
     async def _write(self) -> None:
         while self._pending:
             taken, self._pending = self._pending, []
-            error: BatonError | None = None
+            error: Exception | None = None
             try:
                 await self._threads.insist(self._store.record, self._job, [result for result, _ in taken])
-            except BatonError as problem:
+            except Exception as problem:  # noqa: BLE001 - a fault of baton must end the wait of the lines, too
                 error = problem
             for _, done in taken:
                 if done.done():  # its line was cancelled

@@ -13,7 +13,7 @@ from cluster.jobs.job_types import StoredFile
 
 
 class Upload:
-    """Nothing of it is visible before :meth:`finish`. Whoever began it must call :meth:`close`.
+    """The file becomes visible with :meth:`finish`. The caller must call :meth:`close` in any case.
 
     Args:
         max_bytes: the largest file.

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from baton.core.errors import BatonError
 from baton.core.kv_spec import KVCacheSpec
 from baton.core.request import Request
 from baton.core.timeline import Event, TransferPart
 from baton.kv_transfer.base import KVTransport, TransferOffer
+from baton.rpc.conversions import pack_parts
+from baton.rpc.wire import worker_pb2
 from cluster.simulation.profile import TransferCosts
 
 _MAX_PARTS = 16
@@ -97,11 +100,22 @@ class SimulatedHandoff:
         if num_tokens >= self._num_prompt:
             self._computed.set()
 
-    async def result(self) -> HandoffSummary:
-        """Waits for the end of the hand-off. Raises ``BatonError`` if it failed."""
+    async def outcome(self) -> worker_pb2.HandoffResult:
+        """Waits for the end of the hand-off, and returns what is told of it."""
         if self._task is None:
             raise RuntimeError("a hand-off that never began was awaited")
-        return await self._task
+        try:
+            done = await self._task
+        except BatonError as error:
+            return worker_pb2.HandoffResult(error_code=error.code, error_message=error.message)
+        return worker_pb2.HandoffResult(
+            num_bytes=done.num_bytes,
+            num_parts=sum(part.num_parts for part in done.parts),
+            num_tokens=done.num_tokens,
+            num_cached_tokens=done.num_cached_tokens,
+            seconds=done.seconds,
+            parts=pack_parts(done.parts),
+        )
 
     async def close(self) -> None:
         """Aborts the hand-off, unless it has ended."""

@@ -20,7 +20,7 @@ from baton.engine.scheduling.ordering import EarliestDeadlineFirst, OrderingPoli
 from baton.kv_transfer.base import KVTransport
 from baton.rpc.bookings import BookingBoard
 from baton.rpc.cache_messages import watch_messages
-from baton.rpc.conversions import pack_events, pack_params, pack_parts, unpack_sequence
+from baton.rpc.conversions import pack_events, pack_params, unpack_sequence
 from baton.rpc.step_cost_messages import pack_step_costs
 from baton.rpc.wire import worker_pb2
 from cluster.registry.workers import WorkerInfo
@@ -179,7 +179,7 @@ class SimulatedWorker:
             batch = self._batch(output, request)
             yield worker_pb2.PrefillEvent(first_token=batch, events=pack_events(events))
             if handoff is not None and output.finish_reason is FinishReason.HANDED_OFF:
-                result = await _outcome(handoff)
+                result = await handoff.outcome()
                 self.blocks.pool.end_lease(lease_id)
                 yield worker_pb2.PrefillEvent(handoff=result, events=pack_events(events))
         finally:
@@ -373,21 +373,6 @@ async def _next(sequence: SimulatedSequence) -> SimulatedOutput:
     if isinstance(output, BatonError):
         raise output
     return output
-
-
-async def _outcome(handoff: SimulatedHandoff) -> worker_pb2.HandoffResult:
-    try:
-        done = await handoff.result()
-    except BatonError as error:
-        return worker_pb2.HandoffResult(error_code=error.code, error_message=error.message)
-    return worker_pb2.HandoffResult(
-        num_bytes=done.num_bytes,
-        num_parts=sum(part.num_parts for part in done.parts),
-        num_tokens=done.num_tokens,
-        num_cached_tokens=done.num_cached_tokens,
-        seconds=done.seconds,
-        parts=pack_parts(done.parts),
-    )
 
 
 def _profile_sample(work: StepWork, costs: StepCosts) -> StepSample:

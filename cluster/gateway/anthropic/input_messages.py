@@ -15,6 +15,7 @@ from cluster.gateway.openai.nested import (
     checked_list,
     checked_object,
     checked_string,
+    checked_word,
     unsupported_type,
 )
 
@@ -129,8 +130,11 @@ def _call(block: Mapping[str, Any], path: str) -> dict[str, Any]:
     arguments = block.get("input")
     if not isinstance(arguments, dict):
         raise InvalidRequestError(f"{path}.input must be an object, got {shown(arguments)}.", param="messages")
-    function = {"name": _word(block, "name", path), "arguments": json.dumps(arguments, ensure_ascii=False)}
-    return {"id": _word(block, "id", path), "type": "function", "function": function}
+    function = {
+        "name": checked_word(block.get("name"), f"{path}.name"),
+        "arguments": json.dumps(arguments, ensure_ascii=False),
+    }
+    return {"id": checked_word(block.get("id"), f"{path}.id"), "type": "function", "function": function}
 
 
 def _with_results(role: str, blocks: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[Message]:
@@ -148,13 +152,10 @@ def _with_results(role: str, blocks: Sequence[tuple[str, dict[str, Any]]]) -> It
         if not isinstance(is_error, bool):
             raise InvalidRequestError(f"{path}.is_error must be a boolean, got {shown(is_error)}.", param="messages")
         content = f"{_ERROR}{content}" if is_error and not content.startswith(_ERROR) else content
-        yield {"role": "tool", "tool_call_id": _word(block, "tool_use_id", path), "content": content}
+        yield {
+            "role": "tool",
+            "tool_call_id": checked_word(block.get("tool_use_id"), f"{path}.tool_use_id"),
+            "content": content,
+        }
     if texts or not blocks:
         yield {"role": role, "content": "\n".join(texts)}
-
-
-def _word(block: Mapping[str, Any], key: str, path: str) -> str:
-    value = block.get(key)
-    if not isinstance(value, str) or not value:
-        raise InvalidRequestError(f"{path}.{key} must be a string that is not empty.", param="messages")
-    return value

@@ -35,6 +35,22 @@ def _after_space(source: Source, steps: Attempt) -> Attempt:
     return (yield from steps)
 
 
+def skip_openers(source: Source, opener: str, section: str, call: str) -> Wait[bool]:
+    """Reads ``opener``, and behind the mark of a section that of its first call. Returns whether a call begins."""
+    yield from source.skip(opener)
+    if opener != section:
+        return True
+    yield from source.skip_space()
+    return (yield from source.skip(call))
+
+
+def skip_closers(source: Source, *closers: str) -> Wait[None]:
+    """Reads the marks behind a call, of which any may be missing."""
+    for closer in closers:
+        yield from source.skip_space()
+        yield from source.skip(closer)
+
+
 def attempt(source: Source, steps: Attempt) -> Attempt:
     """Runs ``steps`` over what may be a call. If it is none, all that they read becomes content, and is not read again,
     so that the work for an output grows with its length only."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cluster.gateway.formats.base import CallEnd, CallRule, Function, Steps, TokenRefs
-from cluster.gateway.formats.calls import Attempt, arguments, gathered, marked_calls
+from cluster.gateway.formats.calls import Attempt, arguments, gathered, marked_calls, skip_closers, skip_openers
 from cluster.gateway.formats.grammar import alternatives, argument_rules, calls_rule, literal, many
 from cluster.gateway.formats.source import Source
 
@@ -49,11 +49,8 @@ class DeepSeek:
 
 
 def _read(source: Source, opener: str) -> Attempt:
-    yield from source.skip(opener)
-    if opener == CALLS:
-        yield from source.skip_space()
-        if not (yield from source.skip(CALL)):
-            return False
+    if not (yield from skip_openers(source, opener, CALLS, CALL)):
+        return False
     kind, found = yield from gathered(source.until((SEPARATOR,), str))
     if found is None:
         return False
@@ -68,7 +65,5 @@ def _read(source: Source, opener: str) -> Attempt:
     if not name or not (yield from arguments(source, name)):
         return False
     yield CallEnd()
-    for closer in ("```", CALL_END, CALLS_END):
-        yield from source.skip_space()
-        yield from source.skip(closer)
+    yield from skip_closers(source, "```", CALL_END, CALLS_END)
     return True

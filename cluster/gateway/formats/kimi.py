@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from cluster.gateway.formats.base import CallEnd, CallRule, Function, Steps, TokenRefs
-from cluster.gateway.formats.calls import Attempt, arguments, gathered, marked_calls
+from cluster.gateway.formats.calls import Attempt, arguments, gathered, marked_calls, skip_closers, skip_openers
 from cluster.gateway.formats.grammar import alternatives, argument_rules, calls_rule, literal, many
 from cluster.gateway.formats.source import Source
 
@@ -35,11 +35,8 @@ class Kimi:
 
 
 def _read(source: Source, opener: str) -> Attempt:
-    yield from source.skip(opener)
-    if opener == CALLS:
-        yield from source.skip_space()
-        if not (yield from source.skip(CALL)):
-            return False
+    if not (yield from skip_openers(source, opener, CALLS, CALL)):
+        return False
     call_id, found = yield from gathered(source.until((ARGUMENTS,), str))
     name = _ID.fullmatch(call_id.strip())
     if found is None or name is None:
@@ -50,7 +47,5 @@ def _read(source: Source, opener: str) -> Attempt:
     if not (yield from arguments(source, name[1])):
         return False
     yield CallEnd()
-    for closer in (CALL_END, CALLS_END):
-        yield from source.skip_space()
-        yield from source.skip(closer)
+    yield from skip_closers(source, CALL_END, CALLS_END)
     return True

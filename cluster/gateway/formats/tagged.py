@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from cluster.gateway.formats.base import Arguments, CallEnd, CallRule, CallStart, Event, Function, Steps, TokenRefs
-from cluster.gateway.formats.calls import Attempt, gathered, marked_calls
+from cluster.gateway.formats.calls import Attempt, gathered, marked_calls, skip_closers, skip_openers
 from cluster.gateway.formats.grammar import (
     alternatives,
     calls_rule,
@@ -71,11 +71,8 @@ class Tagged:
         return marked_calls(source, [*filter(None, (self.calls, self.function))], partial(self._read, source, schemas))
 
     def _read(self, source: Source, schemas: Mapping[str, Mapping[str, Any]], opener: str) -> Attempt:
-        yield from source.skip(opener)
-        if opener == self.calls:
-            yield from source.skip_space()
-            if not (yield from source.skip(self.function)):
-                return False
+        if not (yield from skip_openers(source, opener, self.calls, self.function)):
+            return False
         name = yield from _word(source, self.name_end)
         if not _NAME.fullmatch(name):
             return False
@@ -95,8 +92,7 @@ class Tagged:
             return False
         yield Arguments("}" if num_keys else "{}")
         yield CallEnd()
-        yield from source.skip_space()
-        yield from source.skip(self.calls_end)
+        yield from skip_closers(source, self.calls_end)
         return True
 
     def _read_value(self, source: Source, types: Sequence[str]) -> Generator[Event | None, None, bool]:

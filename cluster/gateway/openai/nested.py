@@ -59,6 +59,13 @@ def checked_string(value: Any, path: str) -> str:
     return value
 
 
+def checked_word(value: Any, path: str) -> str:
+    """Raises :class:`InvalidRequestError` if ``value`` is no string, or an empty one."""
+    if not isinstance(value, str) or not value:
+        raise InvalidRequestError(f"{path} must be a string that is not empty.", param=_parameter(path))
+    return value
+
+
 def checked_choice(value: Any, path: str, choices: Iterable[str]) -> str:
     """Raises :class:`InvalidRequestError` if ``value`` is none of ``choices``."""
     choices = list(choices)

@@ -13,6 +13,7 @@ from cluster.gateway.openai.nested import (
     checked_list,
     checked_object,
     checked_string,
+    checked_word,
     unsupported_type,
 )
 
@@ -68,7 +69,7 @@ def _message(item: Any, path: str) -> Message:
 def _call(item: Any, path: str) -> Message:
     item = checked_object(item, path, ("call_id", "name", "arguments", *_WITHOUT_EFFECT, *_NEUTRAL))
     check_neutral(item, path, _NEUTRAL)
-    call_id, name = (_word(item.get(key), f"{path}.{key}") for key in ("call_id", "name"))
+    call_id, name = (checked_word(item.get(key), f"{path}.{key}") for key in ("call_id", "name"))
     arguments = checked_string(item.get("arguments"), f"{path}.arguments")
     call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
     return {"role": "assistant", "tool_calls": [call]}
@@ -77,7 +78,7 @@ def _call(item: Any, path: str) -> Message:
 def _output(item: Any, path: str) -> Message:
     item = checked_object(item, path, ("call_id", "output", "name", *_WITHOUT_EFFECT, *_NEUTRAL))
     check_neutral(item, path, _NEUTRAL)
-    call_id = _word(item.get("call_id"), f"{path}.call_id")
+    call_id = checked_word(item.get("call_id"), f"{path}.call_id")
     return {"role": "tool", "tool_call_id": call_id, "content": _text(item.get("output"), f"{path}.output")}
 
 
@@ -100,12 +101,6 @@ _READERS: Mapping[str, Callable[[Any, str], Message]] = {
     "function_call_output": _output,
     "reasoning": _reasoning,
 }
-
-
-def _word(value: Any, path: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise InvalidRequestError(f"{path} must be a string that is not empty.", param="input")
-    return value
 
 
 def _text(content: Any, path: str, kinds: Sequence[str] = ("input_text", "output_text", "text", "refusal")) -> str:

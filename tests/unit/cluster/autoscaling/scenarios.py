@@ -85,6 +85,13 @@ def observe(
     return Observation(now_s, asked, pools, role_change_obstacle=role_change_obstacle)
 
 
+def decide(
+    observation: Observation, bounds: ScalingLimits = LIMITS, state: AutoscalerState | None = None
+) -> ScalingPlan:
+    """The plan for an observation, by default the first one."""
+    return plan(observation, bounds, state or AutoscalerState())
+
+
 class Planned:
     """Plans repeatedly, with pools that reach their targets at once."""
 

@@ -18,16 +18,21 @@ from cluster.autoscaling.demand import Demand
 from cluster.autoscaling.observation import PoolCounts
 from cluster.autoscaling.pool_rules import Reason
 from cluster.autoscaling.scaling_limits import PoolLimits
-from tests.unit.cluster.autoscaling.scenarios import COSTS, LIMITS, FormulaCosts, Planned, demand, limits, observe
+from tests.unit.cluster.autoscaling.scenarios import (
+    COSTS,
+    LIMITS,
+    FormulaCosts,
+    Planned,
+    decide,
+    demand,
+    limits,
+    observe,
+)
 
 RATES = st.floats(0, 500)
 PROMPTS = st.floats(1, 8000)
 OUTPUTS = st.floats(1, 2000)
 CLASSES = st.sampled_from((INTERACTIVE, STANDARD, BATCH))
-
-
-def decide(observation, bounds=LIMITS, state=None):
-    return plan(observation, bounds, state or AutoscalerState())
 
 
 @given(RATES, PROMPTS, OUTPUTS, CLASSES, st.integers(0, 20), st.integers(0, 20), st.integers(1, 9), st.integers(0, 9))
@@ -364,47 +369,3 @@ def test_every_plan_has_a_sentence(rate, prompt, output, size, load, growth):
     for name, pool in decide(observation).pools.items():
         assert pool.texts[0].startswith(name)
         assert all(text and "e+" not in text and "nan" not in text for text in pool.texts)
-
-
-SLEEPY = limits(pools=dict.fromkeys(POOLS, PoolLimits(0, 4)))
-
-
-def test_idle_pools_shrink_to_zero_and_wake_with_the_first_request():
-    decided = decide(observe(0.0, demand(0), 1, 1), SLEEPY)
-    decided = decide(observe(SLEEPY.calm_s, demand(0), 1, 1), SLEEPY, decided.state)
-    assert {(pool.target, pool.reason) for pool in decided.pools.values()} == {(0, Reason.IDLE)}
-    empty = PoolCounts(0)
-    decided = decide(observe(100.0, demand(0), empty, empty), SLEEPY, decided.state)
-    assert {(pool.target, pool.reason) for pool in decided.pools.values()} == {(0, Reason.IDLE)}
-    decided = decide(observe(105.0, demand(0.05), empty, empty), SLEEPY, decided.state)
-    assert {(pool.target, pool.reason) for pool in decided.pools.values()} == {(1, Reason.WAKE)}
-    assert "the pool has no worker" in decided.pools[DECODE].texts[0]
-
-
-def test_a_waking_pool_waits_for_its_first_worker_without_asking_for_more():
-    """The request that woke it is forgotten before a cloud has brought the node."""
-    state = AutoscalerState()
-    for now_s in range(0, int(SLEEPY.place_timeout_s), 5):
-        waking = PoolCounts(1, starting=1, pending=1, pending_s=float(now_s))
-        decided = decide(observe(float(now_s), demand(0), waking, waking), SLEEPY, state)
-        assert {pool.target for pool in decided.pools.values()} == {1}
-        state = decided.state
-    hopeless = PoolCounts(1, starting=1, pending=1, pending_s=SLEEPY.place_timeout_s)
-    for now_s in (1000.0, 1000.0 + SLEEPY.calm_s):
-        decided = decide(observe(now_s, demand(0), hopeless, hopeless), SLEEPY, state)
-        state = decided.state
-    assert {pool.target for pool in decided.pools.values()} == {0}
-
-
-def test_a_pool_that_is_awake_waits_for_the_other_one():
-    """Requests need both, and the node of one may come much later."""
-    awake, state = PoolCounts(1, ready=1), AutoscalerState()
-    for now_s in range(0, int(SLEEPY.place_timeout_s), 5):
-        waking = PoolCounts(1, starting=1, pending=1, pending_s=float(now_s))
-        decided = decide(observe(float(now_s), demand(0), awake, waking), SLEEPY, state)
-        assert {pool.target for pool in decided.pools.values()} == {1}
-        state = decided.state
-    for now_s in (1000.0, 1000.0 + SLEEPY.calm_s):
-        decided = decide(observe(now_s, demand(0), awake, awake), SLEEPY, state)
-        state = decided.state
-    assert {pool.target for pool in decided.pools.values()} == {0}

@@ -20,7 +20,7 @@ TEXT = {"type": "text", "text": "Ok.", **CACHED}
 THINKING = {"type": "thinking", "thinking": "Hm.", "signature": ""}
 USE = {"type": "tool_use", "id": "c1", "name": "now", "input": {"a": 1}}
 RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "noon"}], **CACHED}
-CHAT_CALL = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": '{"a":1}'}}
+CHAT_CALL = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": '{"a": 1}'}}
 
 
 def chat(**body: Any) -> ChatCompletionRequest:
