@@ -73,7 +73,8 @@ class BodyReader:
                 raise problem
             if num_bytes <= _MAX_INLINE_BYTES:
                 return parse_object(b"".join(chunks), self._limits)
-            return await self._threads.run(num_bytes, parse_object, b"".join(chunks), self._limits)
+            # Joining several megabytes takes milliseconds, too, without the interpreter's lock.
+            return await self._threads.run(num_bytes, lambda: parse_object(b"".join(chunks), self._limits))
 
     def _problem(self, num_bytes: int, has_room: bool) -> BatonError | None:
         if num_bytes > self._max_bytes:

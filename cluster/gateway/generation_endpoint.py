@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -42,7 +42,7 @@ from cluster.gateway.http_edge import (
 from cluster.gateway.openai.plan import GatewayLimits, GenerationPlan, Planner
 from cluster.gateway.openai.prompt_encoder import PromptEncoder
 from cluster.gateway.openai.prompt_logprobs import describe_prompt
-from cluster.gateway.openai.responses import ChatFormat, ChoiceOutput, CompletionFormat, Json, ResponseFormat, Usage
+from cluster.gateway.openai.responses import ChatFormat, ChoiceOutput, CompletionFormat, ResponseFormat
 from cluster.gateway.openai.schemas import (
     ChatCompletionRequest,
     CommonRequest,
@@ -56,12 +56,15 @@ from cluster.gateway.responses.api import RESPONSES_API
 from cluster.gateway.sequence_runner import SequenceSpec, Starts, run_sequences
 from cluster.gateway.sse import PunctualEvents, SseResponse
 from cluster.gateway.turns import in_passes
+from cluster.gateway.usage import UsageCounter
 from cluster.requests.generation import FinishedRequest, GenerationRequest, Generator
 
 # The end of the prompt tells the detokenizer whether the output continues a word.
 _NUM_CONTEXT_TOKENS = 32
 IGNORED_HEADER = "X-Baton-Ignored-Parameters"
 """Names the parameters of the request that were left out because no API documents them."""
+_CHARS_PER_ENTRY = 8
+"""A choice or a log probability of an answer costs about as much time as so many characters of text."""
 _MAX_IGNORED_NAMES = 16
 _MAX_NAME_CHARS = 64
 _NOT_IN_HEADERS = re.compile(r"[^!-+\--~]")  # also commas, which divide the names
@@ -211,7 +214,7 @@ class GenerationEndpoint:
 
     async def _respond(self, request: Request, job: _Job) -> Response:
         if not job.plan.stream:
-            return JsonResponse(await until_disconnect(request.receive, self._collect(request, job)))
+            return await until_disconnect(request.receive, self._collect(request, job))
         events = PunctualEvents(self._stream(request, job))
         # For a while, an error before the first token can still have its own HTTP status.
         every_s = self._limits.comment_every_s
@@ -219,33 +222,39 @@ class GenerationEndpoint:
         deadline_s = arrival_of(request).accepted_s + self._limits.request_timeout_s
         return SseResponse(events, job.answer, request_id_of(request), deadline_s, every_s)
 
-    async def _collect(self, request: Request, job: _Job) -> Json:
+    async def _collect(self, request: Request, job: _Job) -> Response:
         async with self._claim(request, job) as specs:
             choices = [ChoiceOutput(spec.index) for spec in specs]
+            counter = UsageCounter(job.plan.num_prompt_tokens, specs)
             async with aclosing(run_sequences(self._generator, specs, self._starts)) as deltas:
                 async for index, delta in deltas:
                     if delta.prompt_logprobs is not None:
                         await self._describe_prompt(job, index, delta.prompt_logprobs)
                     choices[index].add(delta)
-            body = job.answer.whole(choices, _usage(job.plan, specs))
+                    counter.note(index)
+            usage = counter.usage()
+            response = await self._encoder.off_loop(
+                _size_of_answer(job.plan, choices), lambda: JsonResponse(job.answer.whole(choices, usage))
+            )
             _record_response(specs)
-            return body
+            return response
 
     async def _stream(self, request: Request, job: _Job) -> AsyncGenerator[bytes, None]:
         async with self._claim(request, job) as specs:
-            usage = partial(_usage, job.plan, specs)
+            counter = UsageCounter(job.plan.num_prompt_tokens, specs)
             seen: set[int] = set()
             async with aclosing(run_sequences(self._generator, specs, self._starts)) as deltas:
                 async for index, delta in deltas:
                     if delta.prompt_logprobs is not None:
                         await self._describe_prompt(job, index, delta.prompt_logprobs)
-                    for event in job.answer.events(index, delta, usage):
+                    counter.note(index)
+                    for event in job.answer.events(index, delta, counter.usage):
                         yield event
                     if index not in seen:  # the consumer sends each event before it asks for the next one
                         seen.add(index)
                         specs[index].request.timeline.record(Event.FIRST_TOKEN_SENT)
             _record_response(specs)
-            for event in job.answer.last_events(usage()):
+            for event in job.answer.last_events(counter.usage()):
                 yield event
 
     async def _describe_prompt(self, job: _Job, first_choice: int, found: PromptLogprobs) -> None:
@@ -368,13 +377,7 @@ def _record(specs: list[SequenceSpec], event: Event) -> None:
         spec.request.timeline.record(event, now_s)
 
 
-def _usage(plan: GenerationPlan, specs: list[SequenceSpec]) -> Usage:
-    return Usage(
-        prompt_tokens=plan.num_prompt_tokens,
-        completion_tokens=sum(spec.processor.num_completion_tokens for spec in specs),
-        # Further choices always find the prompt in the cache; only the first one shows what the client saved.
-        cached_tokens=sum(spec.processor.num_cached_tokens for spec in specs if spec.starts_after is None),
-        drafted_tokens=sum(spec.processor.num_drafted for spec in specs),
-        accepted_tokens=sum(spec.processor.num_accepted for spec in specs),
-        reasoning_tokens=sum(spec.processor.num_reasoning_tokens for spec in specs),
-    )
+def _size_of_answer(plan: GenerationPlan, choices: Sequence[ChoiceOutput]) -> int:
+    """What writing an answer costs, in characters of text to tokenize."""
+    num_entries = plan.num_prompt_logprobs + sum(choice.num_entries for choice in choices)
+    return _CHARS_PER_ENTRY * num_entries

@@ -18,6 +18,7 @@ import uvloop
 
 from baton.core.errors import BatonError
 from baton.core.roles import POOLS
+from baton.process.garbage import collect_rarely
 from baton.process.without_torch import do_without_torch
 from cluster.config.config import BatonConfig, load_config
 from cluster.simulation.host import ServedModel, SimulatedWorkerHost
@@ -62,7 +63,9 @@ async def serve_until_eof(config: BatonConfig) -> None:
     """Serves until the standard input ends. Raises the errors of :meth:`StandaloneWorkers.start`."""
     workers = StandaloneWorkers(config)
     try:
-        sys.stdout.write(json.dumps(await workers.start()) + "\n")
+        infos = await workers.start()
+        collect_rarely()  # as real workers do; a full collection would hold up all streams for half a second
+        sys.stdout.write(json.dumps(infos) + "\n")
         sys.stdout.flush()
         await asyncio.to_thread(sys.stdin.read)
     finally:

@@ -119,6 +119,15 @@ class GenerationPlan:
     def num_prompt_tokens(self) -> int:
         return sum(len(prompt.token_ids) for prompt in self.prompts)
 
+    @property
+    def num_prompt_logprobs(self) -> int:
+        """The number of log probabilities of prompts in the answer."""
+        return self.num_choices * sum(
+            len(prompt.token_ids) * (1 + prompt.params.prompt_logprobs)
+            for prompt in self.prompts
+            if prompt.params.prompt_logprobs is not None
+        )
+
 
 class Planner:
     """Builds plans for one served model."""
@@ -190,8 +199,7 @@ class Planner:
 
     def _plan(self, request: BaseRequest, model: str, prompts: list[PromptPlan], card: ModelCard) -> GenerationPlan:
         options = request.stream_options
-        _check_num_prompt_logprobs(prompts, request.n)
-        return GenerationPlan(
+        plan = GenerationPlan(
             model=model,
             prompts=tuple(prompts),
             num_choices=request.n,
@@ -209,6 +217,14 @@ class Planner:
             cache_salt=request.cache_salt or "",
             listed_top=request.prompt_logprobs,
         )
+        if plan.num_prompt_logprobs > MAX_PROMPT_LOGPROBS:
+            raise InvalidRequestError(
+                f"The answer would have {plan.num_prompt_logprobs} log probabilities of prompts, but "
+                f"{MAX_PROMPT_LOGPROBS} are the limit of one request. Send fewer or shorter prompts, or ask for fewer of "
+                "the most likely tokens.",
+                param="prompt_logprobs",
+            )
+        return plan
 
     def _check_shared(self, request: BaseRequest, num_prompts: int) -> None:
         """Runs the checks of both endpoints that come before tokenization."""
@@ -284,20 +300,6 @@ def _plan_prompt(
     echoed_top = request.logprobs if request.echo else None
     params = build_sampling_params(request, card, max_tokens, request.logprobs, grammar, echoed_top)
     return PromptPlan(tuple(token_ids), params, echo_text=echo_text, has_output=has_output)
-
-
-def _check_num_prompt_logprobs(prompts: list[PromptPlan], num_choices: int) -> None:
-    count = num_choices * sum(
-        len(prompt.token_ids) * (1 + prompt.params.prompt_logprobs)
-        for prompt in prompts
-        if prompt.params.prompt_logprobs is not None
-    )
-    if count > MAX_PROMPT_LOGPROBS:
-        raise InvalidRequestError(
-            f"The answer would have {count} log probabilities of prompts, but {MAX_PROMPT_LOGPROBS} are the limit of "
-            "one request. Send fewer or shorter prompts, or ask for fewer of the most likely tokens.",
-            param="prompt_logprobs",
-        )
 
 
 def check_model(name: str | None, card: ModelCard) -> str:

@@ -75,6 +75,11 @@ class ChoiceOutput:
     def text(self) -> str:
         return "".join(self.texts)
 
+    @property
+    def num_entries(self) -> int:
+        """The choice itself and its log probabilities, which is what an answer costs time for."""
+        return 1 + sum(1 + len(entry.logprobs.top) for entry in self.entries)
+
 
 class ResponseFormat(Protocol):
     """The format of one endpoint's responses."""
