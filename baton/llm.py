@@ -283,7 +283,7 @@ class LLM:
         while num_open:
             for output in self._engine.step():
                 if output.finish_reason is FinishReason.ERROR:
-                    raise InternalError(output.error or "the engine failed on this request")
+                    raise output.error or InternalError("the engine failed on this request")
                 answer = by_id[output.request_id]
                 answer.logprobs.extend(output.logprobs or ())
                 if output.prompt_logprobs is not None:

@@ -38,6 +38,14 @@ class InternalError(BatonError):
     code = "internal_error"
 
 
+class OutOfMemoryError(InternalError):
+    """A worker had no memory for the request, twice or outside of a step. Another worker, or a later try, may have."""
+
+    code = "out_of_memory"
+    grpc_status = "RESOURCE_EXHAUSTED"
+    http_status = 503
+
+
 class ConfigError(BatonError):
     """A configuration value cannot be used."""
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 from numbers import Integral, Real
 from typing import TypeGuard
 
-from baton.core.errors import InvalidRequestError
+from baton.core.errors import BatonError, InvalidRequestError
 from baton.core.prompt_logprobs import PromptLogprobs
 from baton.core.queue_priority import NO_PRIORITY, QueuePriority
 from baton.core.steps import StepShare
@@ -302,7 +302,7 @@ class TokenOutput:
         num_cached_tokens: prompt tokens that came from the prefix cache.
         num_drafted: guessed tokens that this step verified; ``num_accepted`` of them were right.
         drafted_by: the speculation method that guessed them; empty without any.
-        error: message when ``finish_reason`` is ``ERROR``.
+        error: why, when ``finish_reason`` is ``ERROR``.
         steps: the engine's steps since the previous output, and the request's tokens in each.
     """
 
@@ -314,6 +314,6 @@ class TokenOutput:
     num_drafted: int = 0
     num_accepted: int = 0
     drafted_by: str = ""
-    error: str | None = None
+    error: BatonError | None = None
     steps: tuple[StepShare, ...] = ()
     prompt_logprobs: PromptLogprobs | None = None

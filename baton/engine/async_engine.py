@@ -182,7 +182,7 @@ class AsyncEngine:
 
         Raises:
             InvalidRequestError: the request can never run.
-            InternalError: the engine failed on it, or its id is in use.
+            InternalError: the engine failed on it, also for lack of memory, or its id is in use.
             RequestCancelledError: another caller aborted it.
             WorkerLostError: the engine was stopped.
         """
@@ -199,7 +199,7 @@ class AsyncEngine:
                     raise output
                 finished = output.finish_reason is not None
                 if output.finish_reason is FinishReason.ERROR:
-                    raise InternalError(output.error or "the engine failed on this request")
+                    raise output.error or InternalError("the engine failed on this request")
                 if output.finish_reason is FinishReason.ABORT:
                     raise RequestCancelledError(f"request {request.request_id} was aborted")
                 yield output

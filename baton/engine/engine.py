@@ -7,7 +7,8 @@ import time
 from collections.abc import Mapping, Sequence
 
 from baton.core.drafts import ScheduledSequence
-from baton.core.errors import ContextLengthError, InternalError, InvalidRequestError
+from baton.core.errors import BatonError, ContextLengthError, InternalError, InvalidRequestError, OutOfMemoryError
+from baton.core.no_memory import OUT_OF_MEMORY
 from baton.core.request import FinishReason, Request, TokenOutput, check_token_ids
 from baton.engine.contracts import Proposer, StepObserver, Verifier, VerifyResult
 from baton.engine.device.device_errors import (
@@ -194,11 +195,12 @@ class Engine:
             if reason is not None:
                 break
         steps, request.steps = tuple(request.steps), []
-        error = None
+        error: BatonError | None = None
         scores, request.prompt_logprobs = request.prompt_logprobs, None
         if (reason is None and result.next_token is None) or not (scores is None or scores.is_valid):
             grammar_error = request.grammar.error if request.grammar else ""
-            reason, error = FinishReason.ERROR, grammar_error or "the model produced logits that are not finite"
+            reason = FinishReason.ERROR
+            error = InternalError(grammar_error or "the model produced logits that are not finite")
             self.scheduler.blocks.forget(request)
         if reason is None and request.hands_off:
             reason = FinishReason.HANDED_OFF
@@ -262,15 +264,21 @@ class Engine:
         logger.error(
             "a step failed for %d sequences", len(sequences), exc_info=error, extra={"request_ids": request_ids}
         )
-        failure = InternalError(
-            f"the engine failed while it computed this request ({type(error).__name__}); see the worker's log"
-        )
         for request_id in request_ids:
             self.finish(request_id, FinishReason.ERROR)
         return [
-            TokenOutput(request_id, finish_reason=FinishReason.ERROR, error=failure.message)
+            TokenOutput(request_id, finish_reason=FinishReason.ERROR, error=_failure(error))
             for request_id in request_ids
         ]
+
+
+def _failure(error: Exception) -> BatonError:
+    """What the requests of a step end with that failed for this reason."""
+    if is_out_of_memory(error):
+        return OutOfMemoryError(OUT_OF_MEMORY)
+    return InternalError(
+        f"the engine failed while it computed this request ({type(error).__name__}); see the worker's log"
+    )
 
 
 def _by_request(results: Sequence[VerifyResult]) -> dict[str, VerifyResult]:

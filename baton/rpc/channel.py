@@ -17,11 +17,13 @@ from baton.core.errors import (
     DeadlineError,
     InternalError,
     InvalidRequestError,
+    OutOfMemoryError,
     OverloadedError,
     WorkerLostError,
     rebuild_error,
 )
 from baton.core.logs import RequestLog
+from baton.core.no_memory import OUT_OF_MEMORY, says_no_memory
 from baton.core.request_ids import request_id_of_call
 from baton.process.ports import ANY_PORT, PortRange
 from baton.rpc.certificates import CLUSTER_NAME
@@ -158,6 +160,8 @@ def as_baton_error(error: BaseException, call_id: str) -> BatonError:
     """Returns a ``BatonError`` unchanged, and any other error as an internal error without its text."""
     if isinstance(error, BatonError):
         return error
+    if says_no_memory(error):
+        return OutOfMemoryError(OUT_OF_MEMORY)
     request_id = request_id_of_call(call_id)
     return InternalError(f"A worker failed unexpectedly. Its log has the details under the request id {request_id}.")
 

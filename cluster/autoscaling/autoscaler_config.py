@@ -27,6 +27,14 @@ class PoolLimitsConfig(Section):
         return self
 
 
+def how_to_sleep(pool: str) -> str:
+    """What to do for those who want a pool without workers; a size of 0 set by hand would never grow again."""
+    return (
+        f"For a pool that ends its last worker while there are no requests, and starts one for the next, set "
+        f"autoscaler.enabled to true and autoscaler.{pool}.min to 0."
+    )
+
+
 class AutoscalerConfig(Section):
     """The autoscaler; see ``docs/autoscaling.md``. ``baton plan`` shows its next step even while it is off."""
 

@@ -11,6 +11,7 @@ from typing import Any
 from baton.client.router_client import RouterClient
 from baton.core.errors import BatonError, ConfigError, DeadlineError
 from baton.core.roles import POOLS
+from cluster.autoscaling.autoscaler_config import how_to_sleep
 
 _POLL_S = 0.5
 _AUTO = "auto"
@@ -37,7 +38,8 @@ def parse_targets(assignments: Sequence[str]) -> dict[str, int | str]:
             targets[pool] = _AUTO
             continue
         if not (number.isascii() and number.isdigit()) or int(number) < 1:
-            raise ConfigError(f"{assignment!r}: expected a number of workers of at least 1, or auto.")
+            hint = f" {how_to_sleep(pool)}" if number == "0" else ""
+            raise ConfigError(f"{assignment!r}: expected a number of workers of at least 1, or auto.{hint}")
         targets[pool] = int(number)
     return targets
 

@@ -17,6 +17,7 @@ from baton.core.slo import SloClasses
 from baton.core.version import package_version
 from baton.engine.models.tokenizer import Tokenizer
 from baton.explain.timelines import Order
+from cluster.autoscaling.autoscaler_config import how_to_sleep
 from cluster.gateway.access import AccessControl, OriginGuard, api_key_of
 from cluster.gateway.api_keys import ApiKeys
 from cluster.gateway.bodies import BodyReader
@@ -308,8 +309,10 @@ def _parse_targets(body: dict[str, object]) -> dict[str, int | None]:
             continue
         # type() and not isinstance(), since a bool is an int.
         if type(target) is not int or not 1 <= target <= MAX_WORKERS:
+            hint = f" {how_to_sleep(pool)}" if target == 0 else ""
             raise InvalidRequestError(
-                f"{pool} must be an integer between 1 and {MAX_WORKERS}, or {_AUTO}, got {shown(target)}.", param=pool
+                f"{pool} must be an integer between 1 and {MAX_WORKERS}, or {_AUTO}, got {shown(target)}.{hint}",
+                param=pool,
             )
         targets[pool] = target
     return targets

@@ -12,7 +12,7 @@ import baton.kv_transfer.receiver
 import baton.kv_transfer.sender
 import decode_worker.server
 import prefill_worker.server
-from baton.core.errors import BatonError, WorkerLostError
+from baton.core.errors import BatonError, OutOfMemoryError, WorkerLostError
 from baton.engine.async_engine import AsyncEngine
 from tests.engine_runs import greedy
 from tests.integration.worker_pair import Runners, WorkerPair, pair_config, worker_pair
@@ -91,7 +91,7 @@ async def test_a_step_is_retried_once(
                 if times == 1:
                     assert (await pair.generate(PROMPT, greedy(8))).token_ids == expected
                 else:
-                    with pytest.raises(BatonError, match="failed while it computed this request"):
+                    with pytest.raises(OutOfMemoryError, match="no memory for this request"):
                         await pair.generate(PROMPT, greedy(8))
                 assert len(failed) == times
         await pair.settle()

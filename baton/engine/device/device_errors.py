@@ -11,17 +11,13 @@ import re
 
 import torch
 
+from baton.core.no_memory import says_no_memory
+
 _CUDA_OUT_OF_MEMORY = 2
 _HARMLESS_CUDA_CODES = frozenset({1, 9, 98, 209, 400, 701, 800, 801, *range(900, 909)})
 """Invalid value, configuration, device function, kernel image or handle, too many resources for a launch, unpermitted
 or unsupported operations, and failed captures: the driver refuses the call and the context stays intact."""
 
-_MEMORY_TEXT = re.compile(
-    r"CUDA error: out of memory|CUDA driver error: out of memory|Triton Error \[CUDA\]: out of memory"
-    r"|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED"
-    r"|CUBLAS_STATUS_NOT_INITIALIZED"  # torch's message when there is no memory for a handle
-    r"|DefaultCPUAllocator: (?:can't allocate|not enough) memory"
-)
 _LOST_TEXT = re.compile(
     r"NCCL|CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR)|illegal memory access|misaligned address"
     r"|illegal instruction|unspecified launch failure|device-side assert|[Uu]ncorrectable"
@@ -38,11 +34,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
     The device's context is intact, and a smaller step may succeed.
     """
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    if isinstance(error, torch.OutOfMemoryError):
         return True
     if isinstance(error, torch.AcceleratorError) and _code_of(error) == _CUDA_OUT_OF_MEMORY:
         return True
-    return isinstance(error, RuntimeError) and _MEMORY_TEXT.search(str(error)) is not None
+    return says_no_memory(error)
 
 
 def is_device_lost(error: BaseException) -> bool:

@@ -37,7 +37,7 @@ def test_a_failed_step_costs_other_requests_no_token(num_before: int, caplog: py
     for index, outcome in enumerate(outcomes):
         if index == 1:
             assert outcome.finish_reason is FinishReason.ERROR
-            assert "RuntimeError" in (outcome.outputs[-1].error or "")
+            assert "RuntimeError" in str(outcome.outputs[-1].error)
             assert outcome.token_ids == expected[index].token_ids[:num_before]
         else:
             assert outcome.finish_reason is FinishReason.LENGTH

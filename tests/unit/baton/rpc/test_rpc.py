@@ -19,6 +19,7 @@ from baton.core.errors import (
     DeadlineError,
     InternalError,
     InvalidRequestError,
+    OutOfMemoryError,
     OverloadedError,
     TransferError,
     WorkerLostError,
@@ -105,6 +106,15 @@ async def test_an_internal_fault_is_logged_and_becomes_internal(caplog: pytest.L
     assert vars(record)["request_id"] == "req-1"
     assert record.exc_info is not None
     assert isinstance(record.exc_info[1], KeyError)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")])
+async def test_a_lack_of_memory_has_a_name_of_its_own(error: Exception) -> None:
+    async with serving(raising(error)) as (_, call):
+        found = await error_of(call(b""))
+    assert isinstance(found, OutOfMemoryError)
+    assert found.http_status == 503
+    assert "no memory for this request" in found.message
 
 
 async def test_expected_errors_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -141,7 +141,7 @@ def test_a_failing_engine_gives_no_answer(
     collect_answers: Collect, chat: ChatFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(self: Engine) -> list[TokenOutput]:
-        return [TokenOutput("0", finish_reason=FinishReason.ERROR, error="out of memory")]
+        return [TokenOutput("0", finish_reason=FinishReason.ERROR, error=InternalError("out of memory"))]
 
     monkeypatch.setattr(Engine, "step", fail)
     with pytest.raises(InternalError, match="the target failed while it answered: out of memory"):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton.core.errors import DeadlineError
+from baton.core.errors import ConfigError, DeadlineError
 from cluster.cli import cli_scale
 
 NO_PLACE = "A decode worker needs 9 CPUs, and Ray has not started it yet.\n  here: too few CPUs"
@@ -60,3 +60,8 @@ async def test_the_error_contains_the_reasons():
     assert raised.value.message == (
         f"The pools did not reach their targets within 0 s. Now: decode: 1 ready, 1 starting.\ndecode-3: {NO_PLACE}"
     )
+
+
+def test_a_pool_of_no_workers_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match="set autoscaler.enabled to true and autoscaler.decode.min to 0"):
+        cli_scale.parse_targets(["decode=0"])

@@ -15,6 +15,7 @@ from baton.core.errors import OverloadedError, WorkerLostError
 from baton.core.request import FinishReason
 from cluster.gateway.gateway import create_app
 from cluster.gateway.openai.plan import GatewayLimits
+from cluster.gateway.work_threads import WorkThreads
 from cluster.requests.generation import GenerationRequest, TokenChunk
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import ALIAS, CONTEXT_LENGTH, MODEL, TEXT, FakeAdmin, FakeGenerator, Step, say
@@ -146,6 +147,26 @@ async def test_chat_completions_return_logprobs(http: httpx.AsyncClient, stream:
     assert len(entries) == NUM_TOKENS + 1
     assert "".join(entry["token"] for entry in entries[:-1]) == TEXT
     assert all(len(entry["top_logprobs"]) == 2 for entry in entries)
+
+
+@pytest.mark.parametrize(
+    ("body", "is_large"),
+    [({"prompt": ["hello"] * 600}, True), ({"logprobs": 5, "n": 8}, True), ({"logprobs": 5}, False)],
+    ids=["choices", "log probabilities", "one choice"],
+)
+async def test_large_answers_are_written_in_a_thread(
+    body: dict[str, Any], is_large: bool, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, called = WorkThreads.run, []
+
+    async def noted(self: WorkThreads, size: int, function: Any, *args: Any) -> Any:
+        called.append(function.__qualname__)
+        return await run(self, size, function, *args)
+
+    monkeypatch.setattr(WorkThreads, "run", noted)
+    answer = await http.post("/v1/completions", json={**COMPLETION, **body})
+    assert {choice["text"] for choice in answer.json()["choices"]} == {TEXT}
+    assert any("_collect" in name for name in called) == is_large
 
 
 async def test_completions_return_logprobs(client: openai.AsyncOpenAI) -> None:

@@ -62,6 +62,11 @@ async def test_an_impossible_pool_size_is_refused(target: object, http: httpx.As
     assert "prefill must be an integer between 1 and 4096, or auto, got" in response.json()["error"]["message"]
 
 
+async def test_whoever_wants_an_empty_pool_reads_how_it_sleeps(http: httpx.AsyncClient) -> None:
+    response = await http.post("/admin/scale", json={"decode": 0})
+    assert "set autoscaler.enabled to true and autoscaler.decode.min to 0" in response.json()["error"]["message"]
+
+
 async def test_a_worker_is_moved_to_the_other_pool(http: httpx.AsyncClient, admin: FakeAdmin) -> None:
     assert (await http.post("/admin/move", json={"from": "prefill", "to": "decode"})).json() == {"pools": {}}
     assert admin.moved == [("prefill", "decode")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -180,3 +180,67 @@ async def test_what_waits_for_the_first_sequence_comes_after_it() -> None:
     specs = [spec(0), *(spec(number, starts_after=0) for number in range(1, 4))]
     found = [index async for index, _ in run_sequences(Generator(first, *[finishing] * 3), specs, Starts())]
     assert found[0] == 0
+
+
+async def test_a_request_runs_a_bounded_number_of_sequences() -> None:
+    generator = Generator(*[endless] * 300)
+    specs = [spec(number, stop_at=10**9) for number in range(300)]
+    num_deltas = 0
+    async with aclosing(run_sequences(generator, specs, Starts())) as deltas:
+        async for _ in deltas:
+            num_deltas += len(generator.begun) == 256
+            if num_deltas == 1000:
+                break
+    assert generator.begun == list(range(256))
+    assert sorted(generator.closed) == generator.begun
+
+
+def test_requests_share_the_number_of_sequences_that_run() -> None:
+    starts, found = Starts(), []
+    with ExitStack() as requests:
+        for _ in range(64):
+            requests.enter_context(starts.request())
+            found.append(starts.max_running)
+    assert [found[0], found[1], found[7], found[63]] == [256, 128, 32, 8]
+    assert starts.max_running == 256
+
+
+async def test_the_first_choices_of_all_prompts_start_before_the_others() -> None:
+    specs = [spec(number, starts_after=number - number % 2 if number % 2 else None) for number in range(8)]
+    generator = Generator(*[finishing] * 8)
+    assert len([delta async for delta in run_sequences(generator, specs, Starts())]) == 16
+    assert generator.begun == [0, 2, 4, 6, 1, 3, 5, 7]
+
+
+async def test_leaving_ends_a_few_sequences_in_each_pass() -> None:
+    generator = Generator(*[endless] * 40)
+    deltas = run_sequences(generator, [spec(number, stop_at=10**9) for number in range(40)], Starts())
+    while len(generator.begun) < 40:
+        await anext(deltas)
+    closing, seen = asyncio.ensure_future(deltas.aclose()), [0]
+    while not closing.done():
+        await asyncio.sleep(0)
+        seen.append(len(generator.closed))
+    assert seen[-1] == 40
+    assert max(after - before for before, after in pairwise(seen)) <= 8
+
+
+async def test_a_second_cancellation_while_leaving_ends_all_sequences() -> None:
+    generator, specs = Generator(*[endless] * 40), [spec(number, stop_at=10**9) for number in range(40)]
+
+    async def read() -> None:
+        async with aclosing(run_sequences(generator, specs, Starts())) as deltas:
+            async for _ in deltas:
+                pass
+
+    reading = asyncio.create_task(read())
+    while len(generator.begun) < 40:
+        await asyncio.sleep(0)
+    for _ in range(2):
+        reading.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert sorted(generator.closed) == list(range(40))
