@@ -26,12 +26,13 @@ from cluster.admission.admission_metrics import AdmissionMetrics
 from cluster.admission.admission_queue import AdmissionQueue, Alarm, QueuedRequest, Ticket
 from cluster.admission.admitted import AdmittedWork
 from cluster.admission.batching_delay import BatchingDelay, DelayedRequests
-from cluster.admission.room import RoomCheck, Shortage, Shortages, check_room, routes_with_room
+from cluster.admission.forecasts import Forecasts
+from cluster.admission.room import RoomCheck, Shortage, Shortages
 from cluster.admission.waiting_time import Blockage
 from cluster.admission.worker_wait import Dispatcher, Placement, WorkerWait
 from cluster.requests.request_observers import RequestObserver
 from cluster.requests.request_record import RequestRecord
-from cluster.routing.routing_contracts import Preference, RouteDecision
+from cluster.routing.routing_contracts import RouteDecision
 
 PlacementT = TypeVar("PlacementT", bound=Placement)
 
@@ -66,7 +67,6 @@ class Admission(RequestObserver, Generic[PlacementT]):
         self._config = config
         self._metrics = metrics
         self._batching_delay = batching_delay if config.gather else None
-        self._others_work = others_work
         self._clock = clock
         self._work = AdmittedWork(classes)
         self._worker_wait = WorkerWait(dispatcher, worker_wait_s, clock, waking_pools)
@@ -74,6 +74,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
         self._delayed: DelayedRequests[QueuedRequest[PlacementT]] = DelayedRequests(self._settle)
         self._blockage = Blockage(Shortage.PREFILL, 0.0, 0.0, 0.0)  # of the last head of the queue that found no room
         self._shortages = Shortages()
+        self._forecasts = Forecasts(self._worker_wait, config.slack, self._work, self._shortages, others_work, clock)
         self._alarm = Alarm(self._look, clock)
         self._looked_s = -inf
         self._is_closed = False
@@ -110,7 +111,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
         is_let_in = self._config.mode == "off" or record.attempt > 1
         decision = await self._first_route(record, is_let_in=is_let_in)
         if is_let_in:
-            return self._dispatch(queued, decision, self._check(queued, decision), had_room=False)
+            return self._dispatch(queued, decision, self._forecasts.check(queued, decision), had_room=False)
         if self._batching_delay is not None:
             self._batching_delay.arrived(self._clock())
         placement = self._decide(queued, decision)
@@ -153,41 +154,10 @@ class Admission(RequestObserver, Generic[PlacementT]):
 
     async def _first_route(self, record: RequestRecord, *, is_let_in: bool = False) -> RouteDecision:
         """Waits for a route and returns the best one. Raises the errors of :meth:`admit`."""
-        preferred = None if is_let_in else self._with_room(record.request.slo)
         try:
-            return await self._worker_wait.first_route(record, preferred)
+            return await self._forecasts.first(record, is_let_in=is_let_in)
         except OverloadedError as error:  # the router is stopping
             raise self._counted(record.request.slo, error) from None
-
-    def _forecast(self, record: RequestRecord) -> RouteDecision | None:
-        """The best route with room, or the best of all if none has room."""
-        return self._worker_wait.forecast(record, self._with_room(record.request.slo))
-
-    def _with_room(self, slo: SloClass) -> Preference:
-        slack, factors = self._config.slack, self._work.factors(slo)
-        return lambda candidates: routes_with_room(candidates, slack, factors, self._work.residents_tpot_ms)
-
-    def _check(self, queued: QueuedRequest[PlacementT], decision: RouteDecision) -> RoomCheck:
-        return check_room(
-            decision,
-            queued.slo,
-            elapsed_ms=max(0.0, self._clock() - queued.record.received_s) * 1e3,
-            slack=self._config.slack,
-            factors=self._work.factors(queued.slo),
-            max_tokens=queued.record.request.params.max_tokens,
-            residents_tpot_ms=self._work.residents_tpot_ms(decision.decode_id),
-            is_idle=not self._work.in_progress.num_sequences and not self._others_work(),
-            is_crowded=self._shortages.lasts(self._clock(), waiting=queued.ticket is not None),
-        )
-
-    def _judge(self, queued: QueuedRequest[PlacementT], decision: RouteDecision) -> tuple[RouteDecision, RoomCheck]:
-        """Returns the route to book and its room check. A lost request steps back, which changes the forecast."""
-        check = self._check(queued, decision)
-        if check.is_lost and check.shortage is None:
-            queued.step_back(self._clock())
-            decision = self._forecast(queued.record) or decision
-            check = self._check(queued, decision)
-        return decision, check
 
     def _decide(self, queued: QueuedRequest[PlacementT], decision: RouteDecision) -> PlacementT | None:
         """Returns a placement, or ``None`` if the request waits from now on.
@@ -195,7 +165,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
         Raises:
             OverloadedError: the request is refused.
         """
-        decision, check = self._judge(queued, decision)
+        decision, check = self._forecasts.judge(queued, decision)
         num_ahead = self._num_ahead(queued, check)
         if check.shortage is None and not num_ahead:
             delay_s = self._delay_s(queued, decision, check)
@@ -207,8 +177,8 @@ class Admission(RequestObserver, Generic[PlacementT]):
                 return self._dispatch(queued, decision, check)
             # No overtaking: delayed requests go first, which changes the forecast.
             self._delayed.open()
-            decision = self._forecast(queued.record) or decision
-            decision, check = self._judge(queued, decision)
+            decision = self._forecasts.best(queued.record) or decision
+            decision, check = self._forecasts.judge(queued, decision)
             num_ahead = self._num_ahead(queued, check)
             if check.shortage is None and not num_ahead:
                 return self._dispatch(queued, decision, check)
@@ -317,7 +287,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
             return
         self._metrics.observe_batching_delay(self._clock() - queued.queued_s)
         try:
-            decision = self._forecast(queued.record)
+            decision = self._forecasts.best(queued.record)
             if decision is None:
                 queued.wait_for_workers()
                 return
@@ -356,11 +326,11 @@ class Admission(RequestObserver, Generic[PlacementT]):
         try:
             if queued.is_lost:
                 queued.step_back(self._clock())
-            decision = self._forecast(queued.record)
+            decision = self._forecasts.best(queued.record)
             if decision is None:
                 self._give_up_workers()
                 return False
-            check = self._check(queued, decision)
+            check = self._forecasts.check(queued, decision)
             if check.is_lost and not queued.is_lost:
                 self._put_behind(queued, ticket)
                 return True
