@@ -33,13 +33,14 @@ _ONE_OF = {
 }  # fmt: skip
 """Kept in every fourth request: a request with several of them, or with a wrong one, is refused for that alone."""
 _TIMEOUT_S = 30.0
-_NEED_A_CONTROLLER = ("/metrics", "/admin/")
-"""Not called: there is none here."""
 _LIMITS = {"max_model_len": 256, "router": {"max_inflight": 16}}
 
 
-def fuzz(endpoint: str, num_cases: int) -> Counter[str]:
+def fuzz(endpoint: str, num_cases: int, under: str = "/") -> Counter[str]:
     """Sends about so many requests, as many of each kind to each operation that takes input.
+
+    Args:
+        under: only operations whose path begins like this.
 
     Returns:
         The number of requests by operation and status.
@@ -49,7 +50,7 @@ def fuzz(endpoint: str, num_cases: int) -> Counter[str]:
     """
     schema = schemathesis.openapi.from_url(f"{endpoint}/openapi.json")
     operations = [found.ok() for found in schema.get_all_operations()]
-    operations = [operation for operation in operations if not operation.path.startswith(_NEED_A_CONTROLLER)]
+    operations = [operation for operation in operations if operation.path.startswith(under)]
     with_input = [found for found in operations if found.body or found.path_parameters or found.query]
     counts: Counter[str] = Counter()
     with requests.Session() as session:
@@ -80,18 +81,20 @@ def fuzz(endpoint: str, num_cases: int) -> Counter[str]:
     return counts
 
 
-async def fuzz_simulated(num_cases: int) -> Counter[str]:
+async def fuzz_simulated(num_cases: int, under: str = "/") -> Counter[str]:
     """Like :func:`fuzz`, with a router and workers of its own."""
     with TemporaryDirectory(prefix="baton-fuzz-") as folder:
         model = write_model_folder(Path(folder) / "tiny")
         async with router_under_test(Workers(), {**_LIMITS, "model": str(model)}) as target:
-            return await asyncio.to_thread(fuzz, target.endpoint, num_cases)
+            return await asyncio.to_thread(fuzz, target.endpoint, num_cases, under)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=10_000, help="number of requests, about")
-    counts = asyncio.run(fuzz_simulated(parser.parse_args().cases))
+    parser.add_argument("--under", default="/", metavar="PATH", help="only operations whose path begins like this")
+    options = parser.parse_args()
+    counts = asyncio.run(fuzz_simulated(options.cases, options.under))
     for name, count in sorted(counts.items()):
         sys.stdout.write(f"{count:6} {name}\n")
     sys.stdout.write(f"{counts.total():6} in all\n")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import copy
 import cProfile
 import gc
 import json
@@ -27,20 +28,32 @@ from cluster.autoscaling.observation import PoolCounts
 from cluster.config.config import BatonConfig, load_config
 from cluster.router_process.router_host import RouterHost
 from cluster.simulation.standalone import SECRET
+from cluster.telemetry.cluster_metrics import PoolFigures
 
 _MAX_TIMELINES = 300
 """Limit of the evaluated timelines, each of which takes milliseconds to build."""
 
 
-class _Pools:
-    """Stands in for the controller towards the autoscaler: reports that all configured workers are ready."""
+class _Method:
+    """A method of an actor that always returns the same."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    async def remote(self, *arguments: Any) -> Any:
+        return copy.deepcopy(self._answer)
+
+
+class _Controller:
+    """Stands in for the controller: all configured workers are ready, and nothing changes them."""
 
     def __init__(self, config: BatonConfig) -> None:
-        self.pool_counts = self
-        self._counts = {pool: PoolCounts(count, ready=count) for pool in POOLS if (count := config.pool(pool).workers)}
-
-    async def remote(self) -> tuple[dict[str, PoolCounts], str]:
-        return self._counts, ""
+        sizes = {pool: count for pool in POOLS if (count := config.pool(pool).workers)}
+        figures = {pool: PoolFigures(count, {"ready": count}, {}, count, {}, {}) for pool, count in sizes.items()}
+        self.pool_counts = _Method(({pool: PoolCounts(count, ready=count) for pool, count in sizes.items()}, ""))
+        self.figures = _Method((figures, 0))
+        self.pool_status = _Method({pool: {"target": count, "workers": []} for pool, count in sizes.items()})
+        self.scale = self.change_role = self.pool_status
 
 
 async def serve(config_file: Path) -> None:
@@ -50,7 +63,7 @@ async def serve(config_file: Path) -> None:
         BatonError: the router cannot start.
     """
     config = load_config(config_file)
-    host = RouterHost(config.to_dict(), 0, _Pools(config), SECRET)
+    host = RouterHost(config.to_dict(), 0, _Controller(config), SECRET)
     endpoint, _ = await host.start()
     for info in json.loads(await _line()):
         await host.add_worker(info)

@@ -1,7 +1,7 @@
 """Finished requests as OpenTelemetry traces, sent to an OTLP endpoint in the background.
 
 There is one span per HTTP request, with the stages of ``critical_path`` and the KV hand-off below it. Several sequences
-each have a span in between. Attributes follow OpenTelemetry's conventions for generative AI. Traces contain no prompts
+each have a span in between, up to a bound. Attributes follow OpenTelemetry's conventions for generative AI. Traces contain no prompts
 and no answers.
 """
 
@@ -34,6 +34,8 @@ _QUIET_S = 300.0
 _SETTLE_S = 1.0
 """Delay of an export, since a hand-off may be reported after the answer."""
 _SHUTDOWN_S = 2.0
+_MAX_SEQUENCES = 16
+"""Sequences of a request that have spans, as many as have timelines: each takes a millisecond of the event loop."""
 _TRACES_PATH = "/v1/traces"
 _STREAMED = "gen_ai.request.stream"
 
@@ -157,7 +159,7 @@ class OtlpTracer:
         )
         _mark_failure(root, timelines)
         below = set_span_in_context(root)
-        for index, timeline in enumerate(timelines):
+        for index, timeline in enumerate(timelines[:_MAX_SEQUENCES]):
             if len(timelines) == 1:
                 self._write_stages(timeline, below, unix_shift_s)
                 continue

@@ -220,8 +220,8 @@ class Planner:
         if plan.num_prompt_logprobs > MAX_PROMPT_LOGPROBS:
             raise InvalidRequestError(
                 f"The answer would have {plan.num_prompt_logprobs} log probabilities of prompts, but "
-                f"{MAX_PROMPT_LOGPROBS} are the limit of one request. Send fewer or shorter prompts, or ask for fewer of "
-                "the most likely tokens.",
+                f"{MAX_PROMPT_LOGPROBS} are the limit of one request. Send fewer or shorter prompts, or ask for fewer "
+                "of the most likely tokens.",
                 param="prompt_logprobs",
             )
         return plan

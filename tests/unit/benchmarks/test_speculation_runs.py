@@ -67,7 +67,8 @@ def test_a_stalled_engine_is_an_error(timed):
 
 
 def test_a_failed_request_is_an_error(timed, monkeypatch):
-    monkeypatch.setattr(ScriptedEngine, "step", lambda engine: [TokenOutput("a", error=InternalError("the model is tired"))])
+    failed = TokenOutput("a", error=InternalError("the model is tired"))
+    monkeypatch.setattr(ScriptedEngine, "step", lambda engine: [failed])
     with pytest.raises(InternalError, match="the model is tired"):
         timed([(5.0, {"a": 1})])
 

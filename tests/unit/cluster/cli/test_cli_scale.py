@@ -63,5 +63,5 @@ async def test_the_error_contains_the_reasons():
 
 
 def test_a_pool_of_no_workers_is_refused_with_what_to_do() -> None:
-    with pytest.raises(ConfigError, match="set autoscaler.enabled to true and autoscaler.decode.min to 0"):
+    with pytest.raises(ConfigError, match=r"set autoscaler\.enabled to true and autoscaler\.decode\.min to 0"):
         cli_scale.parse_targets(["decode=0"])

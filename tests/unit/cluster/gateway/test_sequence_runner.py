@@ -17,6 +17,7 @@ from baton.core.request import FinishReason, SamplingParams
 from baton.core.timeline import Timeline
 from cluster.gateway.sequence_runner import SequenceSpec, Starts, run_sequences
 from cluster.requests.generation import GenerationRequest, TokenChunk
+from tests.waiting import until
 
 Script = Callable[[], AsyncGenerator[TokenChunk]]
 
@@ -234,13 +235,10 @@ async def test_a_second_cancellation_while_leaving_ends_all_sequences() -> None:
                 pass
 
     reading = asyncio.create_task(read())
-    while len(generator.begun) < 40:
-        await asyncio.sleep(0)
+    await until(lambda: len(generator.begun) == 40)
     for _ in range(2):
         reading.cancel()
         await asyncio.sleep(0)
     with pytest.raises(asyncio.CancelledError):
         await reading
-    for _ in range(20):
-        await asyncio.sleep(0)
     assert sorted(generator.closed) == list(range(40))
