@@ -173,6 +173,13 @@ async def test_each_of_several_sequences_has_a_span(collector: Collector) -> Non
     assert values(root)["gen_ai.usage.output_tokens"] == 6
 
 
+async def test_the_first_sequences_of_many_have_spans(collector: Collector) -> None:
+    spans = await exported(collector, finished(*(served() for _ in range(40))))
+    assert len([span for span in spans if span.name == "sequence"]) == 16
+    root = next(span for span in spans if not span.parent_span_id)
+    assert values(root)["gen_ai.usage.output_tokens"] == 120
+
+
 async def test_a_failure_is_an_error_span(collector: Collector) -> None:
     timeline = served()
     timeline.attributes["outcome"] = "worker_lost"
