@@ -14,7 +14,8 @@ from cluster.gateway.work_threads import WorkThreads
 # A client that is cut off while it sends may not read the answer, so up to this much of a refused body is drained.
 _MAX_DRAINED_BYTES = 64 * 2**20
 _MAX_INLINE_BYTES = 16 * 1024
-"""Larger bodies are parsed one by one in a thread: each stops the event loop for at most its own time."""
+"""Larger bodies are parsed one by one in a thread. The parser keeps the interpreter's lock, and the event loop could wait
+for each of several parsers in turn."""
 _BODIES_AT_ONCE = 16
 """Bodies of the largest size that may be in memory at the same time; more smaller ones."""
 
@@ -33,13 +34,12 @@ class BodyReader:
 
     Args:
         max_bytes: size of the largest body. Unfinished bodies together may take 16 times as much memory.
-        threads: where large bodies are parsed.
         limits: how much a body may hold.
     """
 
-    def __init__(self, max_bytes: int, threads: WorkThreads, limits: JsonLimits | None = None) -> None:
+    def __init__(self, max_bytes: int, limits: JsonLimits | None = None) -> None:
         self._max_bytes = max_bytes
-        self._threads = threads
+        self._thread = WorkThreads(1)
         self._limits = limits or JsonLimits()
         self._budget = ByteBudget(_BODIES_AT_ONCE * max_bytes)
 
@@ -74,7 +74,7 @@ class BodyReader:
             if num_bytes <= _MAX_INLINE_BYTES:
                 return parse_object(b"".join(chunks), self._limits)
             # Joining several megabytes takes milliseconds, too, without the interpreter's lock.
-            return await self._threads.run(num_bytes, lambda: parse_object(b"".join(chunks), self._limits))
+            return await self._thread.run(num_bytes, lambda: parse_object(b"".join(chunks), self._limits))
 
     def _problem(self, num_bytes: int, has_room: bool) -> BatonError | None:
         if num_bytes > self._max_bytes:

@@ -167,7 +167,7 @@ def create_app(
     app.add_exception_handler(BatonError, _on_baton_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     threads = WorkThreads()
-    bodies = BodyReader(limits.max_body_bytes, threads, json_limits(generator.model.max_model_len))
+    bodies = BodyReader(limits.max_body_bytes, json_limits(generator.model.max_model_len))
     encoder = PromptEncoder(tokenizer, threads, dialect, specials_are_text=specials_are_text)
     endpoint = GenerationEndpoint(
         generator, tokenizer, limits, slo_classes or SloClasses(), bodies, encoder, on_finished, is_kept

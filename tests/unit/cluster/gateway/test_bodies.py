@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import httpx
@@ -10,10 +11,10 @@ import pytest
 from fastapi import FastAPI, Request
 
 from baton.core.errors import BatonError
+from cluster.gateway import bodies as module
 from cluster.gateway.bodies import BodyReader
 from cluster.gateway.http_edge import JsonResponse, error_response
 from cluster.gateway.turns import ByteBudget, Turns, in_passes
-from cluster.gateway.work_threads import WorkThreads
 
 MAX_BYTES = 1000
 JSON = {"Content-Type": "application/json"}
@@ -21,7 +22,7 @@ JSON = {"Content-Type": "application/json"}
 
 @pytest.fixture
 async def http() -> AsyncIterator[httpx.AsyncClient]:
-    app, bodies = FastAPI(), BodyReader(MAX_BYTES, WorkThreads())
+    app, bodies = FastAPI(), BodyReader(MAX_BYTES)
 
     @app.exception_handler(BatonError)
     async def on_error(_: Request, error: BatonError):
@@ -104,3 +105,28 @@ async def test_items_are_taken_a_few_in_each_pass() -> None:
     ]  # fmt: skip
     ended.set()
     await counting
+
+
+async def test_large_bodies_are_parsed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    running, most = 0, 0
+
+    def parse(*_: object) -> dict[str, object]:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        time.sleep(0.005)
+        running -= 1
+        return {}
+
+    monkeypatch.setattr(module, "parse_object", parse)
+    reader = BodyReader(2**20)
+
+    async def read() -> object:
+        async def receive() -> dict[str, object]:
+            return {"type": "http.request", "body": b" " * 2**15, "more_body": False}
+
+        headers = [(b"content-type", b"application/json")]
+        return await reader.read_object(Request({"type": "http", "headers": headers}, receive))
+
+    await asyncio.gather(*(read() for _ in range(8)))
+    assert most == 1
