@@ -113,6 +113,9 @@ def heavy_bodies(vocab_size: int) -> dict[str, tuple[str, bytes]]:
         "4.1 million token ids": completion(prompt=[7] * 4_100_000),
         "260,000 token ids": completion(prompt=[7] * 260_000),
         "1,024 prompts": completion(prompt=["hello world " * 100] * 1024),
+        "1,024 streamed prompts": completion(
+            prompt=["hello world " * 100] * 1024, stream=True, stream_options={"continuous_usage_stats": True}
+        ),
         "10,000 stop strings": completion(prompt="a", stop=["x"] * 10_000),
     }
 
