@@ -1,8 +1,8 @@
 """Finished requests as OpenTelemetry traces, sent to an OTLP endpoint in the background.
 
 There is one span per HTTP request, with the stages of ``critical_path`` and the KV hand-off below it. Several sequences
-each have a span in between, up to a bound. Attributes follow OpenTelemetry's conventions for generative AI. Traces contain no prompts
-and no answers.
+each have a span in between, up to a bound. Attributes follow OpenTelemetry's conventions for generative AI. Traces
+contain no prompts and no answers.
 """
 
 from __future__ import annotations

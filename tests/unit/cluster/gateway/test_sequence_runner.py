@@ -151,6 +151,7 @@ async def test_a_request_starts_few_sequences_at_a_time() -> None:
     generator = Generator(*[waiting] * 100)
     async with aclosing(run_sequences(generator, [spec(number) for number in range(100)], Starts())) as deltas:
         first = asyncio.ensure_future(anext(deltas))
+        await until(lambda: len(generator.begun) >= 32)
         await asyncio.sleep(0.01)
         assert generator.begun == list(range(32))
         held.set()
