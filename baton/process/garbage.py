@@ -9,6 +9,9 @@ from contextlib import contextmanager
 
 _YOUNG_OBJECTS = 3_000
 """Objects per collection of the youngest generation. Ten thousand would take about ten milliseconds."""
+_MIDDLE_ROUNDS, _OLD_ROUNDS = 10, 30
+"""Collections of a generation per collection of the next one. The last one looks at every object: 200 ms for those of
+8,000 sequences, which is not worth it for less than a million new objects."""
 _SWITCH_INTERVAL_S = 0.0005
 """Switch interval of threads. The default of 5 ms would delay tokens."""
 
@@ -21,7 +24,7 @@ def collect_rarely() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG_OBJECTS)
+    gc.set_threshold(_YOUNG_OBJECTS, _MIDDLE_ROUNDS, _OLD_ROUNDS)
 
 
 def spare_pauses() -> None:
