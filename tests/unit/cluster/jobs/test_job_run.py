@@ -6,10 +6,12 @@ import asyncio
 import errno
 import json
 import os
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -189,9 +191,9 @@ async def test_a_lost_input_file_keeps_the_job(world: World) -> None:
     assert world.contents() == ALL
 
 
-def test_uploads_leave_room_for_the_database(tmp_path: Path) -> None:
-    storage = FileStorage(tmp_path, free_bytes=lambda _: 2**20)
-    new = storage.write("file-1")
+def test_uploads_leave_room_for_the_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**20))
+    new = FileStorage(tmp_path).write("file-1")
     with pytest.raises(StorageFullError, match=r"jobs\.dir"):
         new.write(b"x")
     new.discard()
@@ -200,7 +202,7 @@ def test_uploads_leave_room_for_the_database(tmp_path: Path) -> None:
 
 def test_strays_are_removed_and_records_keep_their_files(tmp_path: Path) -> None:
     storage = FileStorage(tmp_path)
-    for name in ("file-known", "file-stray", "file-new", "file-open.part", "jobs.sqlite"):
+    for name in ("file-known", "file-stray", "file-new", ".file-open-abc", "jobs.sqlite"):
         (tmp_path / name).write_bytes(b"x")
         if name != "file-new":
             os.utime(tmp_path / name, (0, 0))

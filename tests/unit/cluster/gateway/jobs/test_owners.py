@@ -40,9 +40,12 @@ def api_keys() -> ApiKeys:
 @pytest.fixture
 async def http(generator: FakeGenerator, api_keys: ApiKeys, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     config = JobsConfig(dir=str(tmp_path), max_in_flight=2)
-    async with app_with_jobs(generator, TOKENIZER, config, api_keys) as app, serve(app) as url:
-        async with httpx.AsyncClient(base_url=url) as http:
-            yield http
+    async with (
+        app_with_jobs(generator, TOKENIZER, config, api_keys) as app,
+        serve(app) as url,
+        httpx.AsyncClient(base_url=url) as http,
+    ):
+        yield http
 
 
 async def submit(http: httpx.AsyncClient, key: str) -> dict[str, Any]:
