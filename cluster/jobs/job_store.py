@@ -192,7 +192,15 @@ class JobStore:
         with self._database.reading() as connection:
             return [Result(**row) for row in connection.execute(query).mappings()]
 
-    def finish(self, job: Job, status: Status, output: StoredFile | None, errors: StoredFile | None, now_s: int) -> Job:
+    def finish(
+        self,
+        job: Job,
+        status: Status,
+        output: StoredFile | None,
+        errors: StoredFile | None,
+        now_s: int,
+        problems: Sequence[LineProblem] = (),
+    ) -> Job:
         """Ends the job with its files, whose content must be complete. Its results are in them and are removed here.
 
         Args:
@@ -216,6 +224,7 @@ class JobStore:
                 now_s,
                 output_file_id=output and output.id,
                 error_file_id=errors and errors.id,
+                problems=[asdict(problem) for problem in problems],
             )
 
     def remove_old(self, now_s: int) -> None:
