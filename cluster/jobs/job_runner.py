@@ -15,12 +15,14 @@ from cluster.jobs.job_run import LEASE_S, JobRun, Workshop
 from cluster.jobs.job_store import LeaseLostError
 from cluster.jobs.job_types import Job
 from cluster.jobs.setbacks import Setbacks
+from cluster.telemetry.job_figures import JobFigures
 
 logger = logging.getLogger(__name__)
 
 _POLL_S = 1.0
 _MAX_JOBS = 8
 """Jobs that one router runs at the same time. They take turns with their lines."""
+_COUNT_S = 5.0
 _UPKEEP_S = 600.0
 
 
@@ -29,6 +31,9 @@ class JobRunner:
     Args:
         holder: name for leases, of this router and its earlier processes alone.
         models: the names of the served model.
+
+    Attributes:
+        figures: of all jobs; ``None`` before the first ones.
     """
 
     def __init__(
@@ -50,13 +55,15 @@ class JobRunner:
         self._tasks = BackgroundTasks()
         self._running: set[asyncio.Task[None]] = set()
         self._is_wanted = asyncio.Event()
-        self._upkeep_due_s = time.monotonic()
+        self._upkeep_due_s = self._count_due_s = time.monotonic()
+        self.figures: JobFigures | None = None
 
     async def run(self) -> None:
         """Runs jobs until it is cancelled. Then it gives its leases back, so that others go on at once."""
         try:
             while True:
                 await self._take_jobs()
+                await self._count()
                 await self._keep_tidy()
                 self._is_wanted.clear()
                 with contextlib.suppress(TimeoutError):
@@ -128,6 +135,15 @@ class JobRunner:
         if self._setbacks.add(job):
             await run.give_up(reason)
             self._setbacks.clear(job.id)
+
+    async def _count(self) -> None:
+        if time.monotonic() < self._count_due_s:
+            return
+        self._count_due_s = time.monotonic() + _COUNT_S
+        try:
+            self.figures = await self._shop.threads.run(self._shop.store.figures)
+        except BatonError as error:
+            logger.warning("jobs were not counted: %s", error.message)
 
     async def _keep_tidy(self) -> None:
         if time.monotonic() < self._upkeep_due_s:
