@@ -150,7 +150,12 @@ def show(rounds: Sequence[Round]) -> Table:
     for name, row in [*((str(number), row) for number, row in enumerate(rows, start=1)), ("median", medians)]:
         count, *times, p50, p95, lines = row
         table.add_row(
-            name, f"{count:.0f}", *(f"{value:.1f} ms" for value in times), f"{p50:.2f} x", f"{p95:.2f} x", f"{lines:.1f}"
+            name,
+            f"{count:.0f}",
+            *(f"{value:.1f} ms" for value in times),
+            f"{p50:.2f} x",
+            f"{p95:.2f} x",
+            f"{lines:.1f}",
         )
     return table
 
@@ -192,7 +197,9 @@ class Measurement:
 
     async def _half(self, number: int, half: str, batch_id: str | None = None) -> Half:
         specs = self._load.requests(number, half)
-        samples = [Sample(spec.at_s or 0.0, (spec.at_s or 0.0) < _WARM_UP_S, None, spec.output_tokens) for spec in specs]
+        samples = [
+            Sample(spec.at_s or 0.0, (spec.at_s or 0.0) < _WARM_UP_S, None, spec.output_tokens) for spec in specs
+        ]
         done_before = await self._num_done(batch_id)
         began_s = time.perf_counter()
         endpoint = Endpoint(f"{self._client.endpoint}/v1", self._model, service_tier=INTERACTIVE.name)

@@ -117,9 +117,7 @@ class KilledCluster:
             return []
 
 
-def kill_one(
-    processes: Callable[[], list[psutil.Process]], kind: str | tuple[str, ...], draw: random.Random
-) -> bool:
+def kill_one(processes: Callable[[], list[psutil.Process]], kind: str | tuple[str, ...], draw: random.Random) -> bool:
     """Kills one of the processes whose titles begin like this, and waits for its end. Waits until there is one.
 
     Returns:

@@ -99,9 +99,8 @@ def main() -> int:
         finally:
             server.kill()
             server.wait()
-    sys.stdout.write(
-        f"{answer}\nresident memory: {peak.first / _MIB:.0f} MiB before, at most {peak.largest / _MIB:.0f} MiB during it\n"
-    )
+    before, largest = (f"{num_bytes / _MIB:.0f} MiB" for num_bytes in (peak.first, peak.largest))
+    sys.stdout.write(f"{answer}\nresident memory: {before} before, at most {largest} during it\n")
     return 0
 
 

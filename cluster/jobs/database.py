@@ -25,7 +25,8 @@ _PG_LOCK = 0x6261746F6E
 class Database:
     """
     Args:
-        url: ``sqlite:///PATH`` with an absolute path, or ``postgresql://…``. Nothing is opened before :meth:`create_tables`.
+        url: ``sqlite:///PATH`` with an absolute path, or ``postgresql://…``. Nothing is opened before
+            :meth:`create_tables`.
 
     Raises:
         ConfigError: the URL or its path is invalid, or PostgreSQL's driver is not installed.

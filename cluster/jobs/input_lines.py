@@ -92,8 +92,9 @@ class InputFile:
             try:
                 yield self._parsed(raw, number)
             except _LineError as error:
+                file = self._path.name
                 raise InternalError(
-                    f"Line {place} of the input file {self._path.name} has changed since it was checked: {error.message}"
+                    f"Line {place} of the input file {file} has changed since it was checked: {error.message}"
                 ) from error
 
     def _raw_lines(self) -> Iterator[tuple[int, bytes | None]]:

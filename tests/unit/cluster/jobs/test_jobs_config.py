@@ -19,9 +19,7 @@ def test_databases_without_an_absolute_place_are_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["sqlite:///dir", "sqlite:///", "sqlite:///file:dir?uri=true"])
-def test_no_database_is_made_in_the_current_folder(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_database_is_made_in_the_current_folder(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="four slashes"):
         Database(url)

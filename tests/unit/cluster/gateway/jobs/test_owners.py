@@ -17,6 +17,7 @@ from cluster.requests.generation import GenerationRequest
 from tests.job_services import CHAT_URL, app_with_jobs, jsonl, line
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import FakeGenerator, Step, serve
+from tests.waiting import until
 
 TOKENIZER = byte_level_tokenizer()
 ANN, BOB, NEW = "key-of-ann-000001", "key-of-bob-000001", "new-key-of-ann-001"
@@ -105,10 +106,7 @@ async def test_a_removed_key_ends_its_job_and_loses_nothing_that_is_done(
 ) -> None:
     after(generator, 3, lambda: api_keys.become(keys(bob=BOB)))
     batch = await submit(http, ANN)
-    for _ in range(2000):
-        if len(list(tmp_path.glob("file-*"))) == 3:  # input, output and errors
-            break
-        await asyncio.sleep(0.02)
+    await until(lambda: len(list(tmp_path.glob("file-*"))) == 3)  # input, output and errors
     assert (await http.get(f"/v1/batches/{batch['id']}", headers=as_(ANN))).status_code == 401
     assert (await http.get(f"/v1/batches/{batch['id']}", headers=as_(BOB))).status_code == 404
     api_keys.become(keys(ann=NEW, bob=BOB))
