@@ -26,7 +26,7 @@ NUM_LINES = 12
 
 
 def keys(**by_name: str) -> ApiKeys:
-    return ApiKeys(ApiKeyConfig(name=name, key=key) for name, key in by_name.items())
+    return ApiKeys(ApiKeyConfig.model_validate({"name": name, "key": key}) for name, key in by_name.items())
 
 
 def as_(key: str) -> dict[str, str]:
