@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,10 @@ from baton.engine.models.model_cache import CACHE_VARIABLE, cache_dir
 from tests.job_services import CHAT_URL, jsonl, line, postgres
 
 ENDED = ("completed", "failed", "expired", "cancelled")
-_ROUTER, _WORKERS = "ray::RouterActor", ("ray::WorkerActor", "ray::SimulatedWorkerProcess")
-_READY_S = 300.0
+ROUTER, WORKERS = "ray::RouterActor", ("ray::WorkerActor", "ray::SimulatedWorkerProcess")
+"""Beginnings of the titles of processes."""
+_APPEARS_S = 60.0
+"""How long a killed process may take to be replaced."""
 _POLL_S = 0.2
 
 
@@ -86,13 +88,8 @@ class KilledCluster:
             raise RuntimeError(self._log.read_text()[-3000:])
 
     def kill(self, kind: str | tuple[str, ...], draw: random.Random) -> bool:
-        """Kills a process whose title begins like this, if there is one."""
-        found = [process for process in self._processes() if _title(process).startswith(kind)]
-        if not found:
-            return False
-        with contextlib.suppress(psutil.NoSuchProcess):
-            draw.choice(sorted(found, key=lambda process: process.pid)).kill()
-        return True
+        """Kills a process; see :func:`kill_one`."""
+        return kill_one(self._processes, kind, draw)
 
     def kill_all(self) -> None:
         """Kills every process at once, as a machine does that loses its power."""
@@ -120,6 +117,24 @@ class KilledCluster:
             return []
 
 
+def kill_one(processes: Callable[[], list[psutil.Process]], kind: str | tuple[str, ...], draw: random.Random) -> bool:
+    """Kills one of the processes whose titles begin like this, and waits for its end. Waits until there is one.
+
+    Returns:
+        Whether one was killed.
+    """
+    end_s = time.monotonic() + _APPEARS_S
+    while time.monotonic() < end_s:
+        found = [process for process in processes() if _title(process).startswith(kind)]
+        if found:
+            victim = draw.choice(sorted(found, key=lambda process: process.pid))
+            with contextlib.suppress(psutil.NoSuchProcess):
+                victim.kill()
+                return not psutil.wait_procs([victim], timeout=30)[1]
+        time.sleep(_POLL_S)
+    return False
+
+
 def _title(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline())
@@ -141,11 +156,9 @@ def run(
     began_s = time.monotonic()
     try:
         with openai.OpenAI(base_url=f"{cluster.endpoint}/v1", api_key="none", max_retries=20) as client:
-            content = jsonl(*(_line(number, tokens) for number in range(lines)))
-            file = client.files.create(file=("lines.jsonl", content), purpose="batch")
-            batch = client.batches.create(input_file_id=file.id, endpoint=CHAT_URL, completion_window="24h")
+            batch = submit(client, lines, tokens)
             for number in range(kills):
-                batch = _wait(client, batch, draw.uniform(0.5, 2 * pause_s - 0.5))
+                batch = wait(client, batch, draw.uniform(0.5, 2 * pause_s - 0.5))
                 if batch.status in ENDED:
                     outcome.problems.append(f"the job ended after {number} of {kills} kills; use more lines")
                     break
@@ -154,13 +167,24 @@ def run(
                     cluster.up()
                     outcome.kills["full restart"] += 1
                 kind = draw.choice(("router", "worker"))
-                outcome.kills[kind] += cluster.kill(_ROUTER if kind == "router" else _WORKERS, draw)
-            batch = _wait(client, batch, 3600.0)
-            outcome.seconds = time.monotonic() - began_s
-            _check(client, batch, lines, outcome)
+                if cluster.kill(ROUTER if kind == "router" else WORKERS, draw):
+                    outcome.kills[kind] += 1
+                else:
+                    outcome.problems.append(f"no {kind} could be killed")
+            batch = wait(client, batch, 3600.0)
+            outcome.seconds, outcome.status = time.monotonic() - began_s, batch.status
+            outcome.num_results, problems = check(client, batch, lines)
+            outcome.problems += problems
     finally:
         cluster.down()
     return outcome
+
+
+def submit(client: openai.OpenAI, lines: int, tokens: int) -> Batch:
+    """Makes a job of so many lines with answers of so many tokens."""
+    content = jsonl(*(_line(number, tokens) for number in range(lines)))
+    file = client.files.create(file=("lines.jsonl", content), purpose="batch")
+    return client.batches.create(input_file_id=file.id, endpoint=CHAT_URL, completion_window="24h")
 
 
 def _line(number: int, tokens: int) -> dict[str, Any]:
@@ -168,7 +192,7 @@ def _line(number: int, tokens: int) -> dict[str, Any]:
     return line(f"line-{number}", messages=messages, max_tokens=tokens, temperature=0, ignore_eos=True)
 
 
-def _wait(client: openai.OpenAI, batch: Batch, seconds: float) -> Batch:
+def wait(client: openai.OpenAI, batch: Batch, seconds: float) -> Batch:
     """Returns the job as it is after so many seconds, or when it has ended."""
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s and batch.status not in ENDED:
@@ -178,10 +202,9 @@ def _wait(client: openai.OpenAI, batch: Batch, seconds: float) -> Batch:
     return batch
 
 
-def _check(client: openai.OpenAI, batch: Batch, lines: int, outcome: Outcome) -> None:
-    outcome.status = batch.status
-    if batch.status != "completed":
-        outcome.problems.append(f"the job is {batch.status}")
+def check(client: openai.OpenAI, batch: Batch, lines: int) -> tuple[int, list[str]]:
+    """The number of results of a job of so many lines, and what is wrong with them."""
+    problems = [] if batch.status == "completed" else [f"the job is {batch.status}"]
     found: Counter[str] = Counter()
     for file_id in filter(None, (batch.output_file_id, batch.error_file_id)):
         for text in client.files.content(file_id).text.splitlines():
@@ -189,11 +212,11 @@ def _check(client: openai.OpenAI, batch: Batch, lines: int, outcome: Outcome) ->
             found[entry["custom_id"]] += 1
             status = (entry["response"] or {}).get("status_code")
             if status != 200:
-                outcome.problems.append(f"{entry['custom_id']} has the status {status}: {text[:300]}")
-    outcome.num_results = found.total()
+                problems.append(f"{entry['custom_id']} has the status {status}: {text[:300]}")
     wrong = {f"line-{number}" for number in range(lines)} ^ found.keys()
-    outcome.problems += [f"{name} is missing or unknown" for name in sorted(wrong)]
-    outcome.problems += [f"{name} has {count} results" for name, count in found.items() if count > 1]
+    problems += [f"{name} is missing or unknown" for name in sorted(wrong)]
+    problems += [f"{name} has {count} results" for name, count in found.items() if count > 1]
+    return found.total(), problems
 
 
 def simulated(folder: Path, database: str | None = None, replicas: int = 1) -> dict[str, Any]:

@@ -153,8 +153,14 @@ class ConflictError(BatonError):
     error_type = "invalid_request_error"
 
 
-class StorageFullError(BatonError):
-    """The disk or the database has no room for files and results of jobs."""
+class StorageError(BatonError):
+    """A file cannot be written; the message names it."""
+
+    code = "storage_failed"
+
+
+class StorageFullError(StorageError):
+    """A disk, or the database of jobs, has no room left; the message names it."""
 
     code = "storage_full"
     grpc_status = "RESOURCE_EXHAUSTED"
@@ -187,12 +193,6 @@ class ModelUnavailableError(BatonError):
     code = "model_unavailable"
     grpc_status = "FAILED_PRECONDITION"
     http_status = 503
-
-
-class StorageError(BatonError):
-    """A file cannot be written, for example because the disk is full; the message names it."""
-
-    code = "storage_failed"
 
 
 class OverloadedError(BatonError):

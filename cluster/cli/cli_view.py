@@ -34,6 +34,7 @@ def render_status(status: Mapping[str, Any], endpoint: str, width: int) -> Rende
         f"requests: {requests['in_flight']} in flight, {requests['finished']} finished, "
         f"{requests['cancelled']} cancelled, {requests['rejected']} rejected, {requests['failed']} failed\n",
         _routers(status),
+        _jobs(status.get("jobs") or {}),
     )
     columns = _COLUMNS + (_WIDE_COLUMNS if width >= _WIDE else ())
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0) if width >= _WIDE else 0, pad_edge=False)
@@ -76,6 +77,16 @@ def _routers(status: Mapping[str, Any]) -> str:
     """The requests in flight of each router in one line; empty for a single router."""
     texts = [f"router {each['index']}: {each['requests']['in_flight']} in flight" for each in status.get("routers", ())]
     return f"{', '.join(texts)}; attainment is that of router {status['router']}\n" if texts else ""
+
+
+def _jobs(figures: Mapping[str, Mapping[str, int]]) -> str:
+    """The number of jobs by state, and the progress of those that have not ended, in one line; empty without jobs."""
+    states = [f"{count} {name.replace('_', ' ')}" for name, count in figures.get("states", {}).items() if count]
+    if not states:
+        return ""
+    lines = figures["lines"]
+    progress = f"; {lines['completed']} of {sum(lines.values())} lines answered, {lines['failed']} failed"
+    return f"jobs: {', '.join(states)}{progress if any(lines.values()) else ''}\n"
 
 
 def _predictions(summary: Mapping[str, Mapping[str, Any]]) -> str:

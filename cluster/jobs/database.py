@@ -25,10 +25,11 @@ _PG_LOCK = 0x6261746F6E
 class Database:
     """
     Args:
-        url: ``sqlite:///PATH`` or ``postgresql://…``. Nothing is opened before :meth:`create_tables`.
+        url: ``sqlite:///PATH`` with an absolute path, or ``postgresql://…``. Nothing is opened before
+            :meth:`create_tables`.
 
     Raises:
-        ConfigError: the URL is invalid, or PostgreSQL's driver is not installed.
+        ConfigError: the URL or its path is invalid, or PostgreSQL's driver is not installed.
     """
 
     def __init__(self, url: str) -> None:
@@ -36,7 +37,7 @@ class Database:
             parsed = make_url(url)
             self._shown = parsed.render_as_string(hide_password=True)
             self._is_sqlite = parsed.get_backend_name() == "sqlite"
-            self._folder = Path(parsed.database or ".").parent if self._is_sqlite else None
+            self._folder = _absolute(parsed.database).parent if self._is_sqlite else None
             self._engine = _sqlite(url) if self._is_sqlite else create_engine(
                 parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True
             )  # fmt: skip
@@ -114,6 +115,17 @@ class Database:
             )
         reason = str(cause or type(error).__name__).strip().split("\n")[0]
         return JobsUnavailableError(f"The database of jobs, {self._shown}, cannot be used: {reason}")
+
+
+def _absolute(path: str | None) -> Path:
+    """A relative path would depend on the folder in which the router's process runs, and an empty one keeps nothing."""
+    found = Path(path or "")
+    if not found.is_absolute():
+        raise ConfigError(
+            f"jobs.database has the path {str(found)!r} and needs an absolute one, as in sqlite:////data/jobs.sqlite "
+            "with four slashes."
+        )
+    return found
 
 
 def _is_full(cause: BaseException | None) -> bool:

@@ -1,23 +1,20 @@
-"""The content of files: on disk, written under a temporary name and then renamed.
+"""The content of files. A file under its own name is complete and survives the loss of power.
 
-A file under its own name is complete and survives the loss of power. Interrupted writes leave temporary files, which
-:meth:`FileStorage.remove_strays` removes.
+Interrupted writes leave temporary files, which :meth:`FileStorage.remove_strays` removes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from baton.core.errors import BatonError, JobsUnavailableError, StorageFullError
+from baton.core.files import AtomicFile, is_full, refuse_full_disk
 
-_TEMPORARY = ".part"
+_PREFIX = "file-"
+_TEMPORARY_PREFIX = f".{_PREFIX}"
 _STRAY_S = 86_400.0
 """Age in seconds of files that no process writes any more."""
 _RESERVE_BYTES = 64 * 2**20
@@ -26,17 +23,10 @@ _CHECK_EVERY_BYTES = 16 * 2**20
 
 
 class FileStorage:
-    """A folder of files by id. The methods block; call them in a thread.
+    """A folder of files by id. The methods block; call them in a thread."""
 
-    Args:
-        free_bytes: free bytes on the disk of a folder.
-    """
-
-    def __init__(
-        self, folder: Path, free_bytes: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free
-    ) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._free_bytes = free_bytes
 
     def create(self) -> None:
         """Creates the folder. Raises :class:`JobsUnavailableError`."""
@@ -55,7 +45,7 @@ class FileStorage:
             JobsUnavailableError, StorageFullError: it cannot be created.
         """
         with storage_errors(self._folder):
-            return NewFile(self.path(file_id), self._check_room)
+            return NewFile(self.path(file_id))
 
     def remove(self, file_id: str) -> None:
         """Removes a file, if it is there."""
@@ -70,56 +60,40 @@ class FileStorage:
         """
         with storage_errors(self._folder):
             oldest_s = time.time() - _STRAY_S
-            old = [path for path in self._folder.glob("file-*") if path.stat().st_mtime < oldest_s]
-            names = [path.name for path in old if path.suffix != _TEMPORARY]
-            recorded = known(names) if names else set()
+            files = (path for path in self._folder.iterdir() if path.name.startswith((_PREFIX, _TEMPORARY_PREFIX)))
+            old = [path for path in files if path.stat().st_mtime < oldest_s]
+            recorded = known([path.name for path in old]) if old else set()
             for path in old:
                 if path.name not in recorded:
                     path.unlink(missing_ok=True)
-
-    def _check_room(self) -> None:
-        if self._free_bytes(self._folder) < _RESERVE_BYTES:
-            raise _full(self._folder)
 
 
 class NewFile:
     """A file that is being written. It appears with :meth:`commit`; :meth:`discard` removes what was written."""
 
-    def __init__(self, path: Path, check_room: Callable[[], None]) -> None:
-        self._path = path
-        self._temporary = path.with_suffix(_TEMPORARY)
-        self._check_room = check_room
+    def __init__(self, path: Path) -> None:
+        self._folder = path.parent
+        self._file = AtomicFile(path)
         self._checked_bytes = -_CHECK_EVERY_BYTES
-        self._stream: BinaryIO = self._temporary.open("wb")
         self.num_bytes = 0
 
     def write(self, data: bytes) -> None:
         """Appends bytes. Raises :class:`StorageFullError`."""
-        with storage_errors(self._path.parent):
+        with storage_errors(self._folder):
             if self.num_bytes - self._checked_bytes >= _CHECK_EVERY_BYTES:
-                self._check_room()
+                refuse_full_disk(self._folder, _RESERVE_BYTES)
                 self._checked_bytes = self.num_bytes
-            self._stream.write(data)
+            self._file.stream.write(data)
             self.num_bytes += len(data)
 
     def commit(self) -> None:
         """Makes the file appear under its name, durably. Raises :class:`StorageFullError`."""
-        with storage_errors(self._path.parent):
-            self._stream.flush()
-            os.fsync(self._stream.fileno())
-            self._stream.close()
-            self._temporary.rename(self._path)
-            folder = os.open(self._path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        with storage_errors(self._folder):
+            self._file.commit(is_durable=True)
 
     def discard(self) -> None:
         """Removes what was written. Does nothing after :meth:`commit`."""
-        with contextlib.suppress(OSError):
-            self._stream.close()  # which writes the rest of its buffer
-        self._temporary.unlink(missing_ok=True)
+        self._file.discard()
 
 
 @contextlib.contextmanager
@@ -130,13 +104,9 @@ def storage_errors(folder: Path) -> Iterator[None]:
     except BatonError:
         raise
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise _full(folder) from error
+        if is_full(error):
+            raise StorageFullError(
+                f"The disk of {folder} has no room for the files of jobs. Delete files (DELETE /v1/files/ID), or name "
+                "another folder in jobs.dir."
+            ) from error
         raise JobsUnavailableError(f"The folder {folder} of jobs cannot be used: {error.strerror or error}.") from error
-
-
-def _full(folder: Path) -> StorageFullError:
-    return StorageFullError(
-        f"The disk of {folder} has no room for the files of jobs. Delete files (DELETE /v1/files/ID), or name another "
-        "folder in jobs.dir."
-    )

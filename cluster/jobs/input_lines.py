@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from baton.core.errors import InvalidRequestError
+from baton.core.errors import InternalError, InvalidRequestError
 from cluster.jobs.file_storage import storage_errors
 from cluster.jobs.job_types import Line, LineProblem
 
@@ -80,10 +80,22 @@ class InputFile:
         return num_lines, problems
 
     def lines(self, done: Collection[int]) -> Iterator[Line]:
-        """The requests of a file without problems, but for those whose numbers are in ``done``."""
-        for number, (_, raw) in enumerate(self._raw_lines(), start=1):
-            if number not in done:
+        """The requests of a file without problems, but for those whose numbers are in ``done``.
+
+        Raises:
+            InternalError: the file is not the one that was checked.
+            JobsUnavailableError: the file cannot be read.
+        """
+        for number, (place, raw) in enumerate(self._raw_lines(), start=1):
+            if number in done:
+                continue
+            try:
                 yield self._parsed(raw, number)
+            except _LineError as error:
+                file = self._path.name
+                raise InternalError(
+                    f"Line {place} of the input file {file} has changed since it was checked: {error.message}"
+                ) from error
 
     def _raw_lines(self) -> Iterator[tuple[int, bytes | None]]:
         """The lines that are not blank, with their numbers in the file; ``None`` for one that is too long."""

@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from baton.core.errors import InternalError
 from baton.process.background import race
 from cluster.jobs.file_storage import FileStorage
 from cluster.jobs.input_lines import InputFile
 from cluster.jobs.job_store import JobStore
 from cluster.jobs.job_threads import JobThreads
-from cluster.jobs.job_types import Job, Line, Status
+from cluster.jobs.job_types import Job, Line, LineProblem, Status
 from cluster.jobs.output_files import OutputFiles
 from cluster.jobs.pace import Pace
 from cluster.jobs.recorder import Recorder
@@ -72,6 +73,23 @@ class JobRun:
             BatonError: a fault of baton; another run may go on where this one ended.
         """
         await race(self._work(), self._watch())
+
+    async def give_up(self, reason: str) -> None:
+        """Ends the job as failed, with the results that it has.
+
+        Args:
+            reason: a sentence.
+
+        Raises:
+            LeaseLostError: another router runs the job.
+        """
+        shop = self._shop
+        job = await shop.threads.insist(shop.store.renew, self.job, shop.clock(), self._lease_s)
+        files = await shop.threads.insist(OutputFiles(shop.store, shop.storage).write, job, None, shop.now_s)
+        problem = LineProblem(InternalError.code, f"The batch could not be continued. {reason}")
+        self.job = await shop.threads.insist(
+            shop.store.finish, job, Status.FAILED, *files, shop.now_s, problems=[problem]
+        )
 
     def end_early(self) -> None:
         """Ends the lines that run, since the job was cancelled."""

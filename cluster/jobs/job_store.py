@@ -12,13 +12,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from sqlalchemy import Connection, Select, delete, insert, or_, select, update
+from sqlalchemy import Connection, Select, delete, func, insert, or_, select, update
 from sqlalchemy.engine import RowMapping
 
 from baton.core.errors import BatonError, ConflictError, InternalError, NotFoundError
 from cluster.jobs.database import Database
 from cluster.jobs.job_types import ACTIVE, Job, LineProblem, Result, Status, StoredFile, as_problem
 from cluster.jobs.tables import FILES, JOBS, RESULTS
+from cluster.telemetry.job_figures import COMPLETED, FAILED, OPEN, JobFigures
 
 _COLUMNS = [column for column in JOBS.c if column.name not in ("holder", "leased_until")]
 
@@ -192,7 +193,15 @@ class JobStore:
         with self._database.reading() as connection:
             return [Result(**row) for row in connection.execute(query).mappings()]
 
-    def finish(self, job: Job, status: Status, output: StoredFile | None, errors: StoredFile | None, now_s: int) -> Job:
+    def finish(
+        self,
+        job: Job,
+        status: Status,
+        output: StoredFile | None,
+        errors: StoredFile | None,
+        now_s: int,
+        problems: Sequence[LineProblem] = (),
+    ) -> Job:
         """Ends the job with its files, whose content must be complete. Its results are in them and are removed here.
 
         Args:
@@ -216,7 +225,23 @@ class JobStore:
                 now_s,
                 output_file_id=output and output.id,
                 error_file_id=errors and errors.id,
+                problems=[asdict(problem) for problem in problems],
             )
+
+    def figures(self) -> JobFigures:
+        """All jobs by state, and the lines of those that have not ended."""
+        sums = (func.sum(column) for column in (JOBS.c.num_lines, JOBS.c.num_completed, JOBS.c.num_failed))
+        query = select(JOBS.c.status, func.count(), *sums).group_by(JOBS.c.status)
+        states = {str(status): 0 for status in Status}
+        lines = dict.fromkeys((OPEN, COMPLETED, FAILED), 0)
+        with self._database.reading() as connection:
+            for status, num_jobs, num_lines, num_completed, num_failed in connection.execute(query):
+                states[status] = num_jobs
+                if status in ACTIVE:
+                    lines[OPEN] += int(num_lines - num_completed - num_failed)
+                    lines[COMPLETED] += int(num_completed)
+                    lines[FAILED] += int(num_failed)
+        return JobFigures(states, lines)
 
     def remove_old(self, now_s: int) -> None:
         """Removes the records of jobs that have ended and whose files have expired."""

@@ -19,6 +19,8 @@ class Status(StrEnum):
     validating ─┬─ in_progress ── finalizing ─┬─ completed
                 ├─ failed                     └─ expired
                 └─ cancelling (from any of the first three) ── cancelled
+
+    A job that baton cannot go on with also becomes failed, from any state (:mod:`cluster.jobs.setbacks`).
     """
 
     VALIDATING = "validating"

@@ -23,6 +23,7 @@ from cluster.jobs.jobs_config import JobsConfig
 from cluster.jobs.pace import Pace
 from cluster.jobs.result_lines import LineSender
 from cluster.jobs.uploads import Upload
+from cluster.telemetry.job_figures import JobFigures
 
 BATCH_PURPOSE = "batch"
 _DAY_S = 86_400
@@ -91,6 +92,11 @@ class Jobs:
             self._runner = None
             with contextlib.suppress(asyncio.CancelledError):
                 await self._threads.run(self._database.close)
+
+    @property
+    def figures(self) -> JobFigures | None:
+        """The figures of all jobs, a few seconds old; ``None`` before the first ones."""
+        return None if self._runner is None else self._runner.figures
 
     async def upload(self, owner: str, filename: str) -> Upload:
         """Begins a file; its owner sees it when it is complete.

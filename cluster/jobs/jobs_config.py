@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 from baton.core.config_section import NonEmptyString, PositiveInt, Section
 
 DATA_VARIABLE = "BATON_DATA"
-_SCHEMES = ("postgresql://", "sqlite:///")
+_SCHEMES = ("postgresql://", "sqlite:////")
 
 
 class JobsConfig(Section):
@@ -35,7 +35,10 @@ class JobsConfig(Section):
     @classmethod
     def _known_database(cls, url: str | None) -> str | None:
         if url is not None and not url.startswith(_SCHEMES):
-            raise ValueError("database must begin with postgresql:// or sqlite:///; null means SQLite in jobs.dir")
+            raise ValueError(
+                "database must begin with postgresql://, or with sqlite:/// and an absolute path (four slashes); null "
+                "means SQLite in jobs.dir"
+            )
         return url
 
     @property

@@ -22,18 +22,21 @@ class OutputFiles:
         self._store = store
         self._storage = storage
 
-    def write(self, job: Job, source: InputFile, now_s: int) -> tuple[StoredFile | None, StoredFile | None]:
+    def write(self, job: Job, source: InputFile | None, now_s: int) -> tuple[StoredFile | None, StoredFile | None]:
         """Writes both files and returns their records, which :meth:`JobStore.finish` adds. An empty file is not made.
 
         Each call makes files of its own, so that a router which lost its lease meanwhile does not touch the ones that
         count; files without a record are removed later.
+
+        Args:
+            source: for the lines of an expired job that have no result; ``None`` leaves them out.
 
         Raises:
             StorageFullError, JobsUnavailableError: they cannot be written.
         """
         output = self._write(job, "output", self._results(job, failed=False), now_s)
         rest: Iterable[bytes] = ()
-        if job.status is Status.FINALIZING and job.num_open:
+        if source is not None and job.status is Status.FINALIZING and job.num_open:
             done = self._store.numbers_done(job.id)
             rest = (expired_line(job, line) for line in source.lines(done))
         return output, self._write(job, "error", chain(self._results(job, failed=True), rest), now_s)

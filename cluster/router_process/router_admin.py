@@ -19,10 +19,12 @@ from baton.rpc.wire import worker_pb2
 from cluster.autoscaling.traffic import KnownTraffic
 from cluster.control_plane import ControlPlane
 from cluster.dispatch.router import Router
+from cluster.jobs.jobs import Jobs
 from cluster.losses.controller_link import ControllerLink
 from cluster.registry.workers import WorkerState
 from cluster.router_process.router_peers import Question, RouterPeers
 from cluster.telemetry.cluster_metrics import ClusterFigures, PoolFigures
+from cluster.telemetry.job_figures import JobFigures
 from cluster.telemetry.metrics import MetricsPage
 
 logger = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ class RouterAdmin:
 
     Attributes:
         router: the router, once there is a worker.
+        jobs: files and batches; ``None`` if they are disabled.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class RouterAdmin:
         peers: RouterPeers,
     ) -> None:
         self.router: Router | None = None
+        self.jobs: Jobs | None = None
         self._index = index
         self._controller = controller
         self._plane = plane
@@ -92,6 +96,8 @@ class RouterAdmin:
             "predictions": plane.metrics.prediction_errors.summary(),
             "pools": pools,
         }
+        if (jobs := self._job_figures()) is not None:
+            status["jobs"] = jobs.to_dict()
         if others:
             status["router"] = self._index
             status["routers"] = [{"index": index, "requests": each} for index, each in counts.items()]
@@ -182,7 +188,11 @@ class RouterAdmin:
     async def _poll_cluster(self) -> ClusterFigures:
         workers, answer = await asyncio.gather(self._poll_workers(), self._poll_controller())
         pools, num_router_restarts = answer or ({}, None)
-        return ClusterFigures(workers, pools, num_router_restarts, dict(self._plane.registry.num_suspicions))
+        suspicions = dict(self._plane.registry.num_suspicions)
+        return ClusterFigures(workers, pools, num_router_restarts, suspicions, self._job_figures() or JobFigures())
+
+    def _job_figures(self) -> JobFigures | None:
+        return None if self.jobs is None else self.jobs.figures
 
     async def _poll_controller(self) -> tuple[dict[str, PoolFigures], int] | None:
         """The controller's figures; ``None`` if it does not answer, since requests do not depend on it."""

@@ -138,7 +138,7 @@ class RouterHost:
         self._endpoint = f"{scheme}://{_url_host(self._config.router.host)}:{self._port}"
         if self._config.jobs.enabled:
             holder = f"{socket.gethostname()}:{self._port}/{self._index}"  # the next process of this router has it, too
-            self._jobs = Jobs(self._config.jobs, self._pace, holder)
+            self._jobs = self.admin.jobs = Jobs(self._config.jobs, self._pace, holder)
         return self._endpoint, self._port
 
     async def describe(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Prometheus series that workers and pools report. The series of a worker end with it."""
+"""Prometheus series of workers, pools and jobs. The series of a worker end with it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from baton.core.roles import SpeculationMethod
 from baton.rpc.wire import worker_pb2
+from cluster.telemetry.job_figures import JobFigures, job_families
 
 _OTHER_METHOD = "other"
 _METHODS = frozenset(get_args(SpeculationMethod))
@@ -44,12 +45,14 @@ class ClusterFigures:
         workers: statistics by (pool, worker id); ``None`` for a worker that did not answer.
         pools: figures by pool; empty if the controller did not answer.
         suspicions: how often the router suspected a worker, by pool.
+        jobs: figures of jobs; empty if jobs are disabled or not known yet.
     """
 
     workers: Mapping[tuple[str, str], worker_pb2.WorkerStats | None] = field(default_factory=dict)
     pools: Mapping[str, PoolFigures] = field(default_factory=dict)
     num_router_restarts: int | None = None
     suspicions: Mapping[str, int] = field(default_factory=dict)
+    jobs: JobFigures = field(default_factory=JobFigures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,7 @@ class ClusterCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         figures = self.figures
         yield from _pool_families(figures)
+        yield from job_families(figures.jobs)
         up = GaugeMetricFamily("baton_worker_up", "1 if the worker answered this scrape.", labels=["pool", "worker"])
         for labels, stats in figures.workers.items():
             up.add_metric(labels, float(stats is not None))

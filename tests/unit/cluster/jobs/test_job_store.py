@@ -48,6 +48,22 @@ def test_a_job_is_found_as_it_was_added(store: JobStore, files: FileRecords) -> 
     assert store.listed("bob", after=None, limit=5) == ([], False)
 
 
+def test_figures_count_jobs_and_the_lines_of_those_that_have_not_ended(store: JobStore, files: FileRecords) -> None:
+    assert sum(store.figures().states.values()) == 0
+    for num_lines in (5, 7):
+        store.record(added(store, files, num_lines=num_lines), [result(1), result(2, failed=True)])
+    ended = added(store, files, num_lines=9)
+    store.finish(ended, Status.CANCELLED, None, None, 102)
+    added(store, files, "ann")
+    figures = store.figures()
+    assert {state: count for state, count in figures.states.items() if count} == {
+        "validating": 1,
+        "in_progress": 2,
+        "cancelled": 1,
+    }
+    assert figures.lines == {"open": 8, "completed": 2, "failed": 2}
+
+
 def test_lists_have_pages(store: JobStore, files: FileRecords) -> None:
     jobs = [added(store, files) for _ in range(3)][::-1]
     assert store.listed("", after=None, limit=2) == (jobs[:2], True)

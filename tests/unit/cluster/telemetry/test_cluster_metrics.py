@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from baton.rpc.wire import worker_pb2
 from cluster.telemetry.cluster_metrics import ClusterCollector, ClusterFigures, PoolFigures
+from cluster.telemetry.job_figures import JobFigures
 
 POOL = PoolFigures(
     target=2,
@@ -91,3 +92,13 @@ def test_unconfigured_methods_are_counted_together():
     labels = {"pool": "decode", "worker": "d", "method": "other"}
     assert registry.get_sample_value("baton_worker_drafts_total", labels) == 20
     assert "made-up" not in generate_latest(registry).decode()
+
+
+def test_jobs_are_gauges_by_state():
+    collector = ClusterCollector()
+    assert registry_of(collector).get_sample_value("baton_jobs", {"state": "completed"}) is None
+    collector.figures = ClusterFigures(jobs=JobFigures({"in_progress": 1, "completed": 0}, {"open": 7}))
+    registry = registry_of(collector)
+    assert registry.get_sample_value("baton_jobs", {"state": "in_progress"}) == 1
+    assert registry.get_sample_value("baton_jobs", {"state": "completed"}) == 0
+    assert registry.get_sample_value("baton_job_lines", {"state": "open"}) == 7

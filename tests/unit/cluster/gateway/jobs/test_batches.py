@@ -16,6 +16,7 @@ from openai.types import Batch
 
 from baton.core.errors import OverloadedError, WorkerLostError
 from cluster.gateway.openapi import describe_api
+from cluster.jobs.file_storage import NewFile
 from cluster.jobs.jobs_config import JobsConfig
 from cluster.requests.generation import GenerationRequest
 from tests.job_services import CHAT_URL, app_with_jobs, jsonl, line
@@ -202,6 +203,29 @@ async def test_a_file_over_the_limit_is_refused_and_leaves_nothing(
     assert refused.value.status_code == 413
     assert not list(config.folder.glob("file-*"))
     assert (await client.files.list()).data == []
+
+
+async def test_an_upload_goes_to_the_disk_in_pieces(
+    generator: FakeGenerator, config: JobsConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``python -m tests.large_upload`` measures the memory that 1 GiB takes."""
+    sizes: list[int] = []
+    write = NewFile.write
+
+    def recorded(new: NewFile, data: bytes) -> None:
+        sizes.append(len(data))
+        write(new, data)
+
+    monkeypatch.setattr(NewFile, "write", recorded)
+    config = config.model_copy(update={"max_file_bytes": 2**25})
+    async with (
+        app_with_jobs(generator, TOKENIZER, config) as app,
+        serve(app) as url,
+        httpx.AsyncClient(base_url=url) as http,
+    ):
+        answer = await http.post("/v1/files", data={"purpose": "batch"}, files={"file": bytes(2**24)})
+    assert (answer.status_code, answer.json()["bytes"], sum(sizes)) == (200, 2**24, 2**24)
+    assert max(sizes) <= 2**21
 
 
 @pytest.mark.parametrize(
