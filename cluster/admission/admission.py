@@ -65,7 +65,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
         self._dispatcher = dispatcher
         self._config = config
         self._metrics = metrics
-        self._batching_delay = batching_delay if config.gather else None
+        self._batching_delay = batching_delay if config.gather_ms else None
         self._others_work = others_work
         self._clock = clock
         self._work = AdmittedWork(classes)
