@@ -194,7 +194,10 @@ def _render(result: SearchResult, probes: Sequence[StageResult], slo: Slo, sweep
     if not result.verdicts:
         return answer
     checks = _checks(result, probes)
-    return Group(table, Text(""), answer, *([Text(""), render_checklist(checks)] if checks else []))
+    parts: list[RenderableType] = [table, Text(""), answer]
+    if checks:
+        parts += [Text(""), render_checklist(checks)]
+    return Group(*parts)
 
 
 def _cells(verdict: RateVerdict, probes: Sequence[StageResult], percentile: float) -> list[str]:

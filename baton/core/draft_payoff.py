@@ -51,7 +51,8 @@ class Acceptance:
 
     def expected_tokens(self, length: int) -> float:
         """E(k): tokens that a round with a draft of ``length`` yields on average, the target's own one included."""
-        return 1.0 + sum(accumulate(self.chances(length), mul))
+        accepted: float = sum(accumulate(self.chances(length), mul))
+        return 1.0 + accepted
 
 
 def speedup(acceptance: Acceptance, cost: float, length: int) -> float:

@@ -112,8 +112,8 @@ def _choices(workers: Workers) -> CounterMetricFamily:
             for (tokens,), count in _by_length(entry.chosen_lengths):
                 key = (method_label(entry.method), tokens)
                 sums[key] = sums.get(key, 0.0) + count
-        for key, count in sums.items():
-            family.add_metric([*worker, *key], count)
+        for labels, count in sums.items():
+            family.add_metric([*worker, *labels], count)
     return family
 
 
@@ -144,6 +144,6 @@ def _gauges(workers: Workers) -> Iterator[Metric]:
                 for part, value in (("drafting", each.drafting), ("verifying", each.verifying)):
                     key = (method_label(entry.method), mode_of(entry), batch_label(each.size_class), part)
                     costs[key] = max(costs.get(key, 0.0), value)
-        for key, value in costs.items():
-            cost.add_metric([*worker, *key], value)
+        for labels, value in costs.items():
+            cost.add_metric([*worker, *labels], value)
     yield from (tokens, size, cost)

@@ -160,7 +160,7 @@ class SpeculationController:
         follows = any(own.state is not None for own in self._methods.values())
         if follows or not all(self._chosen_method(s.request) == NONE for s in plan):
             return False
-        if self.shadow is None:
+        if self.shadow is None or self.shadow.method not in self._methods:
             return True
         is_due = self.shadow.is_due
         if not is_due:
@@ -269,9 +269,9 @@ class SpeculationController:
     ) -> None:
         """In due steps, drafts for the sequences without speculation; nothing of that is verified."""
         own = self._methods.get(shadow.method)
-        requests = [s.request for s in plan if s.request.request_id in room]
-        # A method drafts once a step: requests that name it take precedence.
-        if own is None or not shadow.is_due or shadow.method in map(self._chosen_method, requests):
+        has_drafted = any(shadow.method in drafters for drafters in self._drafters.values())
+        # A method drafts once a step: requests that get its drafts take precedence.
+        if own is None or not shadow.is_due or has_drafted:
             shadow.skip()
             return
         step = _Step.of(plan, room)

@@ -105,8 +105,8 @@ def create_controller(
 def _shadow_of(config: SpeculationConfig, draft: LoadedDraft | None) -> ShadowDrafts | None:
     if config.shadow is None:
         return None
-    loaded = (None, None) if draft is None else (draft.method, draft.name)
-    check_method(config.shadow, *loaded, key="speculation.shadow")
+    method, name = (None, None) if draft is None else (draft.method, draft.name)
+    check_method(config.shadow, method, name, "speculation.shadow")
     return ShadowDrafts(config.shadow, config.shadow_share)
 
 

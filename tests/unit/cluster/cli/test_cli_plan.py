@@ -83,7 +83,8 @@ def test_without_traffic_there_is_no_advice(baton, router):
 DRAFTS = {
     "worker": "decode-1", "method": "eagle3", "mode": "used", "num_drafts": 900, "acceptance": [0.7, 0.6],
     "alpha": 0.66, "cost": 0.15, "batch": "1", "costs": {"1": 0.15}, "length": 2.4, "best_by_formula": 3,
-    "best_measured": 2, "speedup_by_formula": 1.6, "speedup_measured": 1.5, "advice": "Draft three.", "warnings": ["It is large."],
+    "best_measured": 2, "speedup_by_formula": 1.6, "speedup_measured": 1.5,
+    "advice": "Draft three.", "warnings": ["It is large."],
 }  # fmt: skip
 
 

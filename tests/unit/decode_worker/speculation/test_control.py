@@ -273,7 +273,7 @@ class TestFigures:
 
 def test_methods_take_their_lengths_from_the_configuration() -> None:
     config = SpeculationConfig(draft_tokens={"suffix": 32}, lookahead_window=2)
-    runner = build_runner(tiny_model("llama"))
+    runner = build_runner(tiny_model("llama"), decoder="transformers")
     assert assemble_speculation(config, runner, None).max_draft_tokens == 32
     text = [1, 2, 3, 4, 5, 6, 7] * 12
     request = Request("one", text, SamplingParams(max_tokens=50))

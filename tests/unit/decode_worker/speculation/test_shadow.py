@@ -96,13 +96,26 @@ def test_requests_that_name_a_method_are_not_shadowed():
     assert not controller.shadow.is_followed("one")
 
 
+def test_a_method_drafts_once_a_step():
+    methods = {"ngram": RegisteredMethod(NgramProposer(), 8, is_automatic=True)}
+    controller = SpeculationController(methods, "none", shadow=ShadowDrafts("ngram", 1.0))
+    other = Request("two", [1, 2, 3, 4] * 8, SamplingParams(max_tokens=50))
+    other.num_computed_tokens = len(other.prompt_token_ids) - 1
+    plan = [ScheduledSequence(repeating("auto"), 1), ScheduledSequence(other, 1)]
+    controller.propose(plan, {"one": 8, "two": 8})
+    assert controller.shadow is not None
+    assert not controller.shadow.is_followed("two")
+    controller.propose(plan[1:], {"two": 8})
+    assert controller.shadow.is_followed("two")
+
+
 def test_steps_may_run_ahead_until_the_shadow_is_due():
     controller, plan = shadowing(0.25), [ScheduledSequence(repeating(), 1)]
     assert [controller.leaves_alone(plan) for _ in range(4)] == [True, True, True, False]
 
 
 def test_tokens_are_those_of_plain_decoding():
-    runner = build_runner(tiny_model("llama"))
+    runner = build_runner(tiny_model("llama"), decoder="transformers")
     prompts = [[n + 1, 5, 6, 7] * 6 for n in range(3)]
     controller = shadowing()
     plain = run_tokens(engine_over(runner), prompts, 24)
@@ -115,4 +128,4 @@ def test_tokens_are_those_of_plain_decoding():
 def test_a_shadow_that_needs_a_draft_is_refused_without_one():
     config = SpeculationConfig(method="none", draft="none", shadow="eagle3")
     with pytest.raises(ConfigError, match=r"speculation\.shadow is eagle3, but no draft is loaded"):
-        create_controller(config, build_runner(tiny_model("llama")), None)
+        create_controller(config, build_runner(tiny_model("llama"), decoder="transformers"), None)
