@@ -253,7 +253,7 @@ class _Bench:
             groups.append(self._draw(verifier, controller, count, seed, progress))
         tests = tuple(chi_square(group, self._expected) for group in groups)
         together: Counter[tuple[int, ...]] = sum(groups, Counter())
-        counts = controller.counts.values()
+        counts = controller.figures.by_method.values()
         return Outcome(
             case,
             chi_square(together, self._expected),

@@ -131,7 +131,7 @@ class EngineFactory:
         self._config = config
         self._draft = target.draft
         speculation = config.speculation
-        self._max_draft_tokens = max(speculation.max_draft_tokens, speculation.max_tree_tokens)
+        self._max_draft_tokens = speculation.largest_draft
         num_blocks = 1 + batch * -(-(longest + self._max_draft_tokens) // config.engine.block_size)
         _check_room(target, num_blocks, batch)
         self._runner = target.runner(num_blocks)

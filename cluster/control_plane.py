@@ -38,6 +38,7 @@ from cluster.routing.request_predictions import RequestPredictions
 from cluster.routing.routing_profile import build_profile
 from cluster.telemetry.metrics import RouterMetrics
 from cluster.telemetry.request_timelines import RequestTimelines
+from cluster.telemetry.traffic_recorder import TrafficRecorder
 
 
 class ControlPlane:
@@ -56,6 +57,7 @@ class ControlPlane:
     Attributes:
         step_costs, prefixes: follow workers. Their ``add`` and ``remove`` must be called when workers come and go.
         others: the same for the bookings of other routers; ``None`` for a single router.
+        recorder: keeps the shape of the traffic; ``None`` if that is off.
         watch: the same for workers that are real or have a process of their own, since others cannot hang.
     """
 
@@ -77,6 +79,8 @@ class ControlPlane:
         self.registry = registry
         self.slo_classes = config.slo.to_classes()
         self.metrics = RouterMetrics(self.slo_classes.all, clock)
+        capacity = config.telemetry.recorded_requests
+        self.recorder = TrafficRecorder(capacity, hash_key, clock) if capacity else None
         model = LatencyModel(clock)
         self.predictions = RequestPredictions(model, self.metrics.prediction_errors, clock, router_id)
         self.step_costs = StepCostFeed(registry, model, store)
@@ -124,7 +128,7 @@ class ControlPlane:
             self.admission,
             self._traffic,
             self._clock,
-            more=[self._dispatcher, *more],
+            more=[self._dispatcher, *([self.recorder] if self.recorder else []), *more],
         )
         return Router(
             model,
@@ -179,7 +183,7 @@ def create_admission(
         metrics,
         config.slo.to_classes().all,
         worker_wait_s=config.router.worker_wait_s,
-        batching_delay=BatchingDelay(model, prefill_chunk_tokens),
+        batching_delay=BatchingDelay(model, prefill_chunk_tokens, config.admission),
         others_work=others_work,
         clock=clock,
         waking_pools=config.autoscaler.waking_pools,

@@ -12,12 +12,14 @@ from baton.core.chunk_budget import SchedulerLimits
 from baton.core.kv_spec import KVEncoding
 from baton.core.steps import StepProgress
 from baton.engine.async_engine import AsyncEngine
+from baton.engine.draft.loading import relative_size
 from baton.engine.profile import profile_steps
 from baton.engine.scheduling.ordering import EarliestDeadlineFirst
 from baton.kv_transfer.transports import create_kv_service
 from baton.rpc.cache_messages import DECODE_PAUSE_S, watch_messages
 from baton.rpc.wire import worker_pb2, worker_pb2_grpc
 from cluster.worker.role import WorkerContext, fill_engine_stats
+from decode_worker.draft_reports import fill_speculation
 from decode_worker.kv_import import KVImporter
 from decode_worker.server import DecodeService
 from decode_worker.speculation.registry import assemble_speculation
@@ -32,6 +34,8 @@ class DecodeRole:
         self._bookings = context.bookings
         speculation = assemble_speculation(config.speculation, context.runner, context.draft)
         self._speculation = speculation.controller
+        draft, target = context.draft, context.runner.loaded
+        self._draft_share = 0.0 if draft is None else relative_size(draft, target)
         self._engine = AsyncEngine(
             context.runner,
             SchedulerLimits(pool.chunk_tokens, pool.max_num_seqs, context.max_model_len),
@@ -82,14 +86,7 @@ class DecodeRole:
         fill_engine_stats(stats, await self._engine.stats())
         stats.num_transfers = self._importer.num_active
         stats.kv_bytes_received = self._importer.num_bytes_received
-        stats.num_draft_failures = self._speculation.num_failures
-        for method, counts in list(self._speculation.counts.items()):
-            stats.methods.add(
-                method=method,
-                num_drafts=counts.num_drafts,
-                num_drafted_tokens=counts.num_drafted,
-                num_accepted_tokens=counts.num_accepted,
-            )
+        fill_speculation(stats, self._speculation, self._draft_share)
 
     async def stop(self) -> None:
         await self._kv_service.close()

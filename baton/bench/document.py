@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from baton.bench.checklist import checklist
 from baton.bench.sample import Slo
 from baton.bench.settings import TargetSettings, WorkloadSettings
 from baton.bench.stage_result import StageResult
@@ -66,7 +67,12 @@ def serve_document(
     """The report of ``baton bench serve``, which :func:`write_json` converts to JSON."""
     settings = {"load": asdict(load), "slo": None if slo is None else slo.to_dict()}
     header = make_header(SERVE_FORMAT, target, workload, settings, target_description)
-    return {**header, "notes": list(notes), "stages": [stage.to_dict(with_samples=with_samples) for stage in stages]}
+    return {
+        **header,
+        "notes": list(notes),
+        "checklist": [check.to_dict() for check in checklist(stages)],
+        "stages": [stage.to_dict(with_samples=with_samples) for stage in stages],
+    }
 
 
 def environment() -> dict[str, Any]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 PERCENTILES = (50, 95, 99)
+FEW_FOR_P99 = 100
+"""With fewer samples, the p99 is close to the maximum."""
 
 
 @dataclass(frozen=True, slots=True)

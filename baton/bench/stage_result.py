@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from baton.bench.latency import Summary
+from baton.bench.latency import FEW_FOR_P99, Summary
 from baton.bench.runner import StageRun
 from baton.bench.sample import UNFINISHED, UNSENT, Sample, Slo
 
 _BUSY_CPU_SHARE = 0.8
 _LATE_LOOP_MS = 10.0
-_FEW_FOR_P99 = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +223,7 @@ def _notes(run: StageRun, answered: Sequence[Sample], window: Window) -> list[st
         )
     if answered and not window.is_steady:
         notes.append("too short for a steady state: throughput covers the whole stage, including its end")
-    if 0 < len(answered) < _FEW_FOR_P99:
+    if 0 < len(answered) < FEW_FOR_P99:
         notes.append(f"only {len(answered)} answered: p99 is close to the maximum")
     if by_chunks := sum(sample.counts_are_chunks for sample in answered):
         notes.append(f"{by_chunks} answers had no usage: each chunk counts as one token, also for TPOT")

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from baton.bench.assembly import WorkloadPlan, plan_workload
+from baton.bench.checklist import Check, checklist
 from baton.bench.document import SWEEP_FORMAT, check_writable, make_header, write_report
 from baton.bench.goodput_search import RateVerdict, SearchLimits, SearchResult, search_goodput
 from baton.bench.latency import percentile_ms
@@ -31,6 +32,7 @@ from baton.bench.settings import (
 )
 from baton.bench.stage_result import StageResult, evaluate
 from baton.bench.stages import MAX_RATE, TRACE, LoadSettings, plan_stages
+from baton.bench.tables import render_checklist
 from baton.core.errors import ConfigError
 from baton.core.option_text import check_positive
 
@@ -169,8 +171,14 @@ def _result_dict(result: SearchResult, probes: Sequence[StageResult]) -> dict[st
             }
             for verdict in result.verdicts
         ],
+        "checklist": [check.to_dict() for check in _checks(result, probes)],
         "probes": [probe.to_dict(with_samples=False) for probe in probes],
     }
+
+
+def _checks(result: SearchResult, probes: Sequence[StageResult]) -> list[Check]:
+    """The checklist of the probes at the goodput: beyond it the server is overloaded, which is no steady state."""
+    return checklist([probe for probe in probes if probe.run.stage.rate == result.goodput], len(result.verdicts))
 
 
 def _render(result: SearchResult, probes: Sequence[StageResult], slo: Slo, sweep: SweepSettings) -> RenderableType:
@@ -183,7 +191,13 @@ def _render(result: SearchResult, probes: Sequence[StageResult], slo: Slo, sweep
         own = [probe for probe in probes if probe.run.stage.rate == verdict.rate]
         table.add_row(*_cells(verdict, own, sweep.percentile), style=None if verdict.holds else "dim")
     answer = Text(_answer(result, slo, sweep), style="bold")
-    return Group(table, Text(""), answer) if result.verdicts else answer
+    if not result.verdicts:
+        return answer
+    checks = _checks(result, probes)
+    parts: list[RenderableType] = [table, Text(""), answer]
+    if checks:
+        parts += [Text(""), render_checklist(checks)]
+    return Group(*parts)
 
 
 def _cells(verdict: RateVerdict, probes: Sequence[StageResult], percentile: float) -> list[str]:

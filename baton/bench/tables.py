@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from baton.bench.checklist import Check, checklist
 from baton.bench.latency import Summary
 from baton.bench.sample import Slo
 from baton.bench.stage_result import StageResult
@@ -36,6 +37,7 @@ def render_run(
     parts.append(Text(_LEGEND, style="dim"))
     if any(stage.run.stage.is_open for stage in stages):
         parts.append(Text(_OPEN_LEGEND, style="dim"))
+    parts += [Text(""), render_checklist(checklist(stages))]
     parts += [Text(f"• {note}", style="yellow") for note in notes]
     for stage in stages:
         parts += [Text(f"• {stage.label}: {note}", style="yellow") for note in stage.notes]
@@ -43,6 +45,17 @@ def render_run(
             example = stage.failure_messages.get(kind, "")
             parts.append(Text(f"• {stage.label}: {count} failed: {kind} {example}".rstrip(), style="red"))
     return Group(*parts)
+
+
+def render_checklist(checks: Sequence[Check]) -> Table:
+    """The checklist of a load test, with a reason for each verdict."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in ("check", "", "reason"):
+        table.add_column(heading, no_wrap=heading != "reason")
+    for check in checks:
+        verdict = Text("pass", style="green") if check.is_passed else Text("fail", style="bold yellow")
+        table.add_row(check.name, verdict, Text(check.reason))
+    return table
 
 
 def _throughput(stages: Sequence[StageResult], slo: Slo | None) -> Table:

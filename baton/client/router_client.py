@@ -115,6 +115,11 @@ class RouterClient:
         """Advice on a better use of the workers for the observed traffic."""
         return await self._json("GET", "/admin/advise")
 
+    async def trace(self) -> list[dict[str, Any]]:
+        """The recorded traffic as lines of a trace in Mooncake's format, in order of arrival."""
+        requests: list[dict[str, Any]] = (await self._json("GET", "/admin/trace"))["requests"]
+        return requests
+
     async def num_in_flight(self) -> int:
         """Number of sequences that the router works on or queues, from ``GET /metrics``."""
         try:

@@ -66,7 +66,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
         self._dispatcher = dispatcher
         self._config = config
         self._metrics = metrics
-        self._batching_delay = batching_delay if config.gather else None
+        self._batching_delay = batching_delay if config.gather_ms else None
         self._clock = clock
         self._work = AdmittedWork(classes)
         self._worker_wait = WorkerWait(dispatcher, worker_wait_s, clock, waking_pools)

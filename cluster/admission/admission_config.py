@@ -23,5 +23,10 @@ class AdmissionConfig(Section):
     """A request that is later than its TTFT target by this much is raised by one priority."""
     slack: Annotated[float, Field(ge=0, le=10)] = 0.5
     """Every target allows at least the predicted latency on an idle cluster plus this share of it."""
-    gather: bool = True
-    """Delay a prompt by some milliseconds to share its prefill step with others, if that lowers latency."""
+    gather_ms: Annotated[float, Field(ge=0, le=1000)] = 20.0
+    """Longest time that a prompt is held to share its prefill step with others; 0: prompts are never held."""
+    gather_share: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Largest share of the time left to its TTFT target for which a prompt is held."""
+    gather_for: Literal["latency", "throughput"] = "latency"
+    """latency: hold a prompt only if that lowers the latency of both on average. throughput: also if it only saves
+    steps, so that more requests fit."""

@@ -6,8 +6,10 @@ second fixed + 2·own. The sum of the two is smaller together if
 
     fixed - own > 2·gap
 
-so short prompts gain on devices with a high fixed cost, if others come fast. There is no delay while a step is in
-progress, since arrivals gather by themselves, and none while another worker is idle, since it serves the next prompt.
+so short prompts gain on devices with a high fixed cost, if others come fast. Where throughput comes first, a prompt is
+also held if that only saves a step: together they take `fixed` less of the worker's time. There is no delay while a
+step is in progress, since arrivals gather by themselves, and none while another worker is idle, since it serves the
+next prompt.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from cluster.admission import tuning
+from cluster.admission.admission_config import AdmissionConfig
 from cluster.latency.latency_model import LatencyModel
 from cluster.routing.routing_contracts import RouteDecision
 
@@ -47,20 +50,19 @@ class BatchingView:
     idle_workers: int = 0
 
 
-def batching_delay_ms(view: BatchingView) -> float:
+def batching_delay_ms(view: BatchingView, config: AdmissionConfig) -> float:
     """Milliseconds to wait for other prompts; 0 if the prompt should be dispatched at once."""
     if view.wait_ms > 0 or view.idle_workers > 0:
         return 0.0
     if view.room_tokens < view.prompt_tokens:  # a second prompt of this size would not fit
         return 0.0
-    gain_ms = view.fixed_ms - view.own_ms - 2 * view.gap_ms
-    if gain_ms <= 0:
-        return 0.0
     num_fit = view.room_tokens // max(1, view.prompt_tokens)
-    break_even_ms = (view.fixed_ms - view.own_ms) / 2
-    delay_ms = min(
-        break_even_ms, view.gap_ms * (num_fit + 1), tuning.DELAY_SLACK_SHARE * view.slack_ms, tuning.LONGEST_DELAY_MS
-    )
+    delay_ms = min(view.gap_ms * (num_fit + 1), config.gather_share * view.slack_ms, config.gather_ms)
+    if config.gather_for == "latency":
+        break_even_ms = (view.fixed_ms - view.own_ms) / 2
+        if view.gap_ms >= break_even_ms:
+            return 0.0
+        delay_ms = min(delay_ms, break_even_ms)
     return delay_ms if delay_ms >= max(tuning.SHORTEST_DELAY_MS, view.gap_ms) else 0.0
 
 
@@ -88,9 +90,13 @@ class BatchingDelay:
 
     Args:
         prefill_chunk_tokens: returns the step budget of every prefill worker that takes requests, by its id.
+        config: how long prompts are held, and for what.
     """
 
-    def __init__(self, model: LatencyModel, prefill_chunk_tokens: Callable[[], dict[str, int]]) -> None:
+    def __init__(
+        self, model: LatencyModel, prefill_chunk_tokens: Callable[[], dict[str, int]], config: AdmissionConfig
+    ) -> None:
+        self._config = config
         self._model = model
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._arrivals = ArrivalGaps()
@@ -117,7 +123,7 @@ class BatchingDelay:
         """
         worker_id = decision.prefill_id
         # Most requests return here, which saves the queries of the model.
-        if worker_id is None or decision.wait_ms > 0 or self._arrivals.gap_ms > tuning.LONGEST_DELAY_MS:
+        if worker_id is None or decision.wait_ms > 0 or self._arrivals.gap_ms > self._config.gather_ms:
             return 0.0
         workers = self._prefill_chunk_tokens()
         uncached = max(1, num_prompt_tokens - decision.cached_tokens)
@@ -133,7 +139,8 @@ class BatchingDelay:
                 prompt_tokens=uncached,
                 wait_ms=decision.wait_ms,
                 idle_workers=sum(other != worker_id and not computes_prompts(other) for other in workers),
-            )
+            ),
+            self._config,
         )
 
 

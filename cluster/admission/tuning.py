@@ -59,12 +59,8 @@ LARGEST_STAY = 2.0
 
 # Batching delay.
 
-LONGEST_DELAY_MS = 20.0
-"""Milliseconds. Chosen: little compared with a TTFT that a user notices."""
 SHORTEST_DELAY_MS = 0.5
 """Milliseconds. A shorter delay is not worth a timer. Chosen."""
-DELAY_SLACK_SHARE = 0.1
-"""Share of the time left to a target that a batching delay may take."""
 GAP_WEIGHT = 0.25
 """Weight of a new gap between arrivals in the mean: about the last four, since bursts are short. Chosen."""
 LONGEST_GAP_MS = 1e3

@@ -31,6 +31,7 @@ from cluster.cli.cli_jobs import submit_job
 from cluster.cli.cli_node import app as node_app
 from cluster.cli.cli_plan import advise, change_role, plan
 from cluster.cli.cli_reporter import Reporter, error_console, print_report, run_app
+from cluster.cli.cli_trace import app as trace_app
 from cluster.cli.cli_train import app as train_app
 from cluster.cli.cli_wait_idle import wait_idle
 from cluster.cli.settings_command import settings_command
@@ -77,6 +78,7 @@ app.command("plan")(plan)
 app.command("advise")(advise)
 app.command("move")(change_role)
 app.command("wait-idle")(wait_idle)
+app.add_typer(trace_app, name="trace")
 app.add_typer(train_app, name="train")
 app.add_typer(node_app, name="node")
 app.add_typer(jobs_app, name="jobs")

@@ -13,7 +13,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from baton.core.errors import ConfigError
 from cluster.cli.cli_common import CaOption, EndpointOption, JsonOption, with_client
+from cluster.cli.cli_drafts import assumed_drafts, render_assumed, render_drafts
 
 _DIRECTIONS = {"up": "green", "down": "yellow", "hold": ""}
 
@@ -24,10 +26,32 @@ def plan(as_json: JsonOption = False, endpoint: EndpointOption = None, ca: CaOpt
     _show(answer, render_plan(answer), as_json=as_json)
 
 
-def advise(as_json: JsonOption = False, endpoint: EndpointOption = None, ca: CaOption = None) -> None:
-    """Advise how the same workers could serve the recent traffic better."""
+def advise(
+    as_json: JsonOption = False,
+    endpoint: EndpointOption = None,
+    ca: CaOption = None,
+    alpha: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A[,A...]",
+            help="Without a cluster: share of draft tokens that are accepted, such as 0.7, or one for each position.",
+        ),
+    ] = None,
+    draft_cost: Annotated[
+        float | None,
+        typer.Option(metavar="C", help="Without a cluster: cost of a draft token relative to a step, such as 0.15."),
+    ] = None,
+) -> None:
+    """Advise how the same workers could serve the recent traffic better, and how long drafts should be."""
+    if alpha is not None and draft_cost is not None:
+        assumed = assumed_drafts(alpha, draft_cost)
+        _show(assumed, render_assumed(assumed), as_json=as_json)
+        return
+    if alpha is not None or draft_cost is not None:
+        raise ConfigError("--alpha and --draft-cost belong together: give both, or neither to ask the cluster.")
     answer = with_client(endpoint, ca, lambda client: client.advise())
-    _show(answer, render_advice(answer), as_json=as_json)
+    drafts = render_drafts(answer.get("speculation", ()))
+    _show(answer, Group(render_advice(answer), Text(""), drafts), as_json=as_json)
 
 
 def change_role(

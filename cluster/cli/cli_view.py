@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from baton.core.memory_budget import MemoryBudget
+from cluster.cli.cli_drafts import drafts_sentences
 from cluster.cli.cli_slo import queue_sentence, slo_table
 
 _STATE_STYLES = {"ready": "green", "starting": "yellow", "suspected": "yellow", "draining": "yellow", "dead": "red"}
@@ -59,6 +60,8 @@ def render_status(status: Mapping[str, Any], endpoint: str, width: int) -> Rende
             ]
     parts: list[RenderableType] = [heading, table]
     parts += [Text(f"\nGPU memory of {', '.join(ids)}: {budget}") for budget, ids in budgets.items()]
+    if drafts := drafts_sentences([worker for pool in status["pools"].values() for worker in pool["workers"]]):
+        parts += [Text(""), *drafts]
     if prediction_errors := _predictions(status.get("predictions") or {}):
         parts.append(Text(prediction_errors))
     if status.get("slo"):

@@ -10,6 +10,8 @@ from baton.core.config_section import DraftReference, Niceness, NonEmptyString, 
 from baton.core.ranks import MAX_RANKS
 from baton.core.roles import SpeculationMethod
 
+ChainMethod = Literal["draft_model", "eagle", "eagle3", "ngram", "suffix"]
+"""Speculation methods that draft chains, whose length is limited by method."""
 AcceptanceRule = Literal["match", "residual", "typical"]
 
 
@@ -97,11 +99,22 @@ class SpeculationConfig(Section):
     """Prefill workers run the draft over the prompt, and its KV is sent with the model's."""
     max_draft_tokens: Annotated[int, Field(ge=1, le=64)] = 8
     """Maximum number of drafted tokens in a chain, per request and step."""
+    draft_tokens: dict[ChainMethod, Annotated[int, Field(ge=1, le=32)]] = Field(default_factory=dict)
+    """The same for single methods, instead of ``max_draft_tokens``. Long repetitions are worth more tokens of ``ngram``
+    and ``suffix``, which cost next to nothing to draft."""
     max_tree_tokens: Annotated[int, Field(ge=1, le=64)] = 16
     """Maximum number of drafted tokens in a tree, per request and step."""
     tree_max_batch: Annotated[int, Field(ge=0, le=64)] = 1
     """EAGLE heads draft trees in steps with at most this many sequences, and chains in larger ones; 0: always
     chains."""
+    lookahead_window: Annotated[int, Field(ge=0, le=16)] = 5
+    """Columns of the window of ``lookahead``, as far as ``max_tree_tokens`` has room; 0 verifies n-grams of the text
+    only."""
+    shadow: Literal["draft_model", "eagle", "eagle3", "medusa", "ngram", "suffix"] | None = None
+    """A method whose drafts are only compared with the tokens of requests that do not speculate, to learn how often
+    they would be accepted. Needs method: none."""
+    shadow_share: Annotated[float, Field(gt=0, le=1)] = 0.05
+    """Share of the steps in which ``shadow`` drafts."""
     acceptance: AcceptanceRule = "match"
     """match: the model samples its own token at every position, and drafts are kept while they equal it; seeds give the
     same tokens as without speculation. residual: drafts are sampled too, and accepted or corrected so that the
@@ -111,6 +124,24 @@ class SpeculationConfig(Section):
     remember_outputs: bool = False
     """Let ``suffix`` also draft from the outputs of earlier requests. A client that sees how many drafts were accepted
     could infer the answers to others, so leave it off where clients must be isolated from each other."""
+
+    @model_validator(mode="after")
+    def _shadows_plain_decoding(self) -> SpeculationConfig:
+        if self.shadow is not None and self.method != "none":
+            raise ValueError(
+                f"shadow: {self.shadow} is compared with the tokens of plain decoding, but method is {self.method}; "
+                "set method: none, or leave shadow out"
+            )
+        return self
+
+    def chain_tokens(self, method: ChainMethod) -> int:
+        """Maximum number of drafted tokens in a chain of a method."""
+        return self.draft_tokens.get(method, self.max_draft_tokens)
+
+    @property
+    def largest_draft(self) -> int:
+        """Maximum number of drafted tokens per request and step, over all methods."""
+        return max(self.max_draft_tokens, self.max_tree_tokens, *self.draft_tokens.values())
 
 
 class DecodeConfig(PoolConfig):

@@ -55,5 +55,6 @@ ENDPOINTS = (
     Endpoint("POST", "/admin/scale", "Set the number of workers of pools"),
     Endpoint("POST", "/admin/move", "Move a worker to the other pool"),
     Endpoint("GET", "/admin/plan", "The autoscaler's next decision and its reasons"),
-    Endpoint("GET", "/admin/advise", "A better use of the same workers"),
+    Endpoint("GET", "/admin/advise", "A better use of the same workers, and better drafts"),
+    Endpoint("GET", "/admin/trace", "Times, lengths and shared prefixes of recorded requests"),
 )

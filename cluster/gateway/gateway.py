@@ -80,7 +80,15 @@ class AdminBackend(Protocol):
         ...
 
     async def advise(self) -> dict[str, Any]:
-        """A better use of the same workers for the observed traffic."""
+        """A better use of the same workers for the observed traffic, and better drafts."""
+        ...
+
+    async def trace(self) -> list[dict[str, Any]]:
+        """The recorded traffic as lines of Mooncake's format: times, lengths and shared prefixes, without text.
+
+        Raises:
+            InvalidRequestError: nothing is recorded.
+        """
         ...
 
     async def timeline(self, request_id: str, owner: str | None = None) -> dict[str, Any]:
@@ -285,6 +293,10 @@ def _add_admin_routes(app: FastAPI, admin: AdminBackend, bodies: BodyReader) -> 
     @app.get("/admin/advise", response_model=None)
     async def advise() -> Response:
         return JsonResponse(await admin.advise())
+
+    @app.get("/admin/trace", response_model=None)
+    async def trace() -> Response:
+        return JsonResponse({"requests": await admin.trace()})
 
 
 def _parse_move(body: dict[str, object]) -> tuple[str, str]:

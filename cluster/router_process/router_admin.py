@@ -12,7 +12,7 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from baton.core.errors import BatonError, NotFoundError
+from baton.core.errors import BatonError, InvalidRequestError, NotFoundError
 from baton.core.roles import POOLS
 from baton.explain.timelines import Order, TimelineStore
 from baton.rpc.wire import worker_pb2
@@ -26,6 +26,8 @@ from cluster.router_process.router_peers import Question, RouterPeers
 from cluster.telemetry.cluster_metrics import ClusterFigures, PoolFigures
 from cluster.telemetry.job_figures import JobFigures
 from cluster.telemetry.metrics import MetricsPage
+from cluster.telemetry.speculation_report import speculation_advice, speculation_report
+from cluster.telemetry.traffic_recorder import RecordedRequest, mooncake_requests
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +75,7 @@ class RouterAdmin:
             Question.TRAFFIC: self._own_traffic,
             Question.PLAN: self._plane.autoscaler.look,
             Question.ADVISE: self._plane.autoscaler.advise,
+            Question.RECORDED: self._own_recorded,
         }
         return await answers[question](*arguments)
 
@@ -113,7 +116,20 @@ class RouterAdmin:
         return await self._as_leader(Question.PLAN)
 
     async def advise(self) -> dict[str, Any]:
-        return await self._as_leader(Question.ADVISE)
+        advice, workers = await asyncio.gather(self._as_leader(Question.ADVISE), self._poll_workers())
+        drafts = [
+            entry
+            for (_, worker_id), stats in workers.items()
+            if stats is not None
+            for entry in speculation_advice(worker_id, stats)
+        ]
+        return {**advice, "speculation": drafts}
+
+    async def trace(self) -> list[dict[str, Any]]:
+        recorded = await self._own_recorded()
+        for others in (await self._peers.ask(Question.RECORDED)).values():
+            recorded += others
+        return await asyncio.to_thread(mooncake_requests, recorded)
 
     async def timeline(self, request_id: str, owner: str | None = None) -> dict[str, Any]:
         try:
@@ -152,6 +168,15 @@ class RouterAdmin:
     async def _own_requests(self, order: Order, limit: int) -> list[tuple[float, dict[str, Any]]]:
         return self._timelines.ranked(order, limit)
 
+    async def _own_recorded(self) -> list[RecordedRequest]:
+        recorder = self._plane.recorder
+        if recorder is None:
+            raise InvalidRequestError(
+                "This cluster does not record its traffic. Set telemetry.recorded_requests to the number of sequences "
+                "to keep, such as 10000, and start the cluster again."
+            )
+        return recorder.recorded()
+
     async def _own_counts(self) -> dict[str, int]:
         router = self.router
         if router is None:
@@ -180,6 +205,8 @@ class RouterAdmin:
                 kv_blocks_leaked=stats.num_leaked_blocks,
                 preemptions=stats.num_preemptions,
             )
+            if (report := speculation_report(stats)) is not None:
+                entry["speculation"] = report
 
     async def _poll_routers(self) -> dict[int, list[Any]]:
         """The metrics of the other routers, by index."""

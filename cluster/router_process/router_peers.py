@@ -27,6 +27,7 @@ class Question(StrEnum):
     TRAFFIC = "traffic"
     PLAN = "plan"
     ADVISE = "advise"
+    RECORDED = "recorded"
 
 
 class RouterPeers:

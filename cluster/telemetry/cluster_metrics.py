@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from baton.core.roles import SpeculationMethod
 from baton.rpc.wire import worker_pb2
+from cluster.telemetry.draft_metrics import draft_families
 from cluster.telemetry.job_figures import JobFigures, job_families
-
-_OTHER_METHOD = "other"
-_METHODS = frozenset(get_args(SpeculationMethod))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +101,6 @@ _WORKER_SERIES = (
     ),
 )
 
-_METHOD_SERIES = (
-    _Counter("baton_worker_drafts", "num_drafts", "Drafts that were verified, by method."),
-    _Counter("baton_worker_drafted_tokens", "num_drafted_tokens", "Draft tokens that were verified, by method."),
-    _Counter("baton_worker_accepted_tokens", "num_accepted_tokens", "Draft tokens that the model accepted, by method."),
-)
-
 
 class ClusterCollector(Collector):
     """Exports the newest :class:`ClusterFigures`. Only present workers have series."""
@@ -136,21 +127,7 @@ class ClusterCollector(Collector):
             for labels, stats in answered.items():
                 family.add_metric(labels, getattr(stats, series.field))
             yield family
-        for series in _METHOD_SERIES:
-            family = series.family(["pool", "worker", "method"])
-            for labels, stats in answered.items():
-                for method, value in _by_method(stats, series.field).items():
-                    family.add_metric([*labels, method], value)
-            yield family
-
-
-def _by_method(stats: worker_pb2.WorkerStats, field_name: str) -> dict[str, float]:
-    """Values by method. Unknown methods are counted together, to bound the number of series."""
-    values: dict[str, float] = {}
-    for entry in stats.methods:
-        method = entry.method if entry.method in _METHODS else _OTHER_METHOD
-        values[method] = values.get(method, 0.0) + getattr(entry, field_name)
-    return values
+        yield from draft_families(answered)
 
 
 def _pool_families(figures: ClusterFigures) -> Iterator[Metric]:

@@ -116,7 +116,7 @@ class FitChecker:
         speculation = self._config.speculation
         if name != DECODE or speculation.method == "none":
             return 0
-        return max(speculation.max_draft_tokens, speculation.max_tree_tokens)
+        return speculation.largest_draft
 
     def _graph_bytes(self, name: str, found: Footprint) -> int:
         buckets = make_buckets(self._config.pool(name).max_num_seqs, self._draft_tokens(name))

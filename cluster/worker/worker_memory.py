@@ -102,7 +102,7 @@ def _step_limits(config: BatonConfig, pool: str, max_model_len: int) -> StepLimi
     return StepLimits(
         chunk_tokens=max(each.chunk_tokens for each in pools),
         max_num_seqs=max(min(each.max_num_seqs, each.chunk_tokens) for each in pools),
-        max_draft_tokens=max(config.speculation.max_draft_tokens, config.speculation.max_tree_tokens) if drafts else 0,
+        max_draft_tokens=config.speculation.largest_draft if drafts else 0,
         max_model_len=max_model_len,
         records_graphs=DECODE in names and config.engine.cuda_graphs == "auto",
     )

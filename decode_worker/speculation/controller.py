@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
 
-from baton.core.drafts import Draft, ScheduledSequence
+from baton.core.drafts import NO_DRAFT, Draft, ScheduledSequence
 from baton.core.request import Request
 from baton.engine.batch.batch import ForwardBatch
 from baton.engine.contracts import VerifyResult
 from baton.engine.draft.network import DraftFaults, DraftState
 from baton.engine.scheduling.step_cost_model import StepCostModel
+from decode_worker.speculation.draft_figures import DraftFigures, FigureBook, num_reached
 from decode_worker.speculation.draft_length import DraftingPolicy, DraftPasses, VerificationPolicy
+from decode_worker.speculation.forced import within_grammars
 from decode_worker.speculation.method import DraftMethod, Outlook, ReadsForwards
+from decode_worker.speculation.shadow import ShadowDrafts
 from decode_worker.speculation.tree import reach_probabilities
 
 T = TypeVar("T")
@@ -51,15 +55,6 @@ class RegisteredMethod:
 
 
 @dataclass(slots=True)
-class MethodCounts:
-    """Counts since the worker started: verified drafts, the tokens in them, and the accepted tokens."""
-
-    num_drafts: int = 0
-    num_drafted: int = 0
-    num_accepted: int = 0
-
-
-@dataclass(slots=True)
 class _Step:
     """
     Attributes:
@@ -76,6 +71,16 @@ class _Step:
     num_tokens: int
     context_tokens: int
 
+    @classmethod
+    def of(cls, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> _Step:
+        return cls(
+            [sequence for sequence in plan if sequence.request.request_id in room],
+            room,
+            sum(sequence.samples for sequence in plan),
+            sum(sequence.num_tokens for sequence in plan),
+            sum(sequence.request.num_computed_tokens for sequence in plan),
+        )
+
 
 class SpeculationController:
     """Implements :class:`baton.engine.contracts.Proposer` over several methods.
@@ -85,16 +90,22 @@ class SpeculationController:
 
     Args:
         methods: methods by name.
-        default: for requests that do not choose: a method's name, ``auto`` or ``none``.
+        default: for requests that do not choose: a method's name, ``auto`` or ``none``; also an attribute.
         costs: cost of the target's steps; the methods' ``passes`` must use the same object.
+        shadow: drafts that are only compared with the tokens of requests without speculation.
     """
 
     def __init__(
-        self, methods: Mapping[str, RegisteredMethod], default: str, costs: StepCostModel | None = None
+        self,
+        methods: Mapping[str, RegisteredMethod],
+        default: str,
+        costs: StepCostModel | None = None,
+        shadow: ShadowDrafts | None = None,
     ) -> None:
+        self.shadow = shadow
         self._methods = dict(methods)
         self._readers = {name: own.method for name, own in methods.items() if isinstance(own.method, ReadsForwards)}
-        self._default = default
+        self.default = default
         self.costs = costs or StepCostModel()
         """Learns in the engine that this controller drafts for; pass it to that engine."""
         self._verification = VerificationPolicy(self.costs)
@@ -106,44 +117,55 @@ class SpeculationController:
         self._faults = DraftFaults()
         self.num_failures = 0
         """The number of times that a method failed."""
-        self.counts: dict[str, MethodCounts] = {}
-        """Counts of verified drafts by method."""
+        self.figures = FigureBook()
+        """What was measured of verified drafts."""
         self.num_drafted = 0
         """Tokens that methods drafted, including those that were not worth their verification."""
 
     def propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
         """The drafts that are worth their verification."""
+        drafts = self._propose(plan, room)
+        if self.shadow is not None:
+            self._draft_in_shadow(self.shadow, plan, room)
+        return drafts
+
+    def _propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
         self._drafters, self._proposed_by = {}, {}
-        wanting = [sequence for sequence in plan if sequence.request.request_id in room]
-        names = {self._chosen_method(sequence.request) for sequence in wanting}
-        num_sequences = sum(sequence.samples for sequence in plan)
-        asked = self._methods_to_ask(names, num_sequences)
+        step = _Step.of(plan, room)
+        names = {self._chosen_method(sequence.request) for sequence in step.wanting}
+        asked = self._methods_to_ask(names, step.num_sequences)
         if not asked:  # most steps of a large batch
             for name in list(self._methods):
                 self._keep_rows(name, names)
+            self._count_choices(step.wanting, {})
             return {}
-        num_tokens = sum(sequence.num_tokens for sequence in plan)
-        context_tokens = sum(sequence.request.num_computed_tokens for sequence in plan)
-        step = _Step(wanting, room, num_sequences, num_tokens, context_tokens)
         best: dict[str, tuple[float, str, Draft]] = {}
         drafters: list[str] = []
         for name in list(self._methods):
             due, own_room = self._due(name, step, best) if name in asked else ([], {})
             self._keep_rows(name, names)
-            if drafts := self._ask(name, due, own_room):
+            if due and (drafts := self._ask_timed(name, due, own_room, step, self.figures.of(name))):
                 drafters.append(name)
                 _keep_better(best, name, drafts)
         chosen = self._choose(plan, best, step)
         self._proposed_by = {request_id: best[request_id][1] for request_id in chosen}
         for name in drafters:
             self._drafting[name].book(verified=name in self._proposed_by.values())
+        self._count_choices(step.wanting, chosen)
         return chosen
 
     def leaves_alone(self, plan: Sequence[ScheduledSequence]) -> bool:
         """An :data:`baton.engine.engine.AheadRule`: no method drafts for these sequences, and no network follows
         them."""
         follows = any(own.state is not None for own in self._methods.values())
-        return not follows and all(self._chosen_method(s.request) == NONE for s in plan)
+        if follows or not all(self._chosen_method(s.request) == NONE for s in plan):
+            return False
+        if self.shadow is None or self.shadow.method not in self._methods:
+            return True
+        is_due = self.shadow.is_due
+        if not is_due:
+            self.shadow.skip()
+        return not is_due
 
     def computed(self, batch: ForwardBatch, logits: torch.Tensor, results: Mapping[str, VerifyResult]) -> None:
         """Shows every forward to the methods that read forwards, whether they drafted for it or not."""
@@ -159,10 +181,10 @@ class SpeculationController:
         request_id = result.sequence.request.request_id
         name = self._proposed_by.get(request_id)
         if name is not None and result.num_drafted:
-            counts = self.counts.setdefault(name, MethodCounts())
-            counts.num_drafts += 1
-            counts.num_drafted += result.num_drafted
-            counts.num_accepted += len(result.accepted)
+            draft = result.sequence.draft
+            self.figures.of(name).judged(result.num_drafted, len(result.accepted), num_reached(draft, result.nodes))
+        if self.shadow is not None:
+            self.shadow.observe(request_id, result.token_ids)
         for drafter in self._drafters.get(request_id, ()):
             if (own := self._methods.get(drafter)) is not None:
                 self._guard(drafter, lambda own=own: own.method.observe(result), None)  # type: ignore[misc]
@@ -180,11 +202,13 @@ class SpeculationController:
 
     def release(self, request_id: str) -> None:
         self._proposed_by.pop(request_id, None)
+        if self.shadow is not None:
+            self.shadow.release(request_id)
         for name, own in list(self._methods.items()):
             self._guard(name, lambda own=own: own.method.release(request_id), None)  # type: ignore[misc]
 
     def _chosen_method(self, request: Request) -> str:
-        return request.speculation_method or self._default
+        return request.speculation_method or self.default
 
     def _may_use(self, request: Request, name: str) -> bool:
         chosen, own = self._chosen_method(request), self._methods[name]
@@ -240,13 +264,60 @@ class SpeculationController:
             num_rows = None if name in names else self._drafting[name].num_kept_rows
             self._guard(name, lambda: state.keep(num_rows), None)
 
+    def _draft_in_shadow(
+        self, shadow: ShadowDrafts, plan: Sequence[ScheduledSequence], room: Mapping[str, int]
+    ) -> None:
+        """In due steps, drafts for the sequences without speculation; nothing of that is verified."""
+        own = self._methods.get(shadow.method)
+        has_drafted = any(shadow.method in drafters for drafters in self._drafters.values())
+        # A method drafts once a step: requests that get its drafts take precedence.
+        if own is None or not shadow.is_due or has_drafted:
+            shadow.skip()
+            return
+        step = _Step.of(plan, room)
+        due = [s for s in step.wanting if self._may_shadow(shadow, s.request)]
+        if not due:
+            return
+        shadow.begin()
+        if own.passes is not None:
+            own.passes.rate = None  # whole drafts, since nothing has to pay
+        own_room = {s.request.request_id: min(own.max_tokens, room[s.request.request_id]) for s in due}
+        for request_id, draft in self._ask_timed(shadow.method, due, own_room, step, shadow.figures).items():
+            shadow.keep(request_id, draft)
+
+    def _may_shadow(self, shadow: ShadowDrafts, request: Request) -> bool:
+        return self._chosen_method(request) == NONE and not shadow.is_followed(request.request_id)
+
+    def _count_choices(self, wanting: Sequence[ScheduledSequence], chosen: Mapping[str, Draft]) -> None:
+        """Counts how much was drafted for each sequence with ``auto``."""
+        requests = [sequence.request for sequence in wanting if self._chosen_method(sequence.request) == AUTO]
+        self.figures.chose([chosen.get(request.request_id, NO_DRAFT) for request in requests])
+
+    def _ask_timed(
+        self,
+        name: str,
+        due: Sequence[ScheduledSequence],
+        room: Mapping[str, int],
+        step: _Step,
+        figures: DraftFigures,
+    ) -> dict[str, Draft]:
+        """Asks a method for drafts, and adds what they cost to its figures."""
+        started_s = time.perf_counter()
+        drafts = self._ask(name, due, room)
+        drafting_ms = (time.perf_counter() - started_s) * 1e3
+        size, context = step.num_sequences, step.context_tokens
+        plain_ms = self.costs.ms(size, size, context)
+        verifying_ms = self.costs.ms(size, size + 1, context) - plain_ms
+        figures.cost(size, drafting_ms, verifying_ms, plain_ms, sum(map(len, drafts.values())))
+        return drafts
+
     def _ask(self, name: str, due: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
         own = self._methods.get(name)
         if not due or own is None:
             return {}
         drafts: dict[str, Draft] = self._guard(name, lambda: own.method.propose(due, room), {}, in_step=True)
         if not own.is_verified_whole:
-            drafts = _within_grammars(due, drafts)
+            drafts = within_grammars(due, drafts)
         self.num_drafted += sum(map(len, drafts.values()))
         for request_id in drafts:
             self._drafters.setdefault(request_id, []).append(name)
@@ -310,18 +381,6 @@ class SpeculationController:
         if in_step:
             self._faults.went_well(name)
         return result
-
-
-def _within_grammars(plan: Sequence[ScheduledSequence], drafts: Mapping[str, Draft]) -> dict[str, Draft]:
-    """The drafts without what grammars refuse; trees, and drafts that were drawn, stay as they are."""
-    kept = dict(drafts)
-    for request in (sequence.request for sequence in plan):
-        draft = drafts.get(request.request_id)
-        if draft is not None and request.grammar is not None and draft.is_chain and draft.probs is None:
-            kept[request.request_id] = draft.first(
-                request.grammar.num_allowed(request.output_token_ids, draft.token_ids)
-            )
-    return {request_id: draft for request_id, draft in kept.items() if len(draft)}
 
 
 def _keep_better(best: dict[str, tuple[float, str, Draft]], name: str, drafts: Mapping[str, Draft]) -> None:

@@ -1,4 +1,5 @@
-"""Drafts of the tokens that a grammar forces, such as the keys of a JSON object. They cost no guess."""
+"""Drafts and grammars: tokens that a grammar forces, such as the keys of a JSON object, cost no guess; drafts of other
+methods end where a grammar refuses them."""
 
 from __future__ import annotations
 
@@ -46,3 +47,15 @@ class ForcedTokens:
 
     def release(self, request_id: str) -> None:
         self._drafted.pop(request_id, None)
+
+
+def within_grammars(plan: Sequence[ScheduledSequence], drafts: Mapping[str, Draft]) -> dict[str, Draft]:
+    """The drafts without what grammars refuse; trees, and drafts that were drawn, stay as they are."""
+    kept = dict(drafts)
+    for request in (sequence.request for sequence in plan):
+        draft = drafts.get(request.request_id)
+        if draft is not None and request.grammar is not None and draft.is_chain and draft.probs is None:
+            kept[request.request_id] = draft.first(
+                request.grammar.num_allowed(request.output_token_ids, draft.token_ids)
+            )
+    return {request_id: draft for request_id, draft in kept.items() if len(draft)}

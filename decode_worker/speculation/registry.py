@@ -25,10 +25,11 @@ from decode_worker.speculation.draft_model import DraftModelProposer
 from decode_worker.speculation.eagle.proposer import EagleProposer
 from decode_worker.speculation.eagle.tree_drafter import TreeSettings
 from decode_worker.speculation.forced import ForcedTokens
-from decode_worker.speculation.lookahead import LookaheadProposer
+from decode_worker.speculation.lookahead import LookaheadProposer, LookaheadSettings
 from decode_worker.speculation.medusa import MedusaProposer
 from decode_worker.speculation.method import DraftMethod
 from decode_worker.speculation.ngram import NgramProposer
+from decode_worker.speculation.shadow import ShadowDrafts
 from decode_worker.speculation.suffix import SuffixProposer
 from decode_worker.speculation.verification import RESIDUAL, create_verifier
 
@@ -36,11 +37,15 @@ GRAMMAR = "grammar"
 """The name, in statistics, of drafts of tokens that a grammar forces."""
 
 METHODS: dict[str, Callable[[SpeculationConfig], RegisteredMethod]] = {
-    "lookahead": lambda config: RegisteredMethod(LookaheadProposer(), config.max_tree_tokens, is_verified_whole=True),
-    "ngram": lambda config: RegisteredMethod(NgramProposer(), config.max_draft_tokens),
+    "lookahead": lambda config: RegisteredMethod(
+        LookaheadProposer(LookaheadSettings(window=config.lookahead_window)),
+        config.max_tree_tokens,
+        is_verified_whole=True,
+    ),
+    "ngram": lambda config: RegisteredMethod(NgramProposer(), config.chain_tokens("ngram")),
     # N-grams are a special case of suffixes, so that `auto` tries suffixes only.
     "suffix": lambda config: RegisteredMethod(
-        SuffixProposer(remembers_outputs=config.remember_outputs), config.max_draft_tokens, is_automatic=True
+        SuffixProposer(remembers_outputs=config.remember_outputs), config.chain_tokens("suffix"), is_automatic=True
     ),
 }
 """Methods without a network."""
@@ -51,20 +56,18 @@ def _network_method(
 ) -> RegisteredMethod:
     """The method of a network. ``auto`` uses it where it promises more than the methods without one."""
     state, passes, draws = create_draft_state(draft.network, runner), DraftPasses(costs), config.acceptance == RESIDUAL
-    max_tokens = config.max_draft_tokens
     method: DraftMethod
     if isinstance(state, FeatureState):
+        max_tokens = max_chain = config.chain_tokens("eagle" if draft.method == "eagle" else "eagle3")
         trees = None
         if config.tree_max_batch and not draws:
             max_tokens = config.max_tree_tokens
-            trees = TreeSettings(
-                max_nodes=max_tokens, max_batch=config.tree_max_batch, max_chain=config.max_draft_tokens
-            )
+            trees = TreeSettings(max_nodes=max_tokens, max_batch=config.tree_max_batch, max_chain=max_chain)
         method = EagleProposer(state, passes, draws=draws, trees=trees)
     elif isinstance(state, MedusaState):
         method, max_tokens = MedusaProposer(state, passes), config.max_tree_tokens
     elif isinstance(state, TokenState):
-        method = DraftModelProposer(state, passes, draws=draws)
+        method, max_tokens = DraftModelProposer(state, passes, draws=draws), config.chain_tokens("draft_model")
     else:
         raise TypeError(f"there is no speculation method for {type(state).__name__}")
     return RegisteredMethod(method, max_tokens, is_automatic=True, passes=passes, state=state)
@@ -96,7 +99,15 @@ def create_controller(
     methods |= {name: create(config) for name, create in METHODS.items()}
     if draft is not None:
         methods[draft.method] = _network_method(draft, runner, costs, config)
-    return SpeculationController(methods, default, costs)
+    return SpeculationController(methods, default, costs, _shadow_of(config, draft))
+
+
+def _shadow_of(config: SpeculationConfig, draft: LoadedDraft | None) -> ShadowDrafts | None:
+    if config.shadow is None:
+        return None
+    method, name = (None, None) if draft is None else (draft.method, draft.name)
+    check_method(config.shadow, method, name, "speculation.shadow")
+    return ShadowDrafts(config.shadow, config.shadow_share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,5 +130,5 @@ def assemble_speculation(
     return Speculation(
         create_verifier(config.acceptance, config.typical_epsilon, config.typical_alpha),
         create_controller(config, runner, draft, default=default),
-        max(config.max_draft_tokens, config.max_tree_tokens),
+        config.largest_draft,
     )

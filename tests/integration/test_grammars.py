@@ -124,12 +124,12 @@ def test_answers_are_valid_and_do_not_depend_on_the_method(name: str, count: int
     lab = Lab(method, config, tmp_path)
     schemas = _schemas(count)
     plain = lab.answers(schemas, "none")
-    assert not lab.controller.counts
+    assert not any(own.num_drafts for own in lab.controller.figures.by_method.values())
     drafted = lab.answers(schemas)
     assert [request.output_token_ids for request in drafted] == [request.output_token_ids for request in plain]
-    assert lab.controller.counts[GRAMMAR].num_accepted > 0
+    assert lab.controller.figures.by_method[GRAMMAR].num_accepted > 0
     if method in (*DRAFT_METHODS, "lookahead"):  # the others find little to repeat in such short answers
-        assert lab.controller.counts[method].num_drafts > 0
+        assert lab.controller.figures.by_method[method].num_drafts > 0
 
 
 @pytest.mark.parametrize("method", ["eagle3", "draft_model"])
@@ -137,4 +137,4 @@ def test_answers_are_valid_and_do_not_depend_on_the_method(name: str, count: int
 def test_answers_are_valid_with_drafts_that_are_drawn(method: str, count: int, tmp_path: Path) -> None:
     lab = Lab(method, DRAWN, tmp_path)
     lab.answers(_schemas(count))
-    assert lab.controller.counts[method].num_drafts > 0
+    assert lab.controller.figures.by_method[method].num_drafts > 0

@@ -141,7 +141,7 @@ def speculating(runner: ModelRunner, draft: LoadedDraft | None, method: str) -> 
     engine = engine_over(runner, controller)
     found = run_requests(engine, requests_for(TEXTS))
     assert controller.num_failures == 0
-    assert controller.counts[method].num_drafts
+    assert controller.figures.by_method[method].num_drafts
     return found
 
 

@@ -36,7 +36,10 @@ PANELS = [panel for panel in load_dashboard()["panels"] if panel["type"] != "row
 def series() -> Series:
     """The series of a router with a worker in each pool."""
     metrics = RouterMetrics()
-    stats = worker_pb2.WorkerStats(methods=[worker_pb2.MethodStats(method="ngram")])
+    method = worker_pb2.MethodStats(
+        method="ngram", reached=[1], accepted=[1], chosen_lengths=[1], costs=[worker_pb2.DraftCost(size_class=1)]
+    )
+    stats = worker_pb2.WorkerStats(methods=[method], speculation=worker_pb2.SpeculationState(default_method="auto"))
     states = dict.fromkeys(("starting", "ready", "draining"), 0)
     pool = PoolFigures(1, states, {"up": 0, "down": 0}, 1, {"serving": 0}, dict.fromkeys(map(str, ChangeOrigin), 0))
     workers = {(name, f"{name}-1"): stats for name in POOLS}

@@ -105,6 +105,23 @@ def create_draft_state(network: DraftNetwork, runner: ModelRunner, *, ships_prom
     raise TypeError(f"there is no draft state for {type(network).__name__}")
 
 
+def relative_size(draft: LoadedDraft, target: LoadedModel) -> float:
+    """The number of the draft's own parameters relative to the target's; 0 if it is not known."""
+    network = draft.network
+    whole = _num_parameters(target)
+    if isinstance(network, DraftModel):
+        return _num_parameters(network.loaded) / whole if whole else 0.0
+    if isinstance(network, torch.nn.Module):
+        return sum(weight.numel() for weight in network.parameters()) / whole if whole else 0.0
+    return 0.0
+
+
+def _num_parameters(loaded: LoadedModel) -> int:
+    """Parameters of a model, of all ranks that divide it."""
+    num_ranks = 1 if loaded.group is None else loaded.group.size
+    return num_ranks * sum(weight.numel() for weight in loaded.model.parameters())
+
+
 @torch.inference_mode()
 def _settle(head: EagleHead, target: LoadedModel, tokenizer: Tokenizer, name: str) -> None:
     """Determines the meaning of the checkpoint's layer ids. No runner may have the target yet."""

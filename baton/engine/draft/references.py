@@ -77,13 +77,14 @@ def draft_folder(reference: str | Path) -> Path | None:
     return find_checkpoint(reference)
 
 
-def check_method(method: str, draft: str | None, name: str | None) -> None:
+def check_method(method: str, draft: str | None, name: str | None, key: str = "speculation.method") -> None:
     """Checks that a method that needs a draft has one of its kind.
 
     Args:
-        method: the configured method, for requests that do not choose one.
+        method: the configured method.
         draft: the method that the loaded draft is for; ``None`` without a draft.
         name: name of the draft.
+        key: the key that names the method.
 
     Raises:
         ConfigError: the method needs a draft of another kind.
@@ -91,6 +92,6 @@ def check_method(method: str, draft: str | None, name: str | None) -> None:
     if method in DRAFT_METHODS and draft != method:
         loaded = "no draft is loaded" if draft is None else f"{name} is for the method {draft}"
         raise ConfigError(
-            f"speculation.method is {method}, but {loaded}. Set speculation.draft to a checkpoint "
+            f"{key} is {method}, but {loaded}. Set speculation.draft to a checkpoint "
             "of that kind (auto: the EAGLE-3 head that comes with the default model), or choose another method."
         )

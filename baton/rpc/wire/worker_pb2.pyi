@@ -368,7 +368,7 @@ class SpeculationRate(_message.Message):
     def __init__(self, size_class: _Optional[int] = ..., decoding: _Optional[float] = ..., emitted: _Optional[float] = ..., drafted: _Optional[float] = ...) -> None: ...
 
 class WorkerStats(_message.Message):
-    __slots__ = ("worker_id", "role", "num_running", "num_waiting", "num_transfers", "kv_blocks_total", "kv_blocks_used", "kv_blocks_cached", "num_leaked_blocks", "num_preemptions", "num_steps", "prefill_tokens", "generated_tokens", "kv_bytes_sent", "kv_bytes_received", "uptime_s", "num_draft_failures", "methods", "step_costs")
+    __slots__ = ("worker_id", "role", "num_running", "num_waiting", "num_transfers", "kv_blocks_total", "kv_blocks_used", "kv_blocks_cached", "num_leaked_blocks", "num_preemptions", "num_steps", "prefill_tokens", "generated_tokens", "kv_bytes_sent", "kv_bytes_received", "uptime_s", "num_draft_failures", "methods", "step_costs", "speculation")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -388,6 +388,7 @@ class WorkerStats(_message.Message):
     NUM_DRAFT_FAILURES_FIELD_NUMBER: _ClassVar[int]
     METHODS_FIELD_NUMBER: _ClassVar[int]
     STEP_COSTS_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: str
     num_running: int
@@ -407,16 +408,53 @@ class WorkerStats(_message.Message):
     num_draft_failures: int
     methods: _containers.RepeatedCompositeFieldContainer[MethodStats]
     step_costs: StepCosts
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_transfers: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks_cached: _Optional[int] = ..., num_leaked_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_steps: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., kv_bytes_sent: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ..., uptime_s: _Optional[float] = ..., num_draft_failures: _Optional[int] = ..., methods: _Optional[_Iterable[_Union[MethodStats, _Mapping]]] = ..., step_costs: _Optional[_Union[StepCosts, _Mapping]] = ...) -> None: ...
+    speculation: SpeculationState
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_transfers: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks_cached: _Optional[int] = ..., num_leaked_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., num_steps: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., kv_bytes_sent: _Optional[int] = ..., kv_bytes_received: _Optional[int] = ..., uptime_s: _Optional[float] = ..., num_draft_failures: _Optional[int] = ..., methods: _Optional[_Iterable[_Union[MethodStats, _Mapping]]] = ..., step_costs: _Optional[_Union[StepCosts, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationState, _Mapping]] = ...) -> None: ...
+
+class SpeculationState(_message.Message):
+    __slots__ = ("default_method", "draft_share", "num_without_draft", "tokens_per_sequence")
+    DEFAULT_METHOD_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_SHARE_FIELD_NUMBER: _ClassVar[int]
+    NUM_WITHOUT_DRAFT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    default_method: str
+    draft_share: float
+    num_without_draft: int
+    tokens_per_sequence: float
+    def __init__(self, default_method: _Optional[str] = ..., draft_share: _Optional[float] = ..., num_without_draft: _Optional[int] = ..., tokens_per_sequence: _Optional[float] = ...) -> None: ...
 
 class MethodStats(_message.Message):
-    __slots__ = ("method", "num_drafts", "num_drafted_tokens", "num_accepted_tokens")
+    __slots__ = ("method", "num_drafts", "num_drafted_tokens", "num_accepted_tokens", "reached", "accepted", "recent_acceptance", "costs", "chosen_lengths", "recent_length", "is_shadow")
     METHOD_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REACHED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    RECENT_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    RECENT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    IS_SHADOW_FIELD_NUMBER: _ClassVar[int]
     method: str
     num_drafts: int
     num_drafted_tokens: int
     num_accepted_tokens: int
-    def __init__(self, method: _Optional[str] = ..., num_drafts: _Optional[int] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ...) -> None: ...
+    reached: _containers.RepeatedScalarFieldContainer[int]
+    accepted: _containers.RepeatedScalarFieldContainer[int]
+    recent_acceptance: _containers.RepeatedScalarFieldContainer[float]
+    costs: _containers.RepeatedCompositeFieldContainer[DraftCost]
+    chosen_lengths: _containers.RepeatedScalarFieldContainer[int]
+    recent_length: float
+    is_shadow: bool
+    def __init__(self, method: _Optional[str] = ..., num_drafts: _Optional[int] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., reached: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., recent_acceptance: _Optional[_Iterable[float]] = ..., costs: _Optional[_Iterable[_Union[DraftCost, _Mapping]]] = ..., chosen_lengths: _Optional[_Iterable[int]] = ..., recent_length: _Optional[float] = ..., is_shadow: _Optional[bool] = ...) -> None: ...
+
+class DraftCost(_message.Message):
+    __slots__ = ("size_class", "drafting", "verifying")
+    SIZE_CLASS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTING_FIELD_NUMBER: _ClassVar[int]
+    VERIFYING_FIELD_NUMBER: _ClassVar[int]
+    size_class: int
+    drafting: float
+    verifying: float
+    def __init__(self, size_class: _Optional[int] = ..., drafting: _Optional[float] = ..., verifying: _Optional[float] = ...) -> None: ...

@@ -140,6 +140,9 @@ class FakeAdmin:
     async def advise(self) -> dict[str, Any]:
         return {"texts": ["Keep it."]}
 
+    async def trace(self) -> list[dict[str, Any]]:
+        return [{"timestamp": 0, "input_length": 3, "output_length": 2, "hash_ids": [0]}]
+
     async def scale(self, targets: dict[str, int | None]) -> dict[str, Any]:
         if self.error is not None:
             raise self.error

@@ -21,3 +21,13 @@ async def test_a_router_without_workers_is_ready_if_a_request_starts_them(least:
     plane = ControlPlane(config, WorkerRegistry(connect), AsyncMock())
     router = plane.create_router(ModelCard("fake", 4096, 100_000, 0), TimelineStore(1))
     assert router.is_ready() is is_ready
+
+
+def test_traffic_is_recorded_only_if_configured() -> None:
+    planes = [
+        ControlPlane(
+            BatonConfig.from_dict({"telemetry": {"recorded_requests": count}}), WorkerRegistry(connect), AsyncMock()
+        )
+        for count in (0, 5)
+    ]
+    assert [plane.recorder is not None for plane in planes] == [False, True]

@@ -27,7 +27,7 @@ class Crowd(RuleBasedStateMachine):
     @initialize(fair_share=st.sampled_from([0.0, 0.05, 0.25]))
     def open(self, fair_share: float) -> None:
         self.loop = VirtualEventLoop()
-        config = AdmissionConfig(max_queued=MAX_QUEUED, fair_share=fair_share, gather=False)
+        config = AdmissionConfig(max_queued=MAX_QUEUED, fair_share=fair_share, gather_ms=0.0)
         self.scene = Scene(self.loop, config, CLASSES)
         self.asked: dict[str, tuple[RequestRecord, asyncio.Task[FakePlacement]]] = {}
         self.arrival: dict[str, int] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -13,6 +14,7 @@ from baton.core.request import FinishReason, SamplingParams
 from baton.core.slo import INTERACTIVE, SloClass
 from baton.core.timeline import Event, Timeline
 from cluster.admission import tuning
+from cluster.admission.admission_config import AdmissionConfig
 from cluster.admission.admitted import AdmittedWork, ClassMargins, SafetyMargin
 from cluster.admission.batching_delay import ArrivalGaps, BatchingDelay, BatchingView, batching_delay_ms
 from cluster.admission.refusals import no_room
@@ -246,11 +248,13 @@ def test_waits_are_predicted_from_running_work() -> None:
     assert predicted_wait_s(Shortage.DECODE, over_ms=0, num_ahead=0, leave_per_s=10) == pytest.approx(0.1)
 
 
+GATHERS = AdmissionConfig()
+FOR_THROUGHPUT = AdmissionConfig(gather_for="throughput")
 PAYS = BatchingView(slack_ms=500, gap_ms=1, fixed_ms=20, own_ms=2, room_tokens=480, prompt_tokens=32)
 
 
 def test_batching_pays_for_short_prompts_at_a_high_rate() -> None:
-    assert 1 <= batching_delay_ms(PAYS) <= tuning.LONGEST_DELAY_MS
+    assert 1 <= batching_delay_ms(PAYS, GATHERS) <= GATHERS.gather_ms
 
 
 @pytest.mark.parametrize(
@@ -258,7 +262,7 @@ def test_batching_pays_for_short_prompts_at_a_high_rate() -> None:
     [
         {"slack_ms": 1.0},
         {"gap_ms": 50.0},
-        {"gap_ms": tuning.LONGEST_DELAY_MS + 1, "fixed_ms": 60.0},  # no other request would arrive before it starts
+        {"gap_ms": GATHERS.gather_ms + 1, "fixed_ms": 60.0},  # no other request would arrive before it starts
         {"own_ms": 30.0},
         {"room_tokens": 16},
         {"wait_ms": 3.0},
@@ -267,7 +271,21 @@ def test_batching_pays_for_short_prompts_at_a_high_rate() -> None:
 )
 def test_batching_is_off_when_it_does_not_pay(change: dict[str, float]) -> None:
     view = BatchingView(**{**{name: getattr(PAYS, name) for name in PAYS.__slots__}, **change})
-    assert batching_delay_ms(view) == 0.0
+    assert batching_delay_ms(view, GATHERS) == 0.0
+
+
+def test_the_limits_of_batching_are_settings() -> None:
+    assert batching_delay_ms(PAYS, AdmissionConfig(gather_ms=2.0)) == 2.0
+    assert batching_delay_ms(PAYS, AdmissionConfig(gather_share=0.01)) == 5.0
+    assert batching_delay_ms(PAYS, AdmissionConfig(gather_share=0.0)) == 0.0
+
+
+def test_throughput_first_holds_prompts_that_only_save_a_step() -> None:
+    view = BatchingView(slack_ms=500, gap_ms=8, fixed_ms=10, own_ms=4, room_tokens=480, prompt_tokens=32)
+    assert batching_delay_ms(view, GATHERS) == 0.0
+    assert batching_delay_ms(view, FOR_THROUGHPUT) == FOR_THROUGHPUT.gather_ms
+    for change in ({"wait_ms": 3.0}, {"idle_workers": 1}, {"room_tokens": 16}, {"slack_ms": 60.0}, {"gap_ms": 21.0}):
+        assert batching_delay_ms(replace(view, **change), FOR_THROUGHPUT) == 0.0
 
 
 @given(
@@ -279,8 +297,8 @@ def test_batching_is_off_when_it_does_not_pay(change: dict[str, float]) -> None:
     st.integers(1, 4000),
 )
 def test_batching_never_costs_more_than_it_gains(slack, gap, fixed, own, room, tokens) -> None:
-    hold = batching_delay_ms(BatchingView(slack, gap, fixed, own, room, tokens))
-    assert 0 <= hold <= tuning.LONGEST_DELAY_MS
+    hold = batching_delay_ms(BatchingView(slack, gap, fixed, own, room, tokens), GATHERS)
+    assert 0 <= hold <= GATHERS.gather_ms
     if hold:
         assert hold <= 0.1 * slack
         assert hold <= (fixed - own) / 2
@@ -303,7 +321,7 @@ def never_computing(worker_id: str) -> bool:
 def test_the_batching_view_comes_from_the_latency_model() -> None:
     model = LatencyModel()
     model.add_worker("p", WorkerTraits(("prefill",), 512), prior=(20.0, 0.02, 1e-6, 0.1, 1e-4, 0.1))
-    batching_delay = BatchingDelay(model, lambda: {"p": 512})
+    batching_delay = BatchingDelay(model, lambda: {"p": 512}, GATHERS)
     for number in range(20):
         batching_delay.arrived(number * 0.001)
     idle = RouteDecision("p", "d", 0, 25.0, 10.0, idle_ttft_ms=25.0, idle_tpot_ms=10.0)
@@ -311,7 +329,7 @@ def test_the_batching_view_comes_from_the_latency_model() -> None:
     assert batching_delay.delay_ms(idle, 32, slack_ms=900, computes_prompts=never_computing, delayed_tokens=500) == 0
     busy = RouteDecision("p", "d", 0, 25.0, 10.0, idle_ttft_ms=25.0, idle_tpot_ms=10.0, wait_ms=5.0)
     assert batching_delay.delay_ms(busy, 32, slack_ms=900, computes_prompts=never_computing) == 0
-    two = BatchingDelay(model, lambda: {"p": 512, "q": 512})
+    two = BatchingDelay(model, lambda: {"p": 512, "q": 512}, GATHERS)
     for number in range(20):
         two.arrived(number * 0.001)
     assert two.delay_ms(idle, 32, slack_ms=900, computes_prompts=never_computing) == 0

@@ -345,7 +345,9 @@ def test_version_lists_the_main_dependencies(baton):
 
 def test_help_is_quick_to_import():
     code = (
-        "import sys\nfrom cluster.cli import cli\nassert cli.run(['--help']) == 0\n"
+        "import sys\nfrom cluster.cli import cli\n"
+        "for command in ([], ['advise'], ['trace', 'export']):\n    assert cli.run([*command, '--help']) == 0\n"
+        "assert cli.run(['advise', '--alpha', '0.7', '--draft-cost', '0.15']) == 0\n"
         "heavy = {'ray', 'torch', 'transformers', 'openai', 'grpc', 'fastapi'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )

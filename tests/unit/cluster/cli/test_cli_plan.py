@@ -80,6 +80,50 @@ def test_without_traffic_there_is_no_advice(baton, router):
     assert baton("advise", router=router)[:2] == (0, "• No advice: none seen\n")
 
 
+DRAFTS = {
+    "worker": "decode-1", "method": "eagle3", "mode": "used", "num_drafts": 900, "acceptance": [0.7, 0.6],
+    "alpha": 0.66, "cost": 0.15, "batch": "1", "costs": {"1": 0.15}, "length": 2.4, "best_by_formula": 3,
+    "best_measured": 2, "speedup_by_formula": 1.6, "speedup_measured": 1.5,
+    "advice": "Draft three.", "warnings": ["It is large."],
+}  # fmt: skip
+
+
+def test_advice_on_drafts_shows_each_worker_and_method(baton, router):
+    entries = [DRAFTS, {**DRAFTS, "method": "ngram", "best_by_formula": None, "best_measured": None, "alpha": None}]
+    router.admin_answers["/admin/advise"] = {"missing": "none", "texts": [], "speculation": entries}
+    status, out, _ = baton("advise", router=router)
+    assert status == 0
+    rows = [line.split() for line in out.splitlines()]
+    assert ["decode-1", "eagle3", "0.66", "0.15", "2.4", "3", "(1.60)", "2", "(1.50)"] in rows
+    assert ["decode-1", "ngram", "-", "0.15", "2.4", "-", "-"] in rows
+    assert "• decode-1, eagle3: Draft three." in out
+    assert out.count("• decode-1: It is large.") == 1
+    assert json.loads(baton("advise", "--json", router=router)[1])["speculation"] == entries
+
+
+def test_the_formula_needs_no_cluster(baton):
+    status, out, _ = baton("advise", "--alpha", "0.7", "--draft-cost", "0.15")
+    assert status == 0
+    rows = [line.split() for line in out.splitlines()]
+    assert ["3", "2.53", "1.75", "←", "best"] in rows
+    assert ["16", "3.33", "0.98", "←", "cliff"] in rows
+    assert "with c = 0.15 the best is k = 3, 1.75 times as fast" in " ".join(out.split())
+    answer = json.loads(baton("advise", "--alpha", "0.7,0.7,0.1", "--draft-cost", "0.15", "--json")[1])
+    assert (answer["acceptance"], answer["best"]) == ([0.7, 0.7, 0.1], 2)
+
+
+def test_figures_that_cannot_be_are_refused_with_an_example(baton):
+    for options, message in (
+        (("--alpha", "1.5", "--draft-cost", "0.1"), "between 0 and 1, got 1.5"),
+        (("--alpha", "half", "--draft-cost", "0.1"), "could not convert string to float: 'half'"),
+        (("--alpha", "0.5", "--draft-cost", "-1"), "from 0 on, got -1"),
+        (("--alpha", "0.5"), "belong together"),
+    ):
+        status, _, err = baton("advise", *options)
+        assert status == 1
+        assert message in err
+
+
 def test_a_worker_is_moved_to_the_other_pool(baton, router):
     status, out, _ = baton("move", "prefill", "decode", router=router)
     assert status == 0

@@ -143,3 +143,18 @@ def test_jobs_are_one_line(router: FakeRouter, jobs: object, line: str | None):
     console.print(render_status({**router.status(), "jobs": jobs}, "http://here:1", 80))
     found = [text.rstrip() for text in console.export_text().splitlines() if text.startswith("jobs:")]
     assert found == ([] if line is None else [line])
+
+
+def test_the_state_of_speculation_is_shown_for_each_worker(router: FakeRouter):
+    status = router.status()
+    entry = {"method": "eagle3", "mode": "used", "num_drafts": 9, "alpha": 0.62, "cost": None, "length": 2.1}
+    unused = {**entry, "method": "ngram", "num_drafts": 0}
+    shadow = {**entry, "method": "suffix", "mode": "shadow", "cost": 0.05}
+    report = {"method": "auto", "draft_share": 0.07, "tokens_per_sequence": 1.25, "methods": [entry, unused, shadow]}
+    status["pools"]["decode"]["workers"][0]["speculation"] = report
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(render_status(status, "http://here:1", 160))
+    assert (
+        "drafts of decode-1: eagle3 α 0.62, c -, k 2.1; suffix (shadow) α 0.62, c 0.05, k 2.1 (auto drafts 1.2 a step)"
+        in console.export_text()
+    )

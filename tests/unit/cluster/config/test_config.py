@@ -9,6 +9,7 @@ from baton.core.errors import ConfigError
 from cluster.autoscaling.autoscaler_config import AutoscalerConfig
 from cluster.config.config import BatonConfig, load_config
 from cluster.config.config_reading import parse_override
+from cluster.config.worker_config import SpeculationConfig
 
 DEPLOY = Path(__file__).parents[4] / "deploy"
 
@@ -33,6 +34,13 @@ def test_the_commented_default_spells_out_every_key():
 
     written = yaml.safe_load((DEPLOY / "local.yaml").read_text(encoding="utf-8"))
     assert keys(written) == keys(BatonConfig().to_dict())
+
+
+def test_single_methods_may_have_longer_drafts():
+    config = SpeculationConfig(max_draft_tokens=6, max_tree_tokens=12, draft_tokens={"suffix": 32})
+    assert (config.chain_tokens("suffix"), config.chain_tokens("ngram")) == (32, 6)
+    assert config.largest_draft == 32
+    assert SpeculationConfig().largest_draft == 16
 
 
 def test_the_gpu_example_places_pools_on_different_accelerators():
@@ -112,6 +120,17 @@ def test_a_configuration_is_immutable():
         (
             "kv_transfer: {encoding: int4}",
             "kv_transfer.encoding must be 'native', 'int8' or 'auto', got 'int4'. Did you mean int8?",
+        ),
+        ("admission: {gather: true}", "unknown key admission.gather. Did you mean admission.gather_ms?"),
+        ("admission: {gather_for: fun}", "admission.gather_for must be 'latency' or 'throughput', got 'fun'."),
+        (
+            "speculation: {draft_tokens: {suffix: 33}}",
+            "speculation.draft_tokens.suffix must be less than or equal to 32",
+        ),
+        ("speculation: {draft_tokens: {medusa: 3}}", "must be 'draft_model', 'eagle', 'eagle3', 'ngram' or 'suffix'"),
+        (
+            "speculation: {lookahead_window: 17}",
+            "speculation.lookahead_window must be less than or equal to 16, got 17.",
         ),
         ("engine: {prefix_caching: 1}", "engine.prefix_caching must be true or false, got 1."),
         ("model: null", "model must be a valid string, got nothing (null)."),

@@ -93,6 +93,10 @@ async def test_plan_and_advice_are_served(http: httpx.AsyncClient) -> None:
     assert (await http.get("/admin/advise")).json() == {"texts": ["Keep it."]}
 
 
+async def test_recorded_traffic_is_served(http: httpx.AsyncClient, admin: FakeAdmin) -> None:
+    assert (await http.get("/admin/trace")).json() == {"requests": await admin.trace()}
+
+
 async def test_errors_of_the_backend_reach_the_operator(http: httpx.AsyncClient, admin: FakeAdmin) -> None:
     error: BatonError = ConfigError("Only 2 GPUs are left.", param="prefill")
     admin.error = error

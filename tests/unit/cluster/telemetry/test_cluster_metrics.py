@@ -41,7 +41,10 @@ def test_monotonic_values_are_counters():
     assert registry.get_sample_value("baton_worker_steps_total", labels) == 7
     assert registry.get_sample_value("baton_worker_running_requests", labels) == 3
     assert registry.get_sample_value("baton_worker_kv_sent_bytes_total", labels) == 9
-    assert registry.get_sample_value("baton_worker_accepted_tokens_total", {**labels, "method": "ngram"}) == 5
+    assert (
+        registry.get_sample_value("baton_worker_accepted_tokens_total", {**labels, "method": "ngram", "mode": "used"})
+        == 5
+    )
     assert registry.get_sample_value("baton_router_restarts_total") == 1
 
 
@@ -89,7 +92,7 @@ def test_unconfigured_methods_are_counted_together():
     methods = [worker_pb2.MethodStats(method=f"made-up-{number}", num_drafts=1) for number in range(20)]
     collector.figures = ClusterFigures({("decode", "d"): worker_pb2.WorkerStats(methods=methods)})
     registry = registry_of(collector)
-    labels = {"pool": "decode", "worker": "d", "method": "other"}
+    labels = {"pool": "decode", "worker": "d", "method": "other", "mode": "used"}
     assert registry.get_sample_value("baton_worker_drafts_total", labels) == 20
     assert "made-up" not in generate_latest(registry).decode()
 

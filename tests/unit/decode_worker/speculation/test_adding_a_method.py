@@ -45,4 +45,4 @@ def test_the_example_changes_no_token_and_its_drafts_are_accepted() -> None:
     controller = registry.create_controller(SpeculationConfig(), runner, None, default="bigram")
     assert run(engine_over(runner, controller), requests()) == plain
     assert controller.num_failures == 0
-    assert controller.counts["bigram"].num_accepted > 0
+    assert controller.figures.by_method["bigram"].num_accepted > 0

@@ -15,11 +15,13 @@ from baton.core.roles import SpeculationMethod
 from baton.core.step_costs import StepSample
 from baton.engine.contracts import VerifyResult
 from baton.engine.scheduling.step_cost_model import StepCostModel
+from baton.rpc.wire import worker_pb2
 from cluster.config.worker_config import SpeculationConfig
+from decode_worker.draft_reports import fill_speculation
 from decode_worker.speculation.controller import RegisteredMethod, SpeculationController
 from decode_worker.speculation.draft_length import DraftPasses
 from decode_worker.speculation.method import DraftMethod, Outlook
-from decode_worker.speculation.registry import create_controller, method_names
+from decode_worker.speculation.registry import METHODS, assemble_speculation, create_controller, method_names
 from tests.engine_runs import build_runner
 from tests.tiny_models import tiny_model
 
@@ -169,7 +171,9 @@ class TestController:
         drafts = controller.propose([sequence], {"a": 8})
         controller.observe(VerifyResult(ScheduledSequence(sequence.request, 1, drafts["a"]), (), 5))
         assert (len(one.observed), len(two.observed), len(unasked.observed)) == (1, 1, 0)
-        assert {name: count.num_drafted for name, count in controller.counts.items()} == {"one": 1}
+        assert {name: own.num_drafted for name, own in controller.figures.by_method.items() if own.num_drafts} == {
+            "one": 1
+        }
 
     def test_a_method_requested_by_name_drafts_at_least_one_token(self) -> None:
         drafter = Drafter([0.9, 0.0, 0.9])
@@ -229,3 +233,56 @@ class TestController:
 
 def test_configuration_and_workers_have_the_same_method_names() -> None:
     assert set(method_names()) == set(get_args(SpeculationMethod))
+
+
+class TestFigures:
+    def step(self, controller: SpeculationController, *sequences: ScheduledSequence) -> dict[str, Draft]:
+        return controller.propose(sequences, {sequence.request.request_id: 8 for sequence in sequences})
+
+    def test_drafts_are_counted_by_position_length_and_cost(self) -> None:
+        controller = SpeculationController({"a": RegisteredMethod(Drafter([0.9, 0.9]), 8, is_automatic=True)}, "auto")
+        sequence = scheduled("one")
+        drafts = self.step(controller, sequence)
+        controller.observe(VerifyResult(ScheduledSequence(sequence.request, 1, drafts["one"]), (9,), 5, (0,)))
+        figures = controller.figures.by_method["a"]
+        assert (figures.reached, figures.accepted, figures.chosen) == ([1, 1], [1, 0], [0, 1])
+        assert figures.costs[1].per_token()[0] > 0
+        assert (controller.figures.num_without_draft, controller.figures.recent_choice.value) == (0, 2.0)
+
+    def test_auto_without_a_draft_is_counted_too_and_named_methods_are_not(self) -> None:
+        controller = SpeculationController({"a": RegisteredMethod(Drafter([0.01]), 8, is_automatic=True)}, "auto")
+        assert not self.step(controller, scheduled("one"))
+        assert self.step(controller, scheduled("two", "a"))
+        assert self.step(controller, scheduled("three", "none")) == {}
+        assert (controller.figures.num_without_draft, controller.figures.by_method["a"].chosen) == (1, [])
+        assert controller.figures.recent_choice.value == 0.0
+
+    def test_the_worker_reports_them(self) -> None:
+        controller = SpeculationController({"a": RegisteredMethod(Drafter([0.9, 0.9]), 8, is_automatic=True)}, "auto")
+        sequence = scheduled("one")
+        drafts = self.step(controller, sequence)
+        controller.observe(VerifyResult(ScheduledSequence(sequence.request, 1, drafts["one"]), (9,), 5, (0,)))
+        stats = worker_pb2.WorkerStats()
+        fill_speculation(stats, controller, 0.25)
+        [method] = stats.methods
+        assert (method.method, method.num_drafted_tokens, method.num_accepted_tokens) == ("a", 2, 1)
+        assert (list(method.reached), list(method.accepted), list(method.recent_acceptance)) == ([1, 1], [1, 0], [1, 0])
+        assert [cost.size_class for cost in method.costs] == [1]
+        assert (stats.speculation.default_method, stats.speculation.draft_share) == ("auto", 0.25)
+
+
+def test_methods_take_their_lengths_from_the_configuration() -> None:
+    config = SpeculationConfig(draft_tokens={"suffix": 32}, lookahead_window=2)
+    runner = build_runner(tiny_model("llama"), decoder="transformers")
+    assert assemble_speculation(config, runner, None).max_draft_tokens == 32
+    text = [1, 2, 3, 4, 5, 6, 7] * 12
+    request = Request("one", text, SamplingParams(max_tokens=50))
+    request.num_computed_tokens = len(text) - 1
+    plan = [ScheduledSequence(request, 1)]
+    assert (
+        len(METHODS["suffix"](config).method.propose(plan, {"one": METHODS["suffix"](config).max_tokens})["one"]) == 32
+    )
+    assert METHODS["ngram"](config).max_tokens == config.max_draft_tokens
+    wide, narrow = (METHODS["lookahead"](each) for each in (SpeculationConfig(), config))
+    sizes = [len(own.method.propose(plan, {"one": own.max_tokens})["one"]) for own in (wide, narrow)]
+    assert sizes[1] <= sizes[0]

@@ -1,0 +1,149 @@
+"""What a load test needs so that its figures can be trusted, checked for each run.
+
+Steady state is checked by the Mann-Kendall test for a trend (Mann 1945, Kendall 1975) over the mean TTFT of consecutive
+blocks of requests, in the order in which they were due. Blocks, since requests that queue together are not independent.
+A trend counts if it is significant and large: small ones are found in every long run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import erfc, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.bench.latency import FEW_FOR_P99
+from baton.bench.sample import Sample
+from baton.bench.stage_result import StageResult
+
+_LEAST_VARIATION = 0.1
+_LEAST_STAGES = 3
+_NUM_BLOCKS = 20
+_LEAST_BLOCKS = 8
+_LEAST_PER_BLOCK = 5
+_SIGNIFICANCE = 0.01
+_LARGE_DRIFT = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the checklist."""
+
+    name: str
+    is_passed: bool
+    reason: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {"check": self.name, "passed": self.is_passed, "reason": self.reason}
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """A trend of the TTFT over a stage.
+
+    Attributes:
+        p_value: two-sided, of the Mann-Kendall test.
+        change: Theil and Sen's slope over the whole stage, relative to the median block.
+    """
+
+    p_value: float
+    change: float
+
+    @property
+    def is_drift(self) -> bool:
+        return self.p_value < _SIGNIFICANCE and abs(self.change) > _LARGE_DRIFT
+
+
+def checklist(stages: Sequence[StageResult], num_levels: int | None = None) -> list[Check]:
+    """The checks of a run; a check fails if it fails for one of the stages.
+
+    Args:
+        num_levels: levels of load that were tried, if these are not all of them.
+    """
+    if not stages:
+        return []
+    return [
+        _over_stages("varied lengths", stages, _varied_lengths),
+        _several_stages(len(stages) if num_levels is None else num_levels),
+        _over_stages("tail latencies", stages, _tails),
+        _over_stages("steady state", stages, _steady),
+    ]
+
+
+def drift_of(values: Sequence[float]) -> Drift | None:
+    """The trend of values in order; ``None`` for too few of them."""
+    num_blocks = min(_NUM_BLOCKS, len(values) // _LEAST_PER_BLOCK)
+    if num_blocks < _LEAST_BLOCKS:
+        return None
+    means = np.array([float(block.mean()) for block in np.array_split(np.array(values), num_blocks)])
+    earlier, later = np.triu_indices(num_blocks, k=1)
+    differences = means[later] - means[earlier]
+    slope = float(np.median(differences / (later - earlier)))
+    middle = float(np.median(means))
+    change = slope * (num_blocks - 1) / middle if middle > 0 else 0.0
+    return Drift(_trend_p_value(means, int(np.sign(differences).sum())), change)
+
+
+def _trend_p_value(means: NDArray[np.float64], s: int) -> float:
+    """Normal approximation with corrections for continuity and ties; exact enough from eight values on."""
+    n = len(means)
+    ties = sum(count * (count - 1) * (2 * count + 5) for count in Counter(means.tolist()).values())
+    variance = (n * (n - 1) * (2 * n + 5) - ties) / 18
+    if variance <= 0 or s == 0:
+        return 1.0
+    return erfc((abs(s) - 1) / sqrt(2 * variance))
+
+
+def _over_stages(name: str, stages: Sequence[StageResult], judge: Callable[[StageResult], tuple[bool, str]]) -> Check:
+    verdicts = [(stage.label, *judge(stage)) for stage in stages]
+    failed = [verdict for verdict in verdicts if not verdict[1]]
+    return Check(name, not failed, "; ".join(f"{label}: {reason}" for label, _, reason in failed or verdicts))
+
+
+def _several_stages(count: int) -> Check:
+    found = f"{count} level{'s' * (count != 1)} of load"
+    if count >= _LEAST_STAGES:
+        return Check("stages", True, found)
+    return Check("stages", False, f"{found}; give at least {_LEAST_STAGES}, such as --concurrency 1,4,16")
+
+
+def _varied_lengths(stage: StageResult) -> tuple[bool, str]:
+    answered = _answered(stage)
+    found = []
+    for name, lengths in (
+        ("prompts", [sample.input_tokens or 0 for sample in answered]),
+        ("answers", [sample.output_tokens for sample in answered]),
+    ):
+        variation = float(np.std(lengths) / np.mean(lengths)) if sum(lengths) else 0.0
+        found.append((name, variation))
+    shown = ", ".join(f"{name} vary by {variation:.0%}" for name, variation in found)
+    is_passed = all(variation >= _LEAST_VARIATION for _, variation in found)
+    return is_passed, shown if is_passed else f"{shown} (sd / mean; at least {_LEAST_VARIATION:.0%} are needed)"
+
+
+def _tails(stage: StageResult) -> tuple[bool, str]:
+    count = len(_answered(stage))
+    is_passed = count >= FEW_FOR_P99
+    return is_passed, f"{count} answers" if is_passed else f"{count} answers; a p99 needs {FEW_FOR_P99}"
+
+
+def _steady(stage: StageResult) -> tuple[bool, str]:
+    if not stage.window.is_steady:
+        return False, "too short for a steady window"
+    values = [ttft for sample in _answered(stage) if (ttft := sample.ttft_s(from_send=False)) is not None]
+    found = drift_of(values)
+    if found is None:
+        return False, f"{len(values)} answers; the drift test needs {_LEAST_BLOCKS * _LEAST_PER_BLOCK}"
+    shown = f"TTFT changed by {found.change:+.0%}, p = {found.p_value:.2g} (Mann-Kendall)"
+    return not found.is_drift, shown
+
+
+def _answered(stage: StageResult) -> list[Sample]:
+    """The answered requests that count, in the order in which they were due."""
+    measured = [sample for sample in stage.run.samples if not sample.is_warmup and sample.is_ok]
+    return sorted(measured, key=lambda sample: sample.intended_s)

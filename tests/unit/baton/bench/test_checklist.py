@@ -1,0 +1,104 @@
+"""The checklist of a load test: what passes, what fails, and why."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from baton.bench.checklist import checklist, drift_of
+from baton.bench.runner import StageRun
+from baton.bench.sample import Sample
+from baton.bench.stage_result import StageResult, evaluate
+from baton.bench.stages import Bounds, Stage
+
+
+def sample(at_s: float, ttft_s: float, rng: random.Random, *, is_varied: bool = True) -> Sample:
+    tokens = rng.randint(2, 30) if is_varied else 10
+    found = Sample(at_s, False, tokens, tokens, sent_s=at_s, input_tokens=10 * tokens, output_tokens=tokens, error=None)
+    found.chunk_times_s.extend(at_s + ttft_s + 0.001 * index for index in range(tokens))
+    found.finished_s = found.chunk_times_s[-1]
+    return found
+
+
+def stage(count: int = 200, *, drift: float = 0.0, is_varied: bool = True, index: int = 0) -> StageResult:
+    """A request every tenth of a second; the TTFT grows by ``drift`` over the stage."""
+    rng = random.Random(index)
+    run = StageRun(Stage(index, Bounds(), concurrency=index + 1))
+    run.samples = [
+        sample(n / 10, 0.1 * (1 + drift * n / count) * rng.uniform(0.8, 1.2), rng, is_varied=is_varied)
+        for n in range(count)
+    ]
+    run.load_start_s, run.load_end_s = 0.0, count / 10
+    return evaluate(run)
+
+
+def verdicts(*stages: StageResult) -> dict[str, bool]:
+    return {check.name: check.is_passed for check in checklist(stages)}
+
+
+def reason(name: str, *stages: StageResult) -> str:
+    return next(check.reason for check in checklist(stages) if check.name == name)
+
+
+def test_a_good_run_passes_every_check():
+    run = [stage(index=index) for index in range(3)]
+    assert verdicts(*run) == {"varied lengths": True, "stages": True, "tail latencies": True, "steady state": True}
+    assert all(check.reason for check in checklist(run))
+
+
+def test_equal_lengths_fail():
+    assert not verdicts(stage(is_varied=False))["varied lengths"]
+    assert "prompts vary by 0%" in reason("varied lengths", stage(is_varied=False))
+
+
+def test_one_level_of_load_fails():
+    assert reason("stages", stage()) == "1 level of load; give at least 3, such as --concurrency 1,4,16"
+    assert {check.name: check.is_passed for check in checklist([stage()], num_levels=5)}["stages"]
+
+
+def test_few_answers_have_no_tail():
+    few = stage(60)
+    assert not verdicts(few)["tail latencies"]
+    assert reason("tail latencies", stage(index=1), few) == "1 at once: 60 answers; a p99 needs 100"
+
+
+def test_a_growing_queue_is_no_steady_state():
+    growing = stage(drift=1.0)
+    assert not verdicts(growing)["steady state"]
+    assert "(Mann-Kendall)" in reason("steady state", growing)
+    assert "drift test needs 40" in reason("steady state", stage(30))
+
+
+def test_an_empty_run_has_no_checklist():
+    assert checklist([]) == []
+
+
+def test_the_drift_test_agrees_with_kendalls_tau():
+    scipy_stats = pytest.importorskip("scipy.stats")
+    rng = random.Random(3)
+    values = [rng.random() + 0.01 * n for n in range(20) for _ in range(5)]
+    found = drift_of(values)
+    assert found is not None
+    means = [sum(values[n : n + 5]) / 5 for n in range(0, 100, 5)]
+    expected = scipy_stats.kendalltau(range(20), means, method="exact").pvalue
+    assert found.p_value == pytest.approx(expected, rel=0.2, abs=0.002)
+
+
+def test_noise_alone_rarely_counts_as_drift():
+    rng = random.Random(5)
+    runs = [drift_of([rng.lognormvariate(0, 0.5) for _ in range(200)]) for _ in range(200)]
+    assert sum(run is not None and run.is_drift for run in runs) <= 8
+
+
+def test_a_small_trend_is_no_drift():
+    found = drift_of([1 + 0.0001 * n for n in range(200)])
+    assert found is not None
+    assert found.p_value < 0.01
+    assert not found.is_drift
+
+
+def test_equal_values_have_no_trend():
+    found = drift_of([1.0] * 100)
+    assert found is not None
+    assert (found.p_value, found.change) == (1.0, 0.0)

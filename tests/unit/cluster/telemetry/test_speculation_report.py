@@ -1,0 +1,81 @@
+"""What is reported and advised about a decode worker's drafts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from baton.rpc.wire import worker_pb2
+from cluster.telemetry.speculation_report import speculation_advice, speculation_report
+
+
+def stats_of(
+    *methods: worker_pb2.MethodStats, draft_share: float = 0.07, num_running: int = 1
+) -> worker_pb2.WorkerStats:
+    state = worker_pb2.SpeculationState(default_method="auto", draft_share=draft_share, tokens_per_sequence=1.5)
+    return worker_pb2.WorkerStats(methods=methods, speculation=state, num_running=num_running)
+
+
+def method(
+    name: str = "eagle3", alpha: float = 0.7, cost: float = 0.15, num_drafts: int = 100
+) -> worker_pb2.MethodStats:
+    return worker_pb2.MethodStats(
+        method=name,
+        num_drafts=num_drafts,
+        reached=[100, 60],
+        accepted=[70, 40],
+        recent_acceptance=[alpha, alpha],
+        recent_length=3.0,
+        costs=[
+            worker_pb2.DraftCost(size_class=1, drafting=cost * 2 / 3, verifying=cost / 3),
+            worker_pb2.DraftCost(size_class=5, drafting=2.0),
+        ],
+    )
+
+
+def test_a_worker_without_speculation_has_no_report():
+    assert speculation_report(worker_pb2.WorkerStats()) is None
+    assert speculation_advice("prefill-1", worker_pb2.WorkerStats()) == []
+
+
+def test_the_report_has_the_figures_of_each_method():
+    report = speculation_report(stats_of(method()))
+    assert report is not None
+    [figures] = json.loads(json.dumps(report))["methods"]
+    assert (figures["method"], figures["mode"], figures["alpha"], figures["length"]) == ("eagle3", "used", 0.7, 3.0)
+    assert (figures["batch"], figures["cost"]) == ("1", pytest.approx(0.15))
+    assert figures["costs"] == {"1": pytest.approx(0.15), "16-31": 2.0}
+
+
+def test_the_cost_is_that_of_the_current_batch():
+    report = speculation_report(stats_of(method(), num_running=40))
+    assert report is not None
+    assert report["methods"][0]["cost"] == 2.0
+
+
+def test_advice_has_the_best_lengths():
+    [advice] = speculation_advice("decode-1", stats_of(method()))
+    assert (advice["worker"], advice["best_by_formula"], advice["best_measured"]) == ("decode-1", 3, 3)
+    assert advice["speedup_by_formula"] == pytest.approx(1.747, abs=0.001)
+    assert "the best is k = 3" in advice["advice"]
+    assert advice["warnings"] == []
+
+
+def test_a_large_draft_is_warned_of():
+    [advice] = speculation_advice("decode-1", stats_of(method(), draft_share=0.25))
+    assert "25% of the model's parameters, more than a tenth" in advice["warnings"][0]
+    assert not speculation_advice("decode-1", stats_of(method("ngram"), draft_share=0.25))[0]["warnings"]
+
+
+def test_a_draft_that_never_pays_is_warned_of():
+    [advice] = speculation_advice("decode-1", stats_of(method(alpha=0.1, cost=0.4)))
+    assert (advice["best_by_formula"], advice["best_measured"]) == (0, 0)
+    assert "eagle3 does not pay off" in advice["warnings"][0]
+    assert "do not speculate" in advice["advice"]
+
+
+def test_few_drafts_give_no_advice():
+    [advice] = speculation_advice("decode-1", stats_of(method(num_drafts=49)))
+    assert (advice["best_by_formula"], advice["best_measured"]) == (None, None)
+    assert "49 drafts so far" in advice["advice"]
