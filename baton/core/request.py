@@ -12,6 +12,7 @@ from typing import TypeGuard
 from baton.core.errors import BatonError, InvalidRequestError
 from baton.core.prompt_logprobs import PromptLogprobs
 from baton.core.queue_priority import NO_PRIORITY, QueuePriority
+from baton.core.rounds import Round
 from baton.core.steps import StepShare
 from baton.core.token_edits import TokenEdits
 from baton.core.token_grammar import TokenGrammar
@@ -211,6 +212,8 @@ class Request:
     """The state of ``params.grammar``; only the engine's thread uses it."""
     is_probe: bool = False
     """A health check, from whose steps the engine does not learn: an idle engine is slower than a busy one."""
+    is_traced: bool = False
+    """Its outputs carry rounds."""
     tpot_target_s: float = 0.0
     """Target for the mean time per output token, in seconds; 0 means none."""
     arrival_s: float = 0.0
@@ -304,6 +307,7 @@ class TokenOutput:
         drafted_by: the speculation method that guessed them; empty without any.
         error: why, when ``finish_reason`` is ``ERROR``.
         steps: the engine's steps since the previous output, and the request's tokens in each.
+        round: what was drafted and accepted, with new tokens of a traced request.
     """
 
     request_id: str
@@ -317,3 +321,4 @@ class TokenOutput:
     error: BatonError | None = None
     steps: tuple[StepShare, ...] = ()
     prompt_logprobs: PromptLogprobs | None = None
+    round: Round | None = None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from baton.core.rounds import RoundLog
 from baton.core.step_log import StepLog
 
 
@@ -134,6 +135,7 @@ class Timeline:
         parts: parts of the hand-off; the sender bounds their number.
         drafts: counts of guessed tokens by speculation method; set when the request ends.
         routing: how the workers were chosen, JSON-ready; see ``docs/routing.md``.
+        rounds: what was drafted and accepted; ``None`` unless the request is traced.
         group: id of the HTTP request, if that has several sequences.
         clock: returns monotonic seconds; a simulation brings its own.
     """
@@ -147,6 +149,7 @@ class Timeline:
     failed_attempts: list[FailedAttempt] = field(default_factory=list)
     drafts: Mapping[str, DraftCounts] = field(default_factory=dict)
     routing: Mapping[str, object] = field(default_factory=dict)
+    rounds: RoundLog | None = None
     group: str | None = None
     clock: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
 
@@ -236,4 +239,5 @@ class Timeline:
             "drafts": {method: counts.to_dict() for method, counts in self.drafts.items()},
             "attributes": dict(self.attributes),
             "routing": dict(self.routing),
+            **({} if self.rounds is None else {"speculation": self.rounds.to_dict()}),
         }

@@ -10,6 +10,7 @@ from baton.core.drafts import ScheduledSequence
 from baton.core.errors import BatonError, ContextLengthError, InternalError, InvalidRequestError, OutOfMemoryError
 from baton.core.no_memory import OUT_OF_MEMORY
 from baton.core.request import FinishReason, Request, TokenOutput, check_token_ids
+from baton.core.steps import EngineStep
 from baton.engine.contracts import Proposer, StepObserver, Verifier, VerifyResult
 from baton.engine.device.device_errors import (
     DeviceLostError,
@@ -26,6 +27,7 @@ from baton.engine.scheduling.step_cost_model import StepCostModel
 from baton.engine.step.overlap import AheadRule, Overlap, never
 from baton.engine.step.step import Launched, Step
 from baton.engine.step.step_meter import StepMeter
+from baton.engine.step.trace import round_of
 
 logger = logging.getLogger(__name__)
 
@@ -100,8 +102,8 @@ class Engine:
         launched = step.launched or self._launch(step)
         results = self._verify(step, launched)
         launched.scores.read()
-        self.meter.end(step, launched.batch.num_tokens, results)
-        return self._post_process(step, results)
+        measured = self.meter.end(step, launched.batch.num_tokens, results)
+        return self._post_process(step, results, measured)
 
     def _retry(self, step: Step) -> list[TokenOutput]:
         step.restart()
@@ -171,18 +173,18 @@ class Engine:
         for observer in self._observers:
             observer.computed(plan)
 
-    def _post_process(self, step: Step, results: Mapping[str, VerifyResult]) -> list[TokenOutput]:
+    def _post_process(self, step: Step, results: Mapping[str, VerifyResult], measured: EngineStep) -> list[TokenOutput]:
         for sequence in step.live_sequences():
             self.scheduler.remember(sequence.request)
         outputs: list[TokenOutput] = []
         for result in results.values():
             try:
-                outputs.append(self._emit(result))
+                outputs.append(self._emit(result, measured))
             except Exception as error:  # noqa: BLE001 - the other sequences of this step have their tokens already
                 outputs.extend(self._fail([result.sequence], error))
         return outputs
 
-    def _emit(self, result: VerifyResult) -> TokenOutput:
+    def _emit(self, result: VerifyResult, measured: EngineStep) -> TokenOutput:
         """Appends a request's new tokens; drops accepted tokens behind its end."""
         request = result.sequence.request
         if self.proposer is not None:
@@ -218,6 +220,7 @@ class Engine:
             error=error,
             steps=steps,
             prompt_logprobs=scores,
+            round=round_of(result, kept, measured) if request.is_traced else None,
         )
 
     def check_request(self, request: Request) -> None:

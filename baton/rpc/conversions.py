@@ -11,6 +11,7 @@ from baton.core.request import FinishReason, Request, SamplingParams, TokenLogpr
 from baton.core.request_ids import check_id
 from baton.core.steps import StepProgress, StepShare
 from baton.core.timeline import Event, TransferPart
+from baton.rpc.rounds import pack_round
 from baton.rpc.wire import worker_pb2
 
 _SCALARS = (
@@ -61,6 +62,8 @@ def pack_sequence(
     tpot_target_s: float = 0.0,
     now_s: float = 0.0,
     cache_salt: str = "",
+    *,
+    is_traced: bool = False,
 ) -> worker_pb2.Sequence:
     """Packs a sequence.
 
@@ -76,6 +79,7 @@ def pack_sequence(
         queue_priority=None if queue_priority == NO_PRIORITY else pack_queue_priority(queue_priority, now_s),
         tpot_target_s=tpot_target_s,
         cache_salt=cache_salt,
+        is_traced=is_traced,
     )
 
 
@@ -113,6 +117,7 @@ def unpack_sequence(message: worker_pb2.Sequence, eos_token_ids: frozenset[int],
         else NO_PRIORITY,
         tpot_target_s=tpot_target_s if isfinite(tpot_target_s) and tpot_target_s > 0 else 0.0,
         cache_salt=message.cache_salt,
+        is_traced=message.is_traced,
         arrival_s=arrival_s,
     )
 
@@ -133,6 +138,7 @@ def pack_output(output: TokenOutput) -> worker_pb2.TokenBatch:
         num_accepted=output.num_accepted,
         drafted_by=output.drafted_by,
         steps=[_pack_step(share) for share in output.steps],
+        round=None if output.round is None else pack_round(output.round),
     )
 
 

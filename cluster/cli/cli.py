@@ -189,12 +189,16 @@ def explain(
     slowest: Annotated[
         bool, typer.Option("--slowest", help="Explain the slowest request that the router has kept.")
     ] = False,
+    rounds: Annotated[
+        bool, typer.Option("--rounds", help="Show what was drafted and accepted, of a request with a trace.")
+    ] = False,
     as_json: JsonOption = False,
     endpoint: EndpointOption = None,
     ca: CaOption = None,
 ) -> None:
     """Show where a request's time went, and what caused its delays."""
     from cluster.cli.cli_explain import fetch_timeline, render_timeline
+    from cluster.cli.cli_rounds import render_rounds
 
     if (request_id is not None) + last + slowest != 1:
         raise typer.BadParameter("give exactly one of REQUEST_ID, --last and --slowest.")
@@ -203,7 +207,7 @@ def explain(
     if as_json:
         sys.stdout.write(json.dumps(timeline, indent=2) + "\n")
     else:
-        _output().print(render_timeline(timeline, _output().width))
+        _output().print(render_rounds(timeline) if rounds else render_timeline(timeline, _output().width))
 
 
 @app.command()

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from baton.core.config_section import DraftReference, Niceness, NonEmptyString, PositiveInt, Section
 from baton.core.ranks import MAX_RANKS
 from baton.core.roles import SpeculationMethod
+from baton.core.rounds import MAX_NODES
 
 ChainMethod = Literal["draft_model", "eagle", "eagle3", "ngram", "suffix"]
 """Speculation methods that draft chains, whose length is limited by method."""
@@ -97,12 +98,12 @@ class SpeculationConfig(Section):
     auto: the draft that comes with the default model, none for other models. none: no draft."""
     draft_on_prefill: bool = True
     """Prefill workers run the draft over the prompt, and its KV is sent with the model's."""
-    max_draft_tokens: Annotated[int, Field(ge=1, le=64)] = 8
+    max_draft_tokens: Annotated[int, Field(ge=1, le=MAX_NODES)] = 8
     """Maximum number of drafted tokens in a chain, per request and step."""
     draft_tokens: dict[ChainMethod, Annotated[int, Field(ge=1, le=32)]] = Field(default_factory=dict)
     """The same for single methods, instead of ``max_draft_tokens``. Long repetitions are worth more tokens of ``ngram``
     and ``suffix``, which cost next to nothing to draft."""
-    max_tree_tokens: Annotated[int, Field(ge=1, le=64)] = 16
+    max_tree_tokens: Annotated[int, Field(ge=1, le=MAX_NODES)] = 16
     """Maximum number of drafted tokens in a tree, per request and step."""
     tree_max_batch: Annotated[int, Field(ge=0, le=64)] = 1
     """EAGLE heads draft trees in steps with at most this many sequences, and chains in larger ones; 0: always

@@ -107,7 +107,7 @@ class Attempts:
             booking = self._booking(record, prefill)
             first = await watch.start(prefill.client.prefill(message, record.time_left_s, booking))
             record.num_cached_tokens = first.num_cached_tokens
-            yield self._take_first(record, first, reader)
+            yield self._take_first(record, prefill, first, reader)
             if not record.is_finished:
                 batches = self._decode(record, placement, call_id, call_id)
                 async with aclosing(watch.guard(batches)) as chunks:
@@ -156,7 +156,7 @@ class Attempts:
                 if not record.token_ids:
                     _record_local_prefill(timeline, worker, batch)
                     record.num_cached_tokens = batch.num_cached_tokens
-                    yield self._take_first(record, batch, reader)
+                    yield self._take_first(record, worker, batch, reader)
                     continue
                 if batch.events:
                     worker.client.record(timeline, unpack_events(batch.events))
@@ -164,7 +164,7 @@ class Attempts:
                     has_second = True
                     timeline.record(Event.SECOND_TOKEN)
                 worker.client.record_steps(timeline.decode_steps, batch, len(record.token_ids))
-                yield record.take(batch)
+                yield record.take(batch, worker.info.vocab_size)
         if not record.is_finished:
             raise WorkerLostError(f"{worker.info.worker_id} ended its stream without finishing the request")
 
@@ -178,12 +178,13 @@ class Attempts:
             record.accused.extend(workers)
 
     def _take_first(
-        self, record: RequestRecord, batch: worker_pb2.TokenBatch, reader: PromptLogprobsReader
+        self, record: RequestRecord, worker: Worker, batch: worker_pb2.TokenBatch, reader: PromptLogprobsReader
     ) -> TokenChunk:
         prompt_logprobs, timeline = reader.finish(), record.timeline
+        chunk = record.take(batch, worker.info.vocab_size)
         timeline.record(Event.FIRST_TOKEN)
         timeline.decode_steps.follow(timeline.events[Event.FIRST_TOKEN])
-        return replace(record.take(batch), prompt_logprobs=prompt_logprobs)
+        return replace(chunk, prompt_logprobs=prompt_logprobs)
 
     def _booking(self, record: RequestRecord, worker: Worker) -> worker_pb2.Booking | None:
         """What a worker of the request's route tells other routers; ``None`` if there are none."""
@@ -219,6 +220,7 @@ class Attempts:
             request.slo.tpot_s,
             self._clock(),
             request.cache_salt,
+            is_traced=request.is_traced,
         )
 
 

@@ -19,6 +19,10 @@ class Answer(Protocol):
     heartbeat: bytes
     """Sent while a stream has nothing to say."""
 
+    def add_speculation(self, index: int, speculation: Json) -> None:
+        """Adds the trace of choice ``index``, before the end of its output."""
+        ...
+
     def events(self, index: int, delta: OutputDelta, usage: Callable[[], Usage]) -> list[bytes]:
         """Events for new output of choice ``index``."""
         ...
@@ -54,6 +58,10 @@ class ChunkedAnswer:
         self._plan = plan
         self._format: ResponseFormat | None = None
         self._seen: set[int] = set()
+        self._speculation: dict[int, Json] = {}
+
+    def add_speculation(self, index: int, speculation: Json) -> None:
+        self._speculation[index] = speculation
 
     def add_prompt(self, index: int, prompt: DescribedPrompt) -> None:
         """Adds the log probabilities of a prompt to choice ``index``, before its first output."""
@@ -67,6 +75,8 @@ class ChunkedAnswer:
         chunk = self._chosen_format().choice_chunk(index, delta, is_first=is_first)
         if plan.return_token_ids:
             chunk["choices"][0]["token_ids"] = delta.token_ids
+        if index in self._speculation:
+            chunk["choices"][0]["speculation"] = self._speculation[index]
         if plan.continuous_usage:
             chunk["usage"] = usage().to_json()
         elif plan.include_usage:
@@ -86,6 +96,8 @@ class ChunkedAnswer:
         if self._plan.return_token_ids:
             for entry, choice in zip(body["choices"], choices, strict=True):
                 entry["token_ids"] = choice.token_ids
+        for index, speculation in self._speculation.items():
+            body["choices"][index]["speculation"] = speculation
         return body
 
     def _chosen_format(self) -> ResponseFormat:

@@ -39,6 +39,7 @@ from cluster.gateway.openai.json_body import json_limits, shown
 from cluster.gateway.openai.plan import GatewayLimits, check_model
 from cluster.gateway.openai.prompt_encoder import PromptEncoder
 from cluster.gateway.openai.responses import model_body
+from cluster.gateway.openai.rounds import add_texts_to_timeline
 from cluster.gateway.openai.schemas import check_known
 from cluster.gateway.openapi import MAX_LISTED, MAX_WORKERS, describe_api, page
 from cluster.gateway.origins import OriginPolicy
@@ -184,7 +185,7 @@ def create_app(
     _add_tokenizer_routes(app, TokenizeEndpoint(generator, tokenizer, encoder, bodies, threads))
     _add_job_routes(app, FilesEndpoint(jobs), BatchesEndpoint(jobs, bodies))
     _add_health_routes(app, generator)
-    _add_admin_routes(app, admin, bodies)
+    _add_admin_routes(app, admin, bodies, encoder)
     return app
 
 
@@ -256,7 +257,7 @@ def _add_health_routes(app: FastAPI, generator: Generator) -> None:
         return JsonResponse({"status": "ready", "model": generator.model.name})
 
 
-def _add_admin_routes(app: FastAPI, admin: AdminBackend, bodies: BodyReader) -> None:
+def _add_admin_routes(app: FastAPI, admin: AdminBackend, bodies: BodyReader, encoder: PromptEncoder) -> None:
     @app.get("/metrics", response_model=None)
     async def metrics() -> Response:
         return Response(await admin.metrics(), headers={"Content-Type": _METRICS_TYPE})
@@ -265,7 +266,9 @@ def _add_admin_routes(app: FastAPI, admin: AdminBackend, bodies: BodyReader) -> 
     async def timeline(request: Request, request_id: str) -> Response:
         api_key = api_key_of(request)
         owner = None if api_key is None or api_key.is_admin else api_key.owner
-        return JsonResponse(await admin.timeline(request_id, owner))
+        found = await admin.timeline(request_id, owner)
+        await add_texts_to_timeline(found, encoder)
+        return JsonResponse(found)
 
     @app.get("/v1/requests", response_model=None)
     async def requests(request: Request) -> Response:

@@ -15,6 +15,7 @@ from fastapi import Request, Response
 from baton.core.errors import InvalidRequestError
 from baton.core.prompt_logprobs import PromptLogprobs
 from baton.core.request_ids import owned_id
+from baton.core.rounds import RoundLog
 from baton.core.slo import SLO_CLASS_HEADER, SloClass, SloClasses, SloResult
 from baton.core.timeline import Event, Timeline
 from baton.engine.models.tokenizer import Tokenizer
@@ -43,6 +44,7 @@ from cluster.gateway.openai.plan import GatewayLimits, GenerationPlan, Planner
 from cluster.gateway.openai.prompt_encoder import PromptEncoder
 from cluster.gateway.openai.prompt_logprobs import describe_prompt
 from cluster.gateway.openai.responses import ChatFormat, ChoiceOutput, CompletionFormat, ResponseFormat
+from cluster.gateway.openai.rounds import describe_rounds
 from cluster.gateway.openai.schemas import (
     ChatCompletionRequest,
     CommonRequest,
@@ -51,7 +53,7 @@ from cluster.gateway.openai.schemas import (
     parse_request,
     without_unknown,
 )
-from cluster.gateway.output_processor import OutputProcessor
+from cluster.gateway.output_processor import OutputDelta, OutputProcessor
 from cluster.gateway.responses.api import RESPONSES_API
 from cluster.gateway.sequence_runner import SequenceSpec, Starts, run_sequences
 from cluster.gateway.sse import PunctualEvents, SseResponse
@@ -228,8 +230,7 @@ class GenerationEndpoint:
             counter = UsageCounter(job.plan.num_prompt_tokens, specs)
             async with aclosing(run_sequences(self._generator, specs, self._starts)) as deltas:
                 async for index, delta in deltas:
-                    if delta.prompt_logprobs is not None:
-                        await self._describe_prompt(job, index, delta.prompt_logprobs)
+                    await self._describe(job, index, delta)
                     choices[index].add(delta)
                     counter.note(index)
             usage = counter.usage()
@@ -245,8 +246,7 @@ class GenerationEndpoint:
             seen: set[int] = set()
             async with aclosing(run_sequences(self._generator, specs, self._starts)) as deltas:
                 async for index, delta in deltas:
-                    if delta.prompt_logprobs is not None:
-                        await self._describe_prompt(job, index, delta.prompt_logprobs)
+                    await self._describe(job, index, delta)
                     counter.note(index)
                     for event in job.answer.events(index, delta, counter.usage):
                         yield event
@@ -256,6 +256,14 @@ class GenerationEndpoint:
             _record_response(specs)
             for event in job.answer.last_events(counter.usage()):
                 yield event
+
+    async def _describe(self, job: _Job, index: int, delta: OutputDelta) -> None:
+        """Adds to the answer what it tells besides its text."""
+        if delta.prompt_logprobs is not None:
+            await self._describe_prompt(job, index, delta.prompt_logprobs)
+        if (rounds := delta.rounds) is not None:
+            described = await self._encoder.off_loop(rounds.num_numbers, describe_rounds, rounds, self._tokenizer)
+            job.answer.add_speculation(index, described)
 
     async def _describe_prompt(self, job: _Job, first_choice: int, found: PromptLogprobs) -> None:
         """Adds what a prompt's first choice brought to the answer, for all of its choices."""
@@ -312,6 +320,7 @@ class GenerationEndpoint:
         timeline.record(Event.ACCEPTED, arrival.accepted_s)
         timeline.record(Event.PARSED, job.parsed_s)
         timeline.record(Event.TOKENIZED, job.tokenized_s)
+        timeline.rounds = RoundLog() if plan.is_traced else None
         detokenizer = self._tokenizer.detokenizer(
             skip_special_tokens=plan.skip_special_tokens,
             prompt_token_ids=prompt.token_ids[-_NUM_CONTEXT_TOKENS:] if prompt.is_continued else (),
@@ -327,9 +336,14 @@ class GenerationEndpoint:
                 plan.speculation_method,
                 job.slo,
                 job.cache_salt,
+                plan.is_traced,
             ),
             processor=OutputProcessor(
-                detokenizer, plan.stop, plan.new_parser and plan.new_parser(), has_output=prompt.has_output
+                detokenizer,
+                plan.stop,
+                plan.new_parser and plan.new_parser(),
+                has_output=prompt.has_output,
+                rounds=timeline.rounds,
             ),
             starts_after=index - choice if choice else None,
         )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.core.errors import InternalError
 from baton.core.prompt_logprobs import PromptLogprobs
 from baton.core.request import FinishReason, TokenLogprobs
+from baton.core.rounds import RoundLog
 from baton.engine.models.detokenizer import IncrementalDetokenizer
 from cluster.gateway.formats.base import Event, OutputParser
 from cluster.requests.generation import TokenChunk
@@ -52,6 +53,7 @@ class OutputDelta:
         token_ids: the chunk's tokens up to the sequence's end, whether or not their text was released.
         events: with a parser, what the text means; ``text`` is empty then.
         stop_string: the stop string that ended the output; empty if none did.
+        rounds: those of the whole output, with its end, if they are wanted.
     """
 
     text: str = ""
@@ -61,6 +63,7 @@ class OutputDelta:
     events: tuple[Event, ...] = ()
     prompt_logprobs: PromptLogprobs | None = None
     stop_string: str = ""
+    rounds: RoundLog | None = None
 
 
 class StopMatcher:
@@ -130,6 +133,7 @@ class OutputProcessor:
     Args:
         parser: finds calls and reasoning in the text, after stop strings; ``None``: the text is passed on.
         has_output: False drops all tokens, for clients that only want to know about their prompt.
+        rounds: gets the rounds of the chunks; ``None`` drops them.
     """
 
     def __init__(
@@ -139,8 +143,10 @@ class OutputProcessor:
         parser: OutputParser | None = None,
         *,
         has_output: bool = True,
+        rounds: RoundLog | None = None,
     ) -> None:
         self._has_output = has_output
+        self._rounds = rounds
         self._detokenizer = detokenizer
         self._parser = parser
         self._stop = stop
@@ -179,7 +185,9 @@ class OutputProcessor:
         self.num_cached_tokens = max(self.num_cached_tokens, chunk.num_cached_tokens)
         if not self._has_output:
             self.finish_reason = FinishReason.LENGTH
-            return OutputDelta(finish_reason=self.finish_reason, prompt_logprobs=chunk.prompt_logprobs)
+            return OutputDelta(
+                finish_reason=self.finish_reason, prompt_logprobs=chunk.prompt_logprobs, rounds=self._rounds
+            )
         self.num_drafted += chunk.num_drafted
         self.num_accepted += chunk.num_accepted
         pieces: list[str] = []
@@ -213,6 +221,8 @@ class OutputProcessor:
                 events += self._parser.finish()
         self.num_accepted = min(self.num_accepted, self.num_completion_tokens)  # a stop string may have cut some off
         taken = chunk.token_ids[: self.num_completion_tokens - num_before]
+        if self._rounds is not None and chunk.round is not None:
+            self._rounds.add(replace(chunk.round, token_ids=taken))
         return OutputDelta(
             "".join(pieces),
             self._release_entries(),
@@ -221,6 +231,7 @@ class OutputProcessor:
             tuple(events),
             chunk.prompt_logprobs,
             self._stop_string,
+            self._rounds if self.is_finished else None,
         )
 
     @property

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from baton.core.prompt_logprobs import PromptLogprobs
 from baton.core.request import FinishReason, SamplingParams, TokenLogprobs
+from baton.core.rounds import Round
 from baton.core.slo import STANDARD, SloClass
 from baton.core.timeline import Timeline
 
@@ -20,6 +21,7 @@ class GenerationRequest:
         speculation_method: how the decode worker drafts tokens; ``None`` leaves that to the cluster's configuration.
         slo: its SLO class.
         cache_salt: only requests with the same salt share cached prefixes.
+        is_traced: every chunk with tokens has a round.
     """
 
     request_id: str
@@ -29,6 +31,7 @@ class GenerationRequest:
     speculation_method: str | None = None
     slo: SloClass = STANDARD
     cache_salt: str = ""
+    is_traced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class TokenChunk:
     num_drafted: int = 0
     num_accepted: int = 0
     prompt_logprobs: PromptLogprobs | None = None
+    round: Round | None = None
 
 
 @dataclass(frozen=True, slots=True)

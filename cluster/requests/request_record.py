@@ -14,6 +14,7 @@ from baton.core.request_ids import new_call_id
 from baton.core.timeline import DraftCounts, Event, Timeline
 from baton.core.timers import has_expired
 from baton.rpc.conversions import unpack_finish_reason, unpack_logprobs
+from baton.rpc.rounds import unpack_round
 from baton.rpc.wire import worker_pb2
 from cluster.latency.estimates import RouteForecast
 from cluster.registry.workers import Worker
@@ -168,8 +169,16 @@ class RequestRecord:
         """A new name for the request on the workers of one attempt."""
         return new_call_id(self.request.request_id)
 
-    def take(self, batch: worker_pb2.TokenBatch) -> TokenChunk:
-        """Adds a worker's tokens. Returns the chunk for the client."""
+    def take(self, batch: worker_pb2.TokenBatch, vocab_size: int) -> TokenChunk:
+        """Adds a worker's tokens. Returns the chunk for the client.
+
+        Args:
+            vocab_size: upper bound of drafted token ids.
+
+        Raises:
+            InternalError: the request is traced, and the tokens have no round or a damaged one.
+        """
+        found = unpack_round(batch, vocab_size) if self.request.is_traced else None
         token_ids, num_drafted, num_accepted = tuple(batch.token_ids), batch.num_drafted, batch.num_accepted
         self.token_ids.extend(token_ids)
         self.finish_reason = unpack_finish_reason(batch)
@@ -180,5 +189,11 @@ class RequestRecord:
             counts.num_drafted += num_drafted
             counts.num_accepted += num_accepted
         return TokenChunk(
-            token_ids, unpack_logprobs(batch), self.finish_reason, self.num_cached_tokens, num_drafted, num_accepted
+            token_ids,
+            unpack_logprobs(batch),
+            self.finish_reason,
+            self.num_cached_tokens,
+            num_drafted,
+            num_accepted,
+            round=found,
         )

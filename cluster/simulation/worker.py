@@ -294,6 +294,10 @@ class SimulatedWorker:
                 "together with logprobs.",
                 param="prompt_logprobs",
             )
+        if request.is_traced:
+            raise UnsupportedParameterError(
+                "Simulated workers draft no tokens; leave out speculation.trace.", param="speculation"
+            )
         # A second attempt may arrive before the first one has ended here.
         request.request_id = f"{request.request_id}#{next(self._num_calls)}"
         return request

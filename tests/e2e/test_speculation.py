@@ -88,3 +88,19 @@ def test_the_timeline_reports_the_drafts(cluster: RunningCluster) -> None:
     attributes = timeline["attributes"]
     assert (attributes["accepted_tokens"], attributes["drafted_tokens"]) == (accepted, accepted + rejected)
     assert timeline["drafts"] == {"eagle3": {"drafted_tokens": accepted + rejected, "accepted_tokens": accepted}}
+
+
+@pytest.mark.parametrize("method", ["eagle3", "suffix", "none"])
+def test_a_trace_tells_the_tokens_and_what_was_drafted(
+    cluster: RunningCluster, method: str, parameters: dict[str, Any], plain: list[int]
+) -> None:
+    answer = ask(cluster, None, speculation={"method": method, "trace": True}, **parameters)
+    [choice] = answer["choices"]
+    rounds = choice["speculation"]["rounds"]
+    assert [token for one in rounds for token in one["output"]["token_ids"]] == choice["token_ids"] == plain
+    accepted, rejected = drafted(answer)
+    assert sum(len(one["draft"]["token_ids"]) for one in rounds) == accepted + rejected
+    assert sum(one["output"]["verdicts"].count("accepted") for one in rounds) == accepted
+    assert {one["method"] for one in rounds if one["draft"]["token_ids"]} <= {method}
+    timeline = cluster.get(f"/v1/requests/{answer['id']}/timeline")
+    assert timeline["speculation"] == choice["speculation"]

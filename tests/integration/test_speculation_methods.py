@@ -1,4 +1,5 @@
-"""Every method on the real model in float32: greedy answers are, token for token, those of plain decoding."""
+"""Every method on the real model in float32: greedy answers are, token for token, those of plain decoding, and their
+rounds are what was drafted and accepted."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from baton.core.chunk_budget import SchedulerLimits
-from baton.core.request import Request, SamplingParams
+from baton.core.request import Request, SamplingParams, TokenOutput
 from baton.engine.draft.loading import LoadedDraft, load_draft
 from baton.engine.draft.medusa.heads import load_medusa
 from baton.engine.engine import Engine
@@ -23,6 +24,7 @@ from cluster.config.worker_config import SpeculationConfig
 from decode_worker.speculation.registry import create_controller
 from decode_worker.speculation.verification import create_verifier
 from tests.medusa_copies import write_copies_of_the_lm_head
+from tests.witness import Witness
 
 NUM_TOKENS = 32
 QUESTIONS = (
@@ -51,7 +53,10 @@ class Lab:
     def run(
         self, model: LoadedModel, draft: LoadedDraft | None, method: str, limits: SpeculationConfig
     ) -> tuple[list[list[int]], int]:
-        """Answers, and how many drafts were accepted. Every third request forbids speculation."""
+        """Answers, and how many drafts were accepted. Every third request forbids speculation.
+
+        Requests are traced if there is a method, and their rounds are checked.
+        """
         network = None if draft is None else draft.network
         runner = ModelRunner(model, 128, 16, draft=network)
         blocks = BlockManager(128, 16)
@@ -65,17 +70,22 @@ class Lab:
                 SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True),
                 speculation_method="none" if index % 3 == 2 else None,
                 arrival_s=index,
+                is_traced=method != "none",
             )
             for index, prompt in enumerate(self.prompts)
         ]
+        witness = Witness(engine)
         for request in requests:
             scheduler.add(request)
-        accepted = 0
+        outputs: list[TokenOutput] = []
         while scheduler.has_work():
-            accepted += sum(output.num_accepted for output in engine.step())
+            outputs += engine.step()
+        for request in requests:
+            if request.is_traced:
+                witness.check(request.request_id, outputs, request.output_token_ids)
         assert blocks.check([]) == []
         assert controller.num_failures == 0
-        return [request.output_token_ids for request in requests], accepted
+        return [request.output_token_ids for request in requests], sum(output.num_accepted for output in outputs)
 
 
 @pytest.fixture(scope="module")

@@ -71,19 +71,20 @@ class StepMeter:
         """Counts the step's work. Call just before the scheduler advances the plan's requests."""
         self._work = count_work(plan)
 
-    def end(self, step: Step, num_tokens: int, results: Mapping[str, VerifyResult]) -> None:
-        """Adds the step to its requests' timelines and to the samples.
+    def end(self, step: Step, num_tokens: int, results: Mapping[str, VerifyResult]) -> EngineStep:
+        """Adds the step to its requests' timelines and to the samples. Returns it as the timelines have it.
 
         Args:
             num_tokens: rows of the forward.
             results: by request id.
         """
         self._ended()
-        self._add_to_timelines(step, num_tokens)
+        entry = self._add_to_timelines(step, num_tokens)
         num_accepted = sum(len(result.accepted) for result in results.values())
         ms, draft_ms = (self._ended_s - self._due_s) * 1e3, (step.proposed_s - step.scheduled_s) * 1e3
         if not all(sequence.request.is_probe for sequence in step.plan):
             self._observe(self._work._replace(ms=ms, accepted_tokens=num_accepted, draft_ms=draft_ms))
+        return entry
 
     def failed(self) -> None:
         """Ends a failed step, from which nothing learns. Call instead of :meth:`end`."""
@@ -109,7 +110,7 @@ class StepMeter:
         for sample in samples:
             self._observe(sample)
 
-    def _add_to_timelines(self, step: Step, num_tokens: int) -> None:
+    def _add_to_timelines(self, step: Step, num_tokens: int) -> EngineStep:
         # A step that was launched ahead begins where the step before it ended; until then its requests waited.
         started_s = max(step.started_s, self._due_s)
         entry = EngineStep(
@@ -127,6 +128,7 @@ class StepMeter:
             add_share(request.steps, entry, sequence.num_tokens)
             if request.first_scheduled_s is not None and step.started_s <= request.first_scheduled_s < started_s:
                 request.first_scheduled_s = started_s
+        return entry
 
     def _observe(self, sample: StepSample) -> None:
         if self._held is not None:

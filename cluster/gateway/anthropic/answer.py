@@ -27,6 +27,10 @@ class MessagesAnswer:
         self._content = ContentBlocks(setting.new_call_id)
         self._has_begun = False
         self._end: OutputDelta | ChoiceOutput | None = None
+        self._extra: Json = {}
+
+    def add_speculation(self, index: int, speculation: Json) -> None:
+        self._extra = {"speculation": speculation}
 
     def events(self, index: int, delta: OutputDelta, usage: Callable[[], Usage]) -> list[bytes]:
         found: list[Json] = []
@@ -39,7 +43,7 @@ class MessagesAnswer:
         return list(map(encode_typed_event, found))
 
     def last_events(self, usage: Usage) -> list[bytes]:
-        delta = {"type": "message_delta", "delta": self._stop(), "usage": _usage(usage)}
+        delta = {"type": "message_delta", "delta": self._stop(), "usage": _usage(usage), **self._extra}
         return list(map(encode_typed_event, [*self._content.end(), delta, {"type": "message_stop"}]))
 
     def failure(self, error: BatonError) -> bytes:
@@ -50,7 +54,7 @@ class MessagesAnswer:
         for event in settled(events_of(choice)):
             self._content.add(event)
         self._end = choice
-        return {**self._message(usage), "content": self._content.to_json(), **self._stop()}
+        return {**self._message(usage), "content": self._content.to_json(), **self._stop(), **self._extra}
 
     def _message(self, usage: Usage) -> Json:
         """The message before its content."""

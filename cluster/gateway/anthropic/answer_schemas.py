@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cluster.gateway.openai.answer_schemas import INTEGER, STRING, Json, list_of, object_of, or_null
+from cluster.gateway.openai.answer_schemas import INTEGER, STRING, TRACE, Json, list_of, object_of, object_with, or_null
 
 _BLOCKS = (
     object_of(type={"const": "text"}, text=STRING),
@@ -14,7 +14,8 @@ _BLOCKS = (
 _STOP_REASONS = ["end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"]
 
 MESSAGES_SCHEMAS: Mapping[str, Json] = {
-    "Message": object_of(
+    "Message": object_with(
+        TRACE,
         id=STRING,
         type={"const": "message"},
         role={"const": "assistant"},

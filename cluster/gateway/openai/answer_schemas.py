@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from baton.core.rounds import Verdict
 from cluster.jobs.job_types import Status
 
 Json = dict[str, Any]
@@ -12,6 +13,7 @@ Json = dict[str, Any]
 STRING: Json = {"type": "string"}
 INTEGER: Json = {"type": "integer"}
 NUMBER: Json = {"type": "number"}
+BOOLEAN: Json = {"type": "boolean"}
 
 
 def ref(name: str) -> Json:
@@ -64,6 +66,8 @@ _BATCH_STATES = tuple(map(str, Status))
 _TOKEN: Mapping[str, Json] = {"token": STRING, "logprob": NUMBER, "bytes": list_of(INTEGER)}
 _FINISH_REASON: Json = {"enum": ["stop", "length"]}
 _TOKEN_IDS: Mapping[str, Json] = {"token_ids": list_of(INTEGER)}
+TRACE: Mapping[str, Json] = {"speculation": ref("Speculation")}
+"""The trace of an answer, if its request asked for it."""
 _RANKED = object_of(logprob=NUMBER, rank=INTEGER, decoded_token=STRING)
 _PROMPT_LOGPROBS: Mapping[str, Json] = {
     "prompt_logprobs": list_of(or_null({"type": "object", "additionalProperties": _RANKED}))
@@ -99,8 +103,21 @@ ANSWER_SCHEMAS: Mapping[str, Json] = {
             reasoning_tokens=INTEGER, accepted_prediction_tokens=INTEGER, rejected_prediction_tokens=INTEGER
         ),
     ),
+    "Speculation": object_of(rounds=list_of(ref("Round")), left_out=INTEGER),
+    "Round": object_of(
+        method=or_null(STRING),
+        draft=object_of(
+            token_ids=list_of(INTEGER), texts=list_of(STRING), parents=list_of(INTEGER), accepted=list_of(BOOLEAN)
+        ),
+        output=object_of(
+            token_ids=list_of(INTEGER), texts=list_of(STRING), verdicts=list_of({"enum": [*map(str, Verdict)]})
+        ),
+        draft_ms=NUMBER,
+        verify_ms=NUMBER,
+        batch_sequences=INTEGER,
+    ),
     "CompletionChoice": object_with(
-        {**_TOKEN_IDS, **_PROMPT_LOGPROBS},
+        {**_TOKEN_IDS, **_PROMPT_LOGPROBS, **TRACE},
         index=INTEGER,
         text=STRING,
         logprobs=or_null(
@@ -115,7 +132,7 @@ ANSWER_SCHEMAS: Mapping[str, Json] = {
     ),
     "Completion": _answer("text_completion", "CompletionChoice"),
     "ChatChoice": object_with(
-        _TOKEN_IDS,
+        {**_TOKEN_IDS, **TRACE},
         index=INTEGER,
         message=ref("ChatMessage"),
         logprobs=or_null(

@@ -72,7 +72,8 @@ PARAMETERS = (
     honoured("json_schema", "SGLang", _GRAMMAR),
     honoured("regex", "SGLang", _GRAMMAR),
     honoured("ebnf", "SGLang", _GRAMMAR),
-    honoured("speculation", "baton", '`{"method": "auto"}`, `none`, or a [method](speculation.md) by name'),
+    honoured("speculation", "baton", '`method`: `auto`, `none`, or a [method](speculation.md) by name; '
+             "`trace`: true for a [trace](api.md#traces-of-speculation) in the answer"),
 
     accepted("user", "OpenAI", "string", "nothing is kept about users"),
     accepted("metadata", "OpenAI", "object", "nothing is stored", max_items=64),

@@ -59,6 +59,8 @@ class GatewayLimits:
 MAX_SALT_CHARS = 256
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default ``max_tokens`` of a completion."""
+MAX_TRACED_SEQUENCES = 16
+"""Highest number of sequences in a request with a trace; as many as the timeline of a request shows."""
 MAX_PROMPT_LOGPROBS = 2**18
 """Highest number of log probabilities of prompts in one answer; each costs time and about 50 bytes."""
 
@@ -95,6 +97,7 @@ class GenerationPlan:
         model: the model's name in the answer.
         echoed_top, listed_top: how many of the most likely tokens are shown for each token of a prompt, with ``echo``
             and in ``prompt_logprobs``; ``None``: its log probabilities are not in the answer.
+        is_traced: every choice tells its rounds.
     """
 
     model: str
@@ -114,6 +117,7 @@ class GenerationPlan:
     """Special tokens whose text the parser needs."""
     echoed_top: int | None = None
     listed_top: int | None = None
+    is_traced: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -216,6 +220,7 @@ class Planner:
             speculation_method=_speculation_method(request, card),
             cache_salt=request.cache_salt or "",
             listed_top=request.prompt_logprobs,
+            is_traced=_is_traced(request),
         )
         if plan.num_prompt_logprobs > MAX_PROMPT_LOGPROBS:
             raise InvalidRequestError(
@@ -229,6 +234,12 @@ class Planner:
     def _check_shared(self, request: BaseRequest, num_prompts: int) -> None:
         """Runs the checks of both endpoints that come before tokenization."""
         self._check_counts(request.n, num_prompts)
+        if _is_traced(request) and num_prompts * request.n > MAX_TRACED_SEQUENCES:
+            raise InvalidRequestError(
+                f"speculation.trace is for requests of at most {MAX_TRACED_SEQUENCES} sequences (prompts times n), but "
+                f"this one has {num_prompts * request.n}. Send fewer, or leave out the trace.",
+                param="speculation",
+            )
         self._check_stop(request.stop_strings)
         if request.cache_salt is not None and not 1 <= len(request.cache_salt) <= MAX_SALT_CHARS:
             raise InvalidRequestError(
@@ -314,6 +325,10 @@ def check_model(name: str | None, card: ModelCard) -> str:
             f"The model {name[:100]!r} does not exist; this endpoint serves {served}.", param="model"
         )
     return card.name if name is None else name
+
+
+def _is_traced(request: BaseRequest) -> bool:
+    return request.speculation is not None and request.speculation.trace
 
 
 def _speculation_method(request: BaseRequest, card: ModelCard) -> str | None:

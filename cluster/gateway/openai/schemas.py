@@ -154,11 +154,14 @@ class StreamOptions(BaseModel):
 
 
 class SpeculationOptions(BaseModel):
-    """baton's extension: the speculation method of this request."""
+    """baton's extension: how this request speculates."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    method: SpeculationMethod
+    method: SpeculationMethod | None = None
+    """``None``: as the cluster is configured."""
+    trace: bool = False
+    """The answer and its timeline tell what was drafted and accepted, round by round."""
 
 
 class RequestSchema(BaseModel):

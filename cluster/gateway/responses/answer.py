@@ -31,6 +31,10 @@ class ResponsesAnswer:
         self._items = OutputItems(self._item_id, setting.new_call_id)
         self._finish_reason: FinishReason | None = None
         self._num_events = 0
+        self._extra: Json = {}
+
+    def add_speculation(self, index: int, speculation: Json) -> None:
+        self._extra = {"speculation": speculation}
 
     def events(self, index: int, delta: OutputDelta, usage: Callable[[], Usage]) -> list[bytes]:
         self._finish_reason = delta.finish_reason
@@ -106,6 +110,7 @@ class ResponsesAnswer:
             "top_p": request.top_p,
             "truncation": "disabled",
             "usage": None if usage is None else _usage(usage),
+            **self._extra,
         }
 
     def _item_id(self, kind: str, index: int) -> str:

@@ -8,9 +8,11 @@ from cluster.gateway.openai.answer_schemas import (
     INTEGER,
     NUMBER,
     STRING,
+    TRACE,
     Json,
     list_of,
     object_of,
+    object_with,
     or_null,
     ref,
 )
@@ -31,7 +33,8 @@ _ITEMS = (
 )
 
 RESPONSES_SCHEMAS: Mapping[str, Json] = {
-    "Response": object_of(
+    "Response": object_with(
+        TRACE,
         id=STRING,
         object={"const": "response"},
         created_at=INTEGER,

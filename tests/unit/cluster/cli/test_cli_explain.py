@@ -180,3 +180,68 @@ def test_a_router_without_routing_records_is_supported(timeline: dict[str, Any])
     for nothing in ({}, None, {"made": "up"}):
         timeline["routing"] = nothing
         assert "routing" not in printed(timeline, 80)
+
+
+TREE = {
+    "method": "eagle3",
+    "draft": {
+        "token_ids": [1, 2, 3, 4],
+        "parents": [-1, 0, 0, -1],
+        "accepted": [True, False, True, False],
+        "texts": [" sea", " was", " is", "\x1b"],
+    },
+    "output": {"token_ids": [1, 3, 5], "verdicts": ["accepted", "accepted", "bonus"], "texts": [" sea", " is", "!"]},
+    "draft_ms": 1.25,
+    "verify_ms": 14.8,
+    "batch_sequences": 2,
+}
+CHAIN = {
+    **TREE,
+    "method": "suffix",
+    "draft": {"token_ids": [1, 2], "parents": [-1, 0], "accepted": [True, False], "texts": [" a", " b"]},
+    "output": {"token_ids": [1, 5], "verdicts": ["accepted", "recovered"], "texts": [" a", " c"]},
+}
+PLAIN = {
+    **TREE,
+    "method": None,
+    "draft": {"token_ids": [], "parents": [], "accepted": [], "texts": []},
+    "output": {"token_ids": [5], "verdicts": ["plain"], "texts": ["The"]},
+    "batch_sequences": 1,
+}
+
+
+def test_rounds_show_chains_on_a_line_and_trees_as_trees(
+    router: FakeRouter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    router.timelines["r"]["speculation"] = {"rounds": [PLAIN, CHAIN, TREE], "left_out": 2}
+    code, out, _ = explain(router, capsys, "r", "--rounds")
+    assert code == 0
+    assert [line.rstrip() for line in out.splitlines()] == [
+        "r: 3 rounds",
+        "",
+        "1  no draft  verified in 14.8 ms with 1 sequence",
+        "   → 'The'",
+        "",
+        "2  suffix, 1 of 2 accepted  drafted in 1.2 ms, verified in 14.8 ms with 2",
+        "sequences",
+        "   ✓ ' a'  ✗ ' b'",
+        "   → ' a' ' c' (recovered)",
+        "",
+        "3  eagle3, 2 of 4 accepted  drafted in 1.2 ms, verified in 14.8 ms with 2",
+        "sequences",
+        "draft",
+        "├── ✓ ' sea'",
+        "│   ├── ✗ ' was'",
+        "│   └── ✓ ' is'",
+        "└── ✗ '\\x1b'",
+        "   → ' sea' ' is' '!' (bonus)",
+        "and 2 later rounds that the router did not keep",
+    ]
+
+
+def test_a_request_without_a_trace_has_no_rounds_to_show(
+    router: FakeRouter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = explain(router, capsys, "r", "--rounds")
+    assert code == 1
+    assert 'Send it with "speculation": {"trace": true}' in err

@@ -242,7 +242,7 @@ async def test_prompts_ahead_are_those_that_prefill_workers_serve_first(
 
 async def test_a_resumed_request_has_more_to_compute_and_less_to_generate(world: World) -> None:
     record = world.record()
-    record.take(worker_pb2.TokenBatch(token_ids=[7, 8, 9]))
+    record.take(worker_pb2.TokenBatch(token_ids=[7, 8, 9]), 100)
     world.dispatcher.forecast(record)
     _, request = world.chooser.shown[-1]
     assert (request.num_prompt_tokens, request.max_tokens, request.is_resumed) == (103, 37, True)

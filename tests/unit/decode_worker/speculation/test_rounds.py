@@ -1,0 +1,179 @@
+"""Rounds of traced requests are what the method drafted and the verifier accepted, and tracing changes no token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from baton.core.request import Request, SamplingParams, TokenOutput
+from baton.core.rounds import Round, Verdict
+from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
+from baton.engine.draft.loading import LoadedDraft
+from baton.engine.draft.medusa.heads import load_medusa
+from baton.engine.draft.model.draft_model import DraftModel
+from baton.engine.engine import Engine
+from baton.engine.models.model_loader import LoadedModel, prepare_model
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
+from baton.engine.step.overlap import always
+from baton.grammar.compiler import GrammarCompiler
+from baton.grammar.forms import json_grammar
+from cluster.config.worker_config import SpeculationConfig
+from decode_worker.speculation.registry import GRAMMAR, create_controller
+from tests.drafting import BLOCK_SIZE, engine_over, prompts
+from tests.engine_runs import build_engine, build_runner, greedy, run
+from tests.random_schemas import EOS, character_tokenizer
+from tests.tiny_drafts import VOCAB, tiny_draft_lm, tiny_eagle, tiny_eagle3, tiny_medusa_v1, tiny_target
+from tests.tiny_models import tiny_model
+from tests.toy_proposers import Oracle
+from tests.witness import Witness
+
+CHAINS = SpeculationConfig(max_draft_tokens=4, tree_max_batch=0)
+TREES = SpeculationConfig(max_draft_tokens=4, max_tree_tokens=8, tree_max_batch=8)
+DRAWN = SpeculationConfig(max_draft_tokens=4, tree_max_batch=0, acceptance="residual")
+FEW = tuple((token, 60.0) for token in (3, 40, 77))
+"""A bias towards few tokens, so that simple guesses are right."""
+NUM_TOKENS = 24
+
+
+def load(method: str, target: LoadedModel, folder: Path) -> LoadedDraft | None:
+    where = torch.float32, torch.device("cpu")
+    if method in ("eagle", "eagle3"):
+        make = tiny_eagle if method == "eagle" else tiny_eagle3
+        return LoadedDraft(method, "head", load_eagle(make().write(folder), target.model, *where))
+    if method == "medusa":
+        written = tiny_medusa_v1().write(folder, "medusa_lm_head.pt")
+        return LoadedDraft(method, "heads", load_medusa(written, target.model, *where))
+    if method == "draft_model":
+        return LoadedDraft(method, "model", DraftModel(prepare_model(tiny_draft_lm(), "float32"), VOCAB))
+    return None
+
+
+class Lab:
+    """A tiny model with one method, greedy and sampled requests, and a witness of its engine."""
+
+    def __init__(self, method: str, config: SpeculationConfig, folder: Path, num_blocks: int | None = None) -> None:
+        loaded = prepare_model(tiny_target(), "float32")
+        draft = load(method, loaded, folder)
+        network = None if draft is None else draft.network
+        runner = ModelRunner(loaded, 96, BLOCK_SIZE, RunnerOptions(decoder="transformers"), draft=network)
+        # The engine learns costs in a model of its own, so that drafts do not depend on how fast this machine is.
+        controller = create_controller(config, runner, draft, default=method)
+        self.engine = engine_over(runner, controller, num_blocks=num_blocks, acceptance=config.acceptance)
+        self.witness = Witness(self.engine)
+        self.outputs: list[TokenOutput] = []
+
+    def run(self, requests: Sequence[Request]) -> list[Request]:
+        self.outputs = run_all(self.engine, requests)
+        return list(requests)
+
+    def check(self, request: Request) -> list[Round]:
+        return self.witness.check(request.request_id, self.outputs, request.output_token_ids)
+
+
+def run_all(engine: Engine, requests: Sequence[Request]) -> list[TokenOutput]:
+    for request in requests:
+        engine.scheduler.add(request)
+    outputs: list[TokenOutput] = []
+    while engine.scheduler.has_work():
+        outputs += engine.step()
+    return outputs
+
+
+def requests_of(prefix: str, *, traced: bool) -> list[Request]:
+    """Greedy and sampled ones in turn."""
+    return [
+        Request(
+            f"{prefix}{index}",
+            prompt,
+            SamplingParams(max_tokens=NUM_TOKENS, temperature=0.7 * (index % 2), seed=index, logit_bias=FEW),
+            arrival_s=index,
+            is_traced=traced,
+        )
+        for index, prompt in enumerate(prompts(5, 9, 14, 21))
+    ]
+
+
+METHODS = [
+    *(("suffix", CHAINS), ("ngram", CHAINS), ("lookahead", TREES), ("eagle", CHAINS), ("eagle", TREES)),
+    *(("eagle", DRAWN), ("eagle3", CHAINS), ("eagle3", TREES), ("medusa", TREES), ("draft_model", CHAINS)),
+    ("draft_model", DRAWN),
+]
+NAMES = [f"{method}-{'trees' if config is TREES else config.acceptance}" for method, config in METHODS]
+
+
+@pytest.mark.parametrize(("method", "config"), METHODS, ids=NAMES)
+def test_rounds_are_what_was_drafted_and_accepted(method: str, config: SpeculationConfig, tmp_path: Path) -> None:
+    lab = Lab(method, config, tmp_path)
+    traced = lab.run(requests_of("traced", traced=True))
+    rounds = [found for request in traced for found in lab.check(request)]
+    assert {found.method for found in rounds} == {method, ""}
+    assert any(len(found.draft) > 1 for found in rounds)
+    assert lab.witness.num_accepted > 0 or method == "medusa"  # untrained heads know nothing of the bias
+    assert (lab.witness.num_trees > 0) == (config is TREES)
+
+
+@pytest.mark.parametrize(("method", "config"), METHODS, ids=NAMES)
+def test_tracing_changes_no_token(method: str, config: SpeculationConfig, tmp_path: Path) -> None:
+    plain = Lab(method, config, tmp_path / "plain")
+    answers = [request.output_token_ids for request in plain.run(requests_of("", traced=False))]
+    assert all(output.round is None for output in plain.outputs)
+    traced = Lab(method, config, tmp_path / "traced").run(requests_of("", traced=True))
+    assert [request.output_token_ids for request in traced] == answers
+
+
+def test_only_traced_requests_of_a_step_have_rounds(tmp_path: Path) -> None:
+    lab = Lab("suffix", CHAINS, tmp_path)
+    traced, other = lab.run([*requests_of("traced", traced=True)[:1], *requests_of("other", traced=False)[:1]])
+    assert max(found.num_sequences for found in lab.check(traced)) == 2
+    assert {output.round for output in lab.outputs if output.request_id == other.request_id} == {None}
+
+
+def test_a_method_that_is_off_has_rounds_without_drafts(tmp_path: Path) -> None:
+    lab = Lab("none", CHAINS, tmp_path)
+    for request in lab.run(requests_of("r", traced=True)):
+        rounds = lab.check(request)
+        assert [found.verdicts for found in rounds] == [(Verdict.PLAIN,)] * NUM_TOKENS
+
+
+def test_an_answer_that_ends_within_accepted_tokens_keeps_their_verdict() -> None:
+    runner = build_runner(tiny_model("llama"), decoder="transformers")
+    (plain,) = run(build_engine(runner), [[5, 6, 7]], greedy(12))
+    place = next(place for place in range(1, 5) if plain.token_ids.index(plain.token_ids[place]) == place)
+    engine = engine_over(runner, Oracle({"r": plain.token_ids}, "right"))
+    witness = Witness(engine)
+    params = SamplingParams(max_tokens=12, temperature=0, stop_token_ids=(plain.token_ids[place],))
+    outputs = run_all(engine, [Request("r", [5, 6, 7], params, is_traced=True)])
+    rounds = witness.check("r", outputs, plain.token_ids[: place + 1])
+    assert len(rounds[-1].accepted) > len(rounds[-1].token_ids) == place
+    assert set(rounds[-1].verdicts) == {Verdict.ACCEPTED}
+
+
+def test_tokens_that_a_grammar_forces_are_drafts_of_the_grammar(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"abc": {"enum": ["x1", "x2"]}}, "required": ["abc"]}
+    grammars = GrammarCompiler(character_tokenizer().to_json, VOCAB, {EOS})
+    params = SamplingParams(max_tokens=60, temperature=0, grammar=json_grammar(schema))
+    request = Request("r", [5, 6], params, frozenset({EOS}), is_traced=True)
+    request.grammar = grammars.compile(params.grammar)
+    lab = Lab("suffix", CHAINS, tmp_path)
+    lab.run([request])
+    assert GRAMMAR in {found.method for found in lab.check(request)}
+
+
+def test_rounds_go_on_after_a_preemption(tmp_path: Path) -> None:
+    lab = Lab("suffix", CHAINS, tmp_path, num_blocks=20)
+    requests = lab.run(requests_of("r", traced=True))
+    assert lab.engine.scheduler.num_preemptions > 0
+    for request in requests:
+        lab.check(request)
+
+
+def test_steps_that_were_launched_ahead_have_rounds() -> None:
+    runner = build_runner(tiny_model("llama"), decoder="transformers")
+    (plain,) = run(build_engine(runner), [[5, 6, 7]], greedy(6))
+    request = Request("r", [5, 6, 7], greedy(6), is_traced=True)
+    outputs = run_all(build_engine(runner, runs_ahead=always), [request])
+    assert [output.round.token_ids for output in outputs if output.round] == [(token,) for token in plain.token_ids]
