@@ -17,6 +17,7 @@ class TelemetryConfig(Section):
     otlp_timeout_s: PositiveSeconds = 10.0
     """Time limit for one batch of spans; spans that the collector does not accept are dropped."""
     service_name: NonEmptyString = "baton"
+    """Name of this service in traces."""
 
     @field_validator("otlp_endpoint")
     @classmethod

@@ -10,11 +10,6 @@ import pytest
 import yaml
 
 from baton.core.errors import error_classes
-from baton.core.roles import POOLS
-from baton.rpc.wire import worker_pb2
-from cluster.controller.pool_member import ChangeOrigin
-from cluster.telemetry.cluster_metrics import ClusterFigures, PoolFigures
-from cluster.telemetry.metrics import RouterMetrics
 from tests.grafana import (
     FOLDER,
     Expression,
@@ -25,6 +20,7 @@ from tests.grafana import (
     problems,
     rule_expressions,
 )
+from tests.reference_pages.metrics import sample_page
 
 DOCUMENTATION = FOLDER.parents[1] / "docs" / "observability.md"
 PANELS = [panel for panel in load_dashboard()["panels"] if panel["type"] != "row"]
@@ -33,15 +29,7 @@ PANELS = [panel for panel in load_dashboard()["panels"] if panel["type"] != "row
 @pytest.fixture(scope="module")
 def series() -> Series:
     """The series of a router with a worker in each pool."""
-    metrics = RouterMetrics()
-    stats = worker_pb2.WorkerStats(methods=[worker_pb2.MethodStats(method="ngram")])
-    states = dict.fromkeys(("starting", "ready", "draining"), 0)
-    pool = PoolFigures(1, states, {"up": 0, "down": 0}, 1, {"serving": 0}, dict.fromkeys(map(str, ChangeOrigin), 0))
-    workers = {(name, f"{name}-1"): stats for name in POOLS}
-    metrics.cluster.figures = ClusterFigures(workers, dict.fromkeys(POOLS, pool), 0)
-    metrics.prefixes.sizes = lambda: {worker: 0 for _, worker in workers}
-    metrics.http.observe("/v1/completions", 200, None)
-    return Series.of_page(metrics.render().decode())
+    return Series.of_page(sample_page())
 
 
 def test_every_name_in_the_dashboard_exists(series: Series) -> None:
