@@ -14,6 +14,20 @@ NOT_RUN = {
 }
 """First line of a block → the reason why it is not run."""
 
+SHOWN = {
+    "baton status": r"decode-1 +ready|'decode'",
+    "baton explain": r"in total[\s\S]*The first token took",
+    "baton explain --slowest": r"spent\s+in\s+one\s+stage",
+    '{"method": "lookahead"}': r"\d+ of \d+ drafts accepted \(by lookahead\)",
+    "baton bench serve": r"TPOT",
+    "baton bench compare": r"TPOT",
+    "baton plan": r"prefill[\s\S]*decode",
+    "baton scale decode=2": r"decode: 2",
+    "baton upgrade": r"decode",
+    "< prompt.txt": r"\(\d+ cached\)",
+}
+"""Part of a block → what its output shows, as a regular expression."""
+
 LAST = "baton down"
 """Ends the cluster that all pages share, so it runs after the other blocks."""
 

@@ -8,7 +8,7 @@ from typing import Any
 from typer.main import get_command
 
 from cluster.cli.cli import app
-from tests.reference_pages.markdown import code, plain, table
+from tests.reference_pages.markdown import code, plain, prose, table
 
 _HEAD = """# Command line
 
@@ -44,7 +44,7 @@ def _section(path: tuple[str, ...], command: Any) -> str:
         for one in command.params
         if "--help" not in one.opts and one.get_help_record(context) is not None
     ]
-    parts = [f"## {name}\n", plain(command.help or ""), ""]
+    parts = [f"## {name}\n", prose(command.help or ""), ""]
     if not getattr(command, "commands", None):
         parts += [f"```text\n{usage}\n```", ""]
     if records:

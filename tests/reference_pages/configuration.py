@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from baton.core.config_section import Section, format_duration
 from cluster.config.config import BatonConfig
-from tests.reference_pages.markdown import code, plain, table
+from tests.reference_pages.markdown import code, plain, prose, table
 
 _FILE = Path(__file__).parents[2] / "deploy" / "local.yaml"
 _LINE = re.compile(r"(?P<indent> *)(?P<key>\w+):[^#]*?(?:\s#\s*(?P<comment>.*))?")
@@ -161,7 +161,7 @@ def render() -> str:
         groups.setdefault(first if first in sections else "", []).append(key)
     parts = [_HEAD]
     for name, rows in groups.items():
-        head = f"## {name}\n\n{plain(comments()[name])}\n" if name else "## The model\n"
+        head = f"## {name}\n\n{prose(comments()[name])}\n" if name else "## The model\n"
         cells = [(code(row.path), row.type, row.default, row.meaning) for row in rows]
         parts.append(f"{head}\n{table(['key', 'type', 'default', ''], cells)}")
     return "\n".join(parts)
