@@ -48,7 +48,8 @@ def _section(path: tuple[str, ...], command: Any) -> str:
     if not getattr(command, "commands", None):
         parts += [f"```text\n{usage}\n```", ""]
     if records:
-        parts.append(table(["option", ""], [(code(option.replace("|", " or ")), plain(text)) for option, text in records]))
+        rows = [(code(option.replace("|", " or ")), plain(text)) for option, text in records]
+        parts.append(table(["option", ""], rows))
     return "\n".join(parts)
 
 

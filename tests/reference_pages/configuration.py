@@ -24,6 +24,7 @@ from tests.reference_pages.markdown import code, plain, prose, table
 _FILE = Path(__file__).parents[2] / "deploy" / "local.yaml"
 _LINE = re.compile(r"(?P<indent> *)(?P<key>\w+):[^#]*?(?:\s#\s*(?P<comment>.*))?")
 _MORE = re.compile(r"\s+#\s*(.*)")
+_BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 _DURATION = "duration"
 _TYPES: dict[Any, str] = {bool: "true or false", int: "integer", float: "number", str: "text", NoneType: "text"}
 _HEAD = """# Configuration
@@ -137,9 +138,8 @@ def _bounds(metadata: Sequence[Any]) -> str:
     limits: dict[str, float] = {}
     for one in metadata:
         for constraint in one.metadata if isinstance(one, FieldInfo) else [one]:
-            limits |= {name: getattr(constraint, name) for name in ("ge", "gt", "le", "lt") if hasattr(constraint, name)}
-    words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
-    return "".join(f", {words[name]} {limit:,}" for name, limit in limits.items() if limit is not None)
+            limits |= {name: getattr(constraint, name) for name in _BOUNDS if hasattr(constraint, name)}
+    return "".join(f", {_BOUNDS[name]} {limit:,}" for name, limit in limits.items() if limit is not None)
 
 
 def _default(field: FieldInfo, kind: str) -> str:
