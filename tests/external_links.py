@@ -1,4 +1,4 @@
-"""Checks the links of the pages to other hosts, by hand, as it needs the network: ``python -m tests.external_links``."""
+"""Checks the links of the pages to other hosts, by hand: ``python -m tests.external_links`` needs the network."""
 
 from __future__ import annotations
 
