@@ -76,6 +76,7 @@ def test_the_commands_do_what_the_page_says(shell: Shell, block: Block) -> None:
     if "curl" in block.text and shutil.which("curl") is None:
         pytest.skip("curl is not installed")
     printed = shell.run(block.text)
+    sys.stdout.write(printed)  # pytest -rP shows it
     for command, expected in SHOWN.items():
         if command in block.text:
             assert re.search(expected, printed), printed
