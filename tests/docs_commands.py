@@ -15,7 +15,7 @@ NOT_RUN = {
 """First line of a block → the reason why it is not run."""
 
 SHOWN = {
-    "baton status": r"decode-1 +ready|'decode'",
+    "baton status": r"decode-\d+ +ready|'decode'",
     "baton explain": r"in total[\s\S]*The first token took",
     "baton explain --slowest": r"spent\s+in\s+one\s+stage",
     '{"method": "lookahead"}': r"\d+ of \d+ drafts accepted \(by lookahead\)",

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from typer.main import get_command
 
+from cluster.cli.cli import app
 from tests.docs_commands import LAST, NOT_RUN, SHELL, blocks_to_run
 from tests.docs_pages import DOCS, ROOT, blocks, links, pages, pages_of_sections, text_of
 
 LONGEST_LINE = 120
 NEW_PAGES = ["docs/index.md", *pages_of_sections()]
+COMMANDS: Any = get_command(app)
+TYPED = [
+    line
+    for block in blocks_to_run()
+    for line in block.text.replace("\\\n", " ").splitlines()
+    if line.startswith("baton ")
+]
 
 
 def test_links_to_files_of_the_repository_exist() -> None:
@@ -54,6 +66,21 @@ def test_pages_have_commands_to_run_and_end_the_cluster() -> None:
 def test_reasons_for_not_running_a_command_name_commands_that_exist() -> None:
     first_lines = {block.text.splitlines()[0] for page in NEW_PAGES for block in blocks(page)}
     assert NOT_RUN.keys() <= first_lines
+
+
+@pytest.mark.parametrize("line", TYPED)
+def test_commands_of_the_pages_parse(line: str) -> None:
+    words = shlex.split(re.split(r" [|<] ", line)[0], comments=True)[1:]
+    command = COMMANDS
+    while words and hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    command.make_context("baton", words)
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if page.startswith("docs/")])
+def test_commands_in_the_text_exist(page: str) -> None:
+    names = set(re.findall(r"`baton ([a-z-]+)", text_of(page)))
+    assert names <= {*COMMANDS.commands}
 
 
 def test_blocks_name_their_language() -> None:
