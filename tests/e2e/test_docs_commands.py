@@ -55,7 +55,7 @@ class Shell:
             check=False,
         )
         assert done.returncode == 0, done.stdout
-        if "baton up" in text:
+        if re.search(r"^baton up\b", text, re.MULTILINE):
             [self.endpoint] = re.findall(r"^(http://\S+)$", done.stdout, re.MULTILINE)
         return done.stdout
 
