@@ -17,6 +17,8 @@ PYTEST := $(BIN)/python -m pytest
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 ARGS ?=
 BENCH_REPORTS := out/bench
+# Strict: a link or an anchor that does not exist is an error.
+BUILD_SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 # pip matches these names exactly.
 DEVICE_WHEELS := .device-wheels
 DEVICE_PLATFORMS := manylinux_2_28_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64 manylinux1_x86_64
@@ -47,7 +49,7 @@ status=0; \
 endef
 
 .PHONY: help setup demo test test-thorough test-cpu-kinds test-compile-matrix update-compile-table bench chaos fuzz profile \
-	device-wheels test-deploy manifests lint format proto clean
+	device-wheels test-deploy manifests lint docs docs-links format proto clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 30
@@ -116,11 +118,19 @@ manifests: $(HELM)  ## after a change of the chart: render deploy/kubernetes/man
 	@$(HELM) template baton $(CHART) > deploy/kubernetes/manifests/cpu.yaml
 	@$(HELM) template baton $(CHART) --values $(CHART)/values-gpu.yaml > deploy/kubernetes/manifests/gpu.yaml
 
-lint: $(INSTALLED_DEV)  ## ruff, mypy --strict, and the direction of imports
+lint: $(INSTALLED_DEV)  ## ruff, mypy --strict, the direction of imports, and the links of the pages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --num-workers auto
 	$(BIN)/lint-imports
+	$(BUILD_SITE)
+
+docs: $(INSTALLED_DEV)  ## build the pages of docs/ as a site in build/site, and check their links
+	$(BUILD_SITE)
+	@echo "build/site/index.html"
+
+docs-links: $(INSTALLED_DEV)  ## check the links of the pages to other hosts (by hand: it needs the network)
+	@$(BIN)/python -m tests.external_links
 
 format: $(INSTALLED_DEV)  ## rewrite the sources in the project's format
 	$(BIN)/ruff check --fix .

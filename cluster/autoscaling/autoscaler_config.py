@@ -19,6 +19,7 @@ class PoolLimitsConfig(Section):
     min: Annotated[int, Field(ge=0)] = 1
     """0: a pool without requests ends its last worker, and starts one when a request comes."""
     max: PositiveInt = 8
+    """The largest number of workers that the autoscaler starts."""
 
     @model_validator(mode="after")
     def _in_order(self) -> PoolLimitsConfig:
@@ -39,6 +40,7 @@ class AutoscalerConfig(Section):
     """The autoscaler; see ``docs/autoscaling.md``. ``baton plan`` shows its next step even while it is off."""
 
     enabled: bool = False
+    """Changes the sizes of the pools by itself."""
     prefill: PoolLimitsConfig = PoolLimitsConfig()
     decode: PoolLimitsConfig = PoolLimitsConfig()
     interval: Duration = 5.0

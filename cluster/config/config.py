@@ -41,6 +41,7 @@ class RayConfig(Section):
     address: NonEmptyString | None = None
     """null: start a local cluster; auto: use the cluster of this machine; host:port: connect there."""
     namespace: NonEmptyString = "baton"
+    """The Ray namespace of router, controller and workers."""
     num_cpus: PositiveInt | None = None
     """CPUs that a local cluster claims to have; null: 64, since workers on one machine share its cores."""
     start_timeout_s: PositiveSeconds = 600.0
@@ -76,6 +77,7 @@ class SimulationConfig(Section):
     profile: NonEmptyString | None = None
     """The step durations: the name of a built-in profile, or a YAML file. null: workers are real."""
     workers_per_process: PositiveInt = 32
+    """Number of simulated workers that share a process."""
     tokens_per_message: PositiveInt = 16
     """Maximum number of tokens per message of a stream; the first messages have fewer."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0

@@ -20,6 +20,7 @@ class ResourcesConfig(Section):
     """The resources that each worker of a pool requests from Ray."""
 
     cpus: Annotated[float, Field(ge=0)] = 1.0
+    """Share of a node's CPUs for placing the worker; it does not limit its threads."""
     gpus: Annotated[float, Field(ge=0)] = 0.0
     """GPUs of a worker. With several, a whole number, the model is divided among them (tensor parallelism); with a
     fraction, the worker shares a GPU with other workers."""
@@ -35,6 +36,7 @@ class PoolConfig(Section):
     """A pool of workers and the limits of their schedulers."""
 
     workers: PositiveInt = 1
+    """Number of workers at the start; `baton scale` changes it."""
     tensor_parallel: Annotated[int, Field(ge=1, le=MAX_RANKS)] | None = None
     """Processes among which a worker divides the model; the pools may differ. null: one per GPU, or one on a CPU."""
     chunk_tokens: PositiveInt = 512
@@ -122,6 +124,7 @@ class SpeculationConfig(Section):
     distribution is the model's (Leviathan et al.). typical: LOSSY; plausible drafts are kept (Medusa)."""
     typical_epsilon: Annotated[float, Field(gt=0, le=1)] = 0.09
     typical_alpha: Annotated[float, Field(gt=0, le=1)] = 0.3
+    """Factor of exp(-entropy) in the threshold of typical acceptance."""
     remember_outputs: bool = False
     """Let ``suffix`` also draft from the outputs of earlier requests. A client that sees how many drafts were accepted
     could infer the answers to others, so leave it off where clients must be isolated from each other."""

@@ -18,6 +18,7 @@ class JobsConfig(Section):
     """Where jobs are kept, and their limits. See ``docs/jobs.md``."""
 
     enabled: bool = True
+    """Whether the router serves /v1/files and /v1/batches."""
     dir: NonEmptyString | None = None
     """Folder of the files; null: jobs in $BATON_DATA, else ~/.local/share/baton/jobs."""
     database: NonEmptyString | None = None

@@ -32,6 +32,7 @@ class RoutingConfig(Section):
     scorers: dict[str, Weight] = Field(default_factory=lambda: dict(DEFAULT_WEIGHTS))
     """Weights by scorer, merged into the defaults; 0 disables a scorer."""
     filters: list[str] = Field(default_factory=lambda: list(FILTERS))
+    """Names of the filters that leave out workers."""
     picker: str = "best_score"
     local_prefill: Literal["auto", "never", "always"] = "auto"
     """Whether decode workers compute prompts themselves: if the scores prefer it, never, or always."""

@@ -18,6 +18,7 @@ class TelemetryConfig(Section):
     otlp_timeout_s: PositiveSeconds = 10.0
     """Time limit for one batch of spans; spans that the collector does not accept are dropped."""
     service_name: NonEmptyString = "baton"
+    """Name of this service in traces."""
     recorded_requests: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Newest sequences whose times, lengths and hashed prefixes each router keeps for ``baton trace export``, 200 bytes
     and 16 for each 512 tokens of prompt; 0 records nothing."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import signal
 import socket
@@ -18,14 +17,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from baton.engine.models.model_cache import cache_dir
 from baton.process.worker_environment import worker_variables
 from cluster.nodes.ray_head import RayHead
+from tests.user_machine import user_environment
 
-ROOT = Path(__file__).parents[2]
 BATON = [sys.executable, "-m", "cluster.cli.cli"]
-_OF_THE_TESTS = {"BATON_ENDPOINT", "OMP_NUM_THREADS", *worker_variables()}
-"""Variables that a user's shell does not have."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +36,7 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        (folder / "cache").mkdir()
-        for kept in ("models", "kernels"):
-            (cache_dir() / kept).mkdir(parents=True, exist_ok=True)
-            (folder / "cache" / kept).symlink_to(cache_dir() / kept)
-        self.environment = {
-            **{name: value for name, value in os.environ.items() if name not in _OF_THE_TESTS},
-            "BATON_CACHE": str(folder / "cache"),
-            "PYTHONPATH": str(ROOT),
-            "COLUMNS": "80",
-        }
+        self.environment = user_environment(folder)
 
     def baton(self, *arguments: str, timeout_s: float = 120.0) -> Result:
         process = self.start(*arguments)

@@ -10,13 +10,6 @@ import pytest
 import yaml
 
 from baton.core.errors import error_classes
-from baton.core.roles import POOLS
-from baton.rpc.wire import worker_pb2
-from cluster.controller.pool_member import ChangeOrigin
-from cluster.jobs.job_types import Status
-from cluster.telemetry.cluster_metrics import ClusterFigures, PoolFigures
-from cluster.telemetry.job_figures import COMPLETED, FAILED, OPEN, JobFigures
-from cluster.telemetry.metrics import RouterMetrics
 from tests.grafana import (
     FOLDER,
     Expression,
@@ -27,6 +20,7 @@ from tests.grafana import (
     problems,
     rule_expressions,
 )
+from tests.reference_pages.metrics import sample_page
 
 DOCUMENTATION = FOLDER.parents[1] / "docs" / "observability.md"
 PANELS = [panel for panel in load_dashboard()["panels"] if panel["type"] != "row"]
@@ -35,19 +29,7 @@ PANELS = [panel for panel in load_dashboard()["panels"] if panel["type"] != "row
 @pytest.fixture(scope="module")
 def series() -> Series:
     """The series of a router with a worker in each pool."""
-    metrics = RouterMetrics()
-    method = worker_pb2.MethodStats(
-        method="ngram", reached=[1], accepted=[1], chosen_lengths=[1], costs=[worker_pb2.DraftCost(size_class=1)]
-    )
-    stats = worker_pb2.WorkerStats(methods=[method], speculation=worker_pb2.SpeculationState(default_method="auto"))
-    states = dict.fromkeys(("starting", "ready", "draining"), 0)
-    pool = PoolFigures(1, states, {"up": 0, "down": 0}, 1, {"serving": 0}, dict.fromkeys(map(str, ChangeOrigin), 0))
-    workers = {(name, f"{name}-1"): stats for name in POOLS}
-    jobs = JobFigures({str(status): 0 for status in Status}, {OPEN: 0, COMPLETED: 0, FAILED: 0})
-    metrics.cluster.figures = ClusterFigures(workers, dict.fromkeys(POOLS, pool), 0, jobs=jobs)
-    metrics.prefixes.sizes = lambda: {worker: 0 for _, worker in workers}
-    metrics.http.observe("/v1/completions", 200, None)
-    return Series.of_page(metrics.render().decode())
+    return Series.of_page(sample_page())
 
 
 def test_every_name_in_the_dashboard_exists(series: Series) -> None:
