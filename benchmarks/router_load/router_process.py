@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import copy
 import cProfile
 import gc
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +34,30 @@ _MAX_TIMELINES = 300
 """Limit of the evaluated timelines, each of which takes milliseconds to build."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Method:
+    """A method of an actor that always returns the same."""
+
+    result: Any
+
+    async def remote(self) -> Any:
+        return self.result
+
+
 class _Pools:
-    """Stands in for the controller towards the autoscaler: reports that all configured workers are ready."""
+    """Stands in for the controller: reports that all configured workers are ready."""
 
     def __init__(self, config: BatonConfig) -> None:
-        self.pool_counts = self
-        self._counts = {pool: PoolCounts(count, ready=count) for pool in POOLS if (count := config.pool(pool).workers)}
+        sizes = {pool: config.pool(pool).workers for pool in POOLS}
+        counts = {pool: PoolCounts(size, ready=size) for pool, size in sizes.items() if size}
+        self.pool_counts = _Method((counts, ""))
+        names = {pool: [f"{pool}-{number + 1}" for number in range(size)] for pool, size in sizes.items()}
+        self._workers = {pool: [{"id": name, "state": "ready"} for name in found] for pool, found in names.items()}
 
-    async def remote(self) -> tuple[dict[str, PoolCounts], str]:
-        return self._counts, ""
+    @property
+    def pool_status(self) -> _Method:
+        pools = {pool: {"target": len(found), "workers": found} for pool, found in self._workers.items()}
+        return _Method(copy.deepcopy(pools))  # the router adds its own figures
 
 
 async def serve(config_file: Path) -> None:

@@ -173,6 +173,7 @@ class RouterAdmin:
                 kv_blocks_cached=stats.kv_blocks_cached,
                 kv_blocks_leaked=stats.num_leaked_blocks,
                 preemptions=stats.num_preemptions,
+                steps=stats.num_steps,
             )
 
     async def _poll_routers(self) -> dict[int, list[Any]]:
