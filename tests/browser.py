@@ -10,27 +10,21 @@ from contextlib import contextmanager
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome")
-
-
-def find_chromium() -> str:
-    """The path of a Chromium. Skips the test if there is none."""
-    found = next(filter(None, map(shutil.which, _NAMES)), None)
-    if found is None:
-        pytest.skip(f"no Chromium is installed ({', '.join(_NAMES)})")
-    return found
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is missing: apt-get install chromium")
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A browser that resolves no names, so that a page that needs the network fails."""
-    executable = find_chromium()
+    """A browser that resolves no names, so that a page that needs the network fails.
+
+    While it is open, no event loop can run in this thread, because Playwright's own does.
+    """
     # Without a namespace of its own a sandbox does not start for root, as in a container.
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    arguments.append("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=executable, args=[*arguments, "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
-        )
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
         try:
             yield browser
         finally:

@@ -29,7 +29,8 @@ def take_pictures(endpoint: str, folder: Path) -> None:
                 for part in ("chat", "playground", "cluster"):
                     page.goto(f"{endpoint}/#{part}")
                     prepare(page, part)
-                    page.locator("h1:visible").scroll_into_view_if_needed()
+                    page.mouse.wheel(0, -100_000)  # the answer of a chat is scrolled into view
+                    page.wait_for_timeout(200)
                     page.screenshot(path=folder / f"{part}-{size}-{scheme}.png", full_page=True)
                 page.close()
 

@@ -16,13 +16,15 @@ from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
 from cluster.gateway.api_keys import ApiKeyConfig, ApiKeys, digest_of
 from cluster.gateway.gateway import create_app
 from cluster.gateway.openai.plan import GatewayLimits
-from tests.browser import chromium
+from tests.browser import chromium, needs_chromium
 from tests.e2e.conftest import EXACT
 from tests.running_cluster import RunningCluster, wait_for
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import FakeAdmin, FakeGenerator, say, serve
 
 SETTINGS = EXACT
+
+pytestmark = needs_chromium
 
 HOSTILE = '<img src=x onerror="window.broken = 1"><script>window.broken = 1</script>&lt;b&gt;'
 KEY = "k" * 16
