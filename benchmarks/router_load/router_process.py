@@ -52,7 +52,9 @@ class _Controller:
         figures = {pool: PoolFigures(count, {"ready": count}, {}, count, {}, {}) for pool, count in sizes.items()}
         self.pool_counts = _Method(({pool: PoolCounts(count, ready=count) for pool, count in sizes.items()}, ""))
         self.figures = _Method((figures, 0))
-        self.pool_status = _Method({pool: {"target": count, "workers": []} for pool, count in sizes.items()})
+        names = {pool: [f"{pool}-{number + 1}" for number in range(size)] for pool, size in sizes.items()}
+        workers = {pool: [{"id": name, "state": "ready"} for name in found] for pool, found in names.items()}
+        self.pool_status = _Method({pool: {"target": len(found), "workers": found} for pool, found in workers.items()})
         self.scale = self.change_role = self.pool_status
 
 

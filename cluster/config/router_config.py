@@ -53,6 +53,8 @@ class RouterConfig(Section):
     cors_origins: list[NonEmptyString] = Field(default_factory=list)
     """Origins such as https://chat.example.com whose web pages may use the endpoint and read its answers (CORS); "*"
     means all, and needs API keys."""
+    page: bool = True
+    """Whether browsers get a page at ``/``; programs get JSON there in any case."""
     tool_parser: NonEmptyString = AUTO
     """How the model writes tool calls (docs/tools.md); none: tools are refused."""
     reasoning_parser: NonEmptyString = AUTO

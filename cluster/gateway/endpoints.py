@@ -24,7 +24,7 @@ class Endpoint:
 
 
 ENDPOINTS = (
-    Endpoint("GET", "/", "Name, version and endpoints"),
+    Endpoint("GET", "/", "Name, version and endpoints; for browsers, a page"),
     Endpoint("GET", "/health", "Whether the router answers"),
     Endpoint("GET", "/version", "The version of baton", answer="Version"),
     Endpoint("GET", "/ready", "Whether every pool has a healthy worker"),
@@ -52,6 +52,7 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/requests", "Requests whose timelines are kept"),
     Endpoint("GET", "/v1/requests/{id}/timeline", "Where the time of a request went"),
     Endpoint("GET", "/admin/status", "Pools, workers and requests in flight"),
+    Endpoint("GET", "/admin/live", "Snapshots of status, plan and slow requests, as server-sent events", answer=""),
     Endpoint("POST", "/admin/scale", "Set the number of workers of pools"),
     Endpoint("POST", "/admin/move", "Move a worker to the other pool"),
     Endpoint("GET", "/admin/plan", "The autoscaler's next decision and its reasons"),

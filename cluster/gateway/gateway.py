@@ -43,6 +43,8 @@ from cluster.gateway.openai.rounds import add_texts_to_timeline
 from cluster.gateway.openai.schemas import check_known
 from cluster.gateway.openapi import MAX_LISTED, MAX_WORKERS, describe_api, page
 from cluster.gateway.origins import OriginPolicy
+from cluster.gateway.page.live_feed import LiveFeed, LiveResponse
+from cluster.gateway.page.page_routes import add_page
 from cluster.gateway.tokenize_endpoint import TokenizeEndpoint
 from cluster.gateway.work_threads import WorkThreads
 from cluster.jobs.jobs import Jobs
@@ -137,6 +139,8 @@ def create_app(
     dialect: Dialect | None = None,
     specials_are_text: bool = False,
     jobs: Jobs | None = None,
+    has_page: bool = True,
+    live: LiveFeed | None = None,
 ) -> FastAPI:
     """The application for one served model. It has no global state.
 
@@ -152,6 +156,8 @@ def create_app(
         dialect: how the model writes calls and reasoning; ``None`` finds it out.
         specials_are_text: special tokens in the content of messages are encoded as text.
         jobs: files and batches; ``None`` refuses them.
+        has_page: browsers get a page at ``/``.
+        live: snapshots of ``admin``; the caller closes it before the server stops. ``None`` makes one.
     """
     api_keys = ApiKeys() if api_keys is None else api_keys
     access = [Depends(AccessControl(api_keys, open_paths).check)]
@@ -175,6 +181,8 @@ def create_app(
     app.add_middleware(RequestTimesMiddleware)  # the last one added is the outermost
     app.add_exception_handler(BatonError, _on_baton_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
+    if has_page:
+        add_page(app)
     threads = WorkThreads()
     bodies = BodyReader(limits.max_body_bytes, json_limits(generator.model.max_model_len))
     encoder = PromptEncoder(tokenizer, threads, dialect, specials_are_text=specials_are_text)
@@ -186,6 +194,7 @@ def create_app(
     _add_job_routes(app, FilesEndpoint(jobs), BatchesEndpoint(jobs, bodies))
     _add_health_routes(app, generator)
     _add_admin_routes(app, admin, bodies, encoder)
+    _add_live_route(app, live or LiveFeed(admin))
     return app
 
 
@@ -238,7 +247,8 @@ def _add_health_routes(app: FastAPI, generator: Generator) -> None:
 
     @app.get("/", response_model=None)
     async def root() -> Response:
-        return JsonResponse({"name": "baton", "version": package_version(), "endpoints": _NAMES})
+        body = {"name": "baton", "version": package_version(), "endpoints": _NAMES}
+        return JsonResponse(body, headers={"Vary": "Accept"})
 
     @app.get("/version", response_model=None)
     async def version() -> Response:
@@ -302,6 +312,15 @@ def _add_admin_routes(app: FastAPI, admin: AdminBackend, bodies: BodyReader, enc
         return JsonResponse({"requests": await admin.trace()})
 
 
+def _add_live_route(app: FastAPI, feed: LiveFeed) -> None:
+    @app.get("/admin/live", response_model=None)
+    async def live(request: Request) -> Response:
+        query = request.query_params
+        check_known(query, ("snapshots",), "query parameter")
+        given = query.get("snapshots")
+        return LiveResponse(feed, None if given is None else _parse_count("snapshots", given))
+
+
 def _parse_move(body: dict[str, object]) -> tuple[str, str]:
     check_known(body, ("from", "to"), "key")
     pools = []
@@ -338,10 +357,13 @@ def _parse_listing(query: Mapping[str, str]) -> tuple[Order, int]:
     order = query.get("order", "newest")
     if order not in get_args(Order):
         raise InvalidRequestError(f"order must be newest or slowest, got {shown(order)}.", param="order")
-    limit = query.get("limit", "20")
-    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= MAX_LISTED):
-        raise InvalidRequestError(f"limit must be between 1 and {MAX_LISTED}, got {shown(limit)}.", param="limit")
-    return cast(Order, order), int(limit)
+    return cast(Order, order), _parse_count("limit", query.get("limit", "20"))
+
+
+def _parse_count(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= MAX_LISTED):
+        raise InvalidRequestError(f"{name} must be between 1 and {MAX_LISTED}, got {shown(text)}.", param=name)
+    return int(text)
 
 
 async def _on_baton_error(request: Request, error: Exception) -> Response:

@@ -40,7 +40,7 @@ REQUEST_ID_HEADER = "X-Request-Id"
 _ANTHROPIC_ID_HEADER = "request-id"
 MAX_HEAD_BYTES = 16 * 1024
 """Limit of the size of all headers together."""
-_POLLED_ENDPOINTS = frozenset({"/", "/health", "/ready", "/metrics"})
+_POLLED_ENDPOINTS = frozenset({"/", "/health", "/ready", "/metrics", "/page/{name}"})
 _VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ID_PREFIXES = {
     "/v1/completions": "cmpl-",

@@ -39,7 +39,11 @@ _TOKENIZER_REQUESTS: dict[str, tuple[type[BaseModel], ...]] = {
 }
 _EVENT: Json = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 """A server-sent event: JSON in ``data``, or ``[DONE]``."""
-_TEXT_TYPES = {"/docs": "text/html", "/v1/files/{file_id}/content": "application/octet-stream"}
+_TEXT_TYPES = {
+    "/docs": "text/html",
+    "/admin/live": "text/event-stream",
+    "/v1/files/{file_id}/content": "application/octet-stream",
+}
 _EXPIRY: Json = {
     "anchor": {"const": EXPIRY_ANCHOR},
     "seconds": {"type": "integer", "minimum": SHORTEST_EXPIRY_S, "maximum": LONGEST_EXPIRY_S},
@@ -108,6 +112,8 @@ def describe_api() -> Json:
 def _operation(endpoint: Endpoint, schemas: Json) -> Json:
     text = {_TEXT_TYPES.get(endpoint.path, "text/plain"): {"schema": {"type": "string"}}}
     content: Json = {"application/json": {"schema": ref(endpoint.answer)}} if endpoint.answer else text
+    if endpoint.path == "/":
+        content["text/html"] = {"schema": {"type": "string"}}
     operation: Json = {"summary": endpoint.summary}
     names = _NAME.findall(endpoint.path)
     parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
@@ -134,6 +140,8 @@ def _queries(path: str) -> Json:
     if path == "/v1/files":
         more = {"order": {"enum": list(ORDERS)}, "purpose": {"type": "string"}}
         return {"after": {"type": "string"}, "limit": _limit(MAX_FILES_LISTED), **more}
+    if path == "/admin/live":
+        return {"snapshots": _limit(MAX_LISTED)}
     if path == "/v1/batches":
         return {"after": {"type": "string"}, "limit": _limit(MAX_BATCHES_LISTED)}
     return {}

@@ -204,6 +204,7 @@ class RouterAdmin:
                 kv_blocks_cached=stats.kv_blocks_cached,
                 kv_blocks_leaked=stats.num_leaked_blocks,
                 preemptions=stats.num_preemptions,
+                steps=stats.num_steps,
             )
             if (report := speculation_report(stats)) is not None:
                 entry["speculation"] = report

@@ -34,6 +34,7 @@ from cluster.gateway.http_server import EdgeServer
 from cluster.gateway.jobs.line_requests import job_endpoint
 from cluster.gateway.openai.plan import GatewayLimits
 from cluster.gateway.origins import OriginPolicy
+from cluster.gateway.page.live_feed import LiveFeed
 from cluster.gateway.tls import create_tls_context, load_certificate
 from cluster.jobs.jobs import Jobs
 from cluster.jobs.pace import Pace
@@ -103,6 +104,7 @@ class RouterHost:
         self._timelines = TimelineStore(self._config.router.timelines_kept)
         self._peers = RouterPeers(index)
         self.admin = RouterAdmin(index, self._controller, self._plane, self._timelines, self._peers)
+        self._live = LiveFeed(self.admin)
         self._tracer: RequestTracer = NoTracer()
         self._tokenizer: Tokenizer | None = None
         self._server: EdgeServer | None = None
@@ -264,6 +266,7 @@ class RouterHost:
         if self._plane.others is not None:
             await self._plane.others.close()
         self._plane.admission.close()
+        self._live.close()
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
             _, running = await asyncio.wait({self._serving}, timeout=_SHUTDOWN_GRACE_S)
@@ -309,6 +312,8 @@ class RouterHost:
             dialect=Dialect(self._tokenizer, router.tool_parser, router.reasoning_parser),
             specials_are_text=router.special_tokens_in_content == "text",
             jobs=self._jobs,
+            has_page=router.page,
+            live=self._live,
         )
         if self._jobs is not None:
             inside = job_endpoint(app, self._api_keys, generator, limits)

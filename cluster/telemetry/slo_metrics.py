@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -13,10 +14,12 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from baton.core.histogram_buckets import FAST_SECONDS, SECONDS
+from baton.core.outcomes import FINISHED
 from baton.core.slo import BUILTIN_CLASSES, SloClass, SloResult, SloVerdict, judge
 from cluster.requests.request_observers import RequestObserver
 from cluster.requests.request_record import RequestRecord
 from cluster.telemetry.attainment import AttainmentTracker, WindowFigures
+from cluster.telemetry.recent_latencies import RecentLatencies
 
 _LABEL = "slo_class"
 
@@ -38,6 +41,7 @@ class SloMetrics(RequestObserver):
     ) -> None:
         self._classes: tuple[SloClass, ...] = ()
         self._attainment = AttainmentTracker((), clock)
+        self._latencies: defaultdict[str, RecentLatencies] = defaultdict(lambda: RecentLatencies(clock))
         self._requests = Counter(
             "baton_slo_requests",
             "Finished sequences, by SLO class and result.",
@@ -96,6 +100,8 @@ class SloMetrics(RequestObserver):
         verdict = judge(slo, record.timeline, str(record.outcome), len(record.token_ids))
         record.timeline.attributes.update(verdict.attributes())
         self.observe(slo, verdict)
+        if str(record.outcome) in FINISHED:
+            self._latencies[slo.name].add(record.timeline.ttft_ms, record.timeline.tpot_ms(len(record.token_ids)))
 
     def observe(self, slo: SloClass, verdict: SloVerdict) -> None:
         """Counts a finished request."""
@@ -112,6 +118,7 @@ class SloMetrics(RequestObserver):
                 "tpot_target_ms": round(slo.tpot_s * 1e3, 3),
                 "percentile": slo.percentile,
                 "windows": {window: _window_status(counts) for window, counts in figures[slo.name].items()},
+                "latency": self._latencies[slo.name].status(),
             }
             for slo in self._classes
         }

@@ -9,7 +9,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from baton.core.slo import BUILTIN_CLASSES, INTERACTIVE, STANDARD, SloResult, SloVerdict
+from baton.core.timeline import Event, Timeline
 from cluster.telemetry.slo_metrics import SloMetrics
+from tests.request_records import make_record
 
 
 @pytest.fixture
@@ -52,6 +54,18 @@ def test_the_status_serializes_with_targets_and_windows(metrics: SloMetrics) -> 
     assert list(status) == [slo.name for slo in BUILTIN_CLASSES]
     assert (status["standard"]["ttft_target_ms"], status["standard"]["tpot_target_ms"]) == (3000.0, 100.0)
     assert status["standard"]["windows"]["1h"] == {"requests": 1, "attainment": 0.0, "goodput_per_s": 0.0}
+
+
+def test_the_status_has_latencies_of_finished_requests_by_class(metrics: SloMetrics) -> None:
+    events = {Event.RECEIVED: 1.0, Event.FIRST_TOKEN: 1.5, Event.FINISHED: 1.9}
+    for outcome in ("stop", "cancelled"):
+        timeline = Timeline("r", dict(events))
+        metrics.ended(make_record(slo=INTERACTIVE, timeline=timeline, num_output_tokens=5, outcome=outcome))
+    latency = {name: slo["latency"] for name, slo in metrics.status().items()}
+    assert latency["interactive"]["requests"] == 1
+    assert latency["interactive"]["ttft_ms"]["p95"] == 500.0
+    assert latency["interactive"]["tpot_ms"]["p50"] == 100.0
+    assert latency["batch"]["requests"] == 0
 
 
 def test_targets_are_published(registry: CollectorRegistry, metrics: SloMetrics) -> None:

@@ -1,0 +1,1 @@
+"""The page for people at ``/``: its files, and the live figures that it shows."""

@@ -1,0 +1,200 @@
+// The chat: a conversation with the served model, and the waterfall of each answer.
+
+import { ApiError, call, getJson } from "./api.js";
+import { byId, el, setText } from "./dom.js";
+import { eventsOf } from "./events.js";
+import { duration } from "./format.js";
+import { timelineNodes } from "./timeline_view.js";
+
+const METHODS = ["auto", "none", "suffix", "ngram", "lookahead", "eagle", "eagle3", "medusa", "draft_model"];
+const CLASSES = ["interactive", "standard", "batch"];
+const PATH = "v1/chat/completions";
+
+export function startChat() {
+  const chat = new Chat();
+  byId("method").append(...METHODS.map((name) => el("option", { value: name }, name)));
+  offerClasses(CLASSES);
+  byId("settings").open = window.matchMedia("(min-width: 1000px)").matches;
+  byId("ask").addEventListener("submit", (event) => {
+    event.preventDefault();
+    chat.send();
+  });
+  byId("prompt").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      byId("ask").requestSubmit();
+    }
+  });
+  byId("parameters").addEventListener("submit", (event) => event.preventDefault());
+  byId("stop").addEventListener("click", () => chat.stop());
+  byId("new-chat").addEventListener("click", () => chat.clear());
+}
+
+/** Adds SLO classes that the configuration has beside the built-in ones. */
+export function offerClasses(names) {
+  const known = new Set([...byId("slo").options].map((option) => option.value));
+  byId("slo").append(...names.filter((name) => !known.has(name)).map((name) => el("option", { value: name }, name)));
+}
+
+class Chat {
+  #messages = []; // {role, content}
+  #running = null; // the AbortController of the answer that is being made
+
+  async send() {
+    const prompt = byId("prompt").value.trim();
+    if (!prompt || this.#running || !byId("parameters").reportValidity()) return;
+    byId("prompt").value = "";
+    const asked = { role: "user", content: prompt };
+    const turn = new Turn(prompt);
+    this.#setRunning(new AbortController());
+    try {
+      const text = await answer(turn, [...this.#messages, asked], this.#running.signal);
+      this.#messages.push(asked, { role: "assistant", content: text });
+    } catch (error) {
+      if (error.name === "AbortError") {
+        turn.finish("Stopped.");
+      } else {
+        turn.fail(error);
+        byId("prompt").value ||= prompt;
+      }
+    } finally {
+      this.#setRunning(null);
+    }
+  }
+
+  stop() {
+    this.#running?.abort();
+    byId("prompt").focus();
+  }
+
+  clear() {
+    this.stop();
+    this.#messages = [];
+    byId("turns").replaceChildren();
+    byId("chat-lead").hidden = false;
+    byId("prompt").focus();
+  }
+
+  #setRunning(controller) {
+    this.#running = controller;
+    byId("stop").hidden = !controller;
+    byId("send").disabled = Boolean(controller);
+  }
+}
+
+/** Streams an answer into `turn` and shows its timeline. Returns its text. */
+async function answer(turn, messages, signal) {
+  const { headers, parameters } = readSettings();
+  const system = byId("system").value.trim();
+  const all = system ? [{ role: "system", content: system }, ...messages] : messages;
+  const body = { messages: all, stream: true, stream_options: { include_usage: true }, ...parameters };
+  const response = await call(PATH, { body, headers, signal });
+  for await (const data of eventsOf(response)) {
+    if (data === "[DONE]") continue; // the stream is read to its end, since leaving earlier would look like a stop
+    const event = JSON.parse(data);
+    if (event.error) throw new ApiError(event.error.message, response.status, event.error.code);
+    turn.take(event);
+  }
+  await showTimeline(turn, response.headers.get("X-Request-Id"), signal);
+  return turn.text;
+}
+
+async function showTimeline(turn, id, signal) {
+  try {
+    turn.explain(await getJson(`v1/requests/${encodeURIComponent(id)}/timeline`, { signal }));
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    turn.finish(`The waterfall is not available: ${error.message}`);
+  }
+}
+
+function readSettings() {
+  const parameters = {};
+  for (const [id, name] of [
+    ["max-tokens", "max_tokens"],
+    ["temperature", "temperature"],
+    ["top-p", "top_p"],
+    ["seed", "seed"],
+  ]) {
+    const value = byId(id).valueAsNumber;
+    if (!Number.isNaN(value)) parameters[name] = value;
+  }
+  if (byId("method").value) parameters.speculation = { method: byId("method").value };
+  const headers = byId("slo").value ? { "X-Baton-SLO-Class": byId("slo").value } : {};
+  return { headers, parameters };
+}
+
+/** A question and its answer on the page. */
+class Turn {
+  text = "";
+  #output = document.createTextNode("");
+  #thoughts = document.createTextNode("");
+  #bubble = el("div", { class: "bubble", "aria-busy": "true" }, this.#output);
+  #state = el("p", { class: "hint state" }, "Waiting for the first token …");
+  #node = null;
+
+  constructor(prompt) {
+    byId("chat-lead").hidden = true;
+    this.#node = el(
+      "article",
+      { class: "turn" },
+      el("div", { class: "said user" }, el("h2", {}, "You"), el("div", { class: "bubble" }, prompt)),
+      el("div", { class: "said model" }, el("h2", {}, "Model"), this.#bubble, this.#state),
+    );
+    byId("turns").append(this.#node);
+    this.#node.scrollIntoView({ block: "end" });
+  }
+
+  take(event) {
+    const delta = event.choices?.[0]?.delta ?? {};
+    const thought = delta.reasoning_content ?? delta.reasoning;
+    if (thought) this.#think(thought);
+    if (delta.content) {
+      this.text += delta.content;
+      this.#output.appendData(delta.content);
+      setText(this.#state, "Answering …");
+    }
+  }
+
+  fail(error) {
+    this.finish("");
+    this.#bubble.after(el("p", { class: "problem", role: "alert" }, error.message));
+  }
+
+  finish(sentence) {
+    this.#bubble.setAttribute("aria-busy", "false");
+    if (sentence) setText(this.#state, sentence);
+    else this.#state.remove();
+  }
+
+  explain(timeline) {
+    const facts = timeline.attributes ?? {};
+    const ttft = timeline.time_to_first_token?.duration_ms;
+    this.finish(
+      `${facts.output_tokens ?? "?"} tokens in ${duration(timeline.total_ms)}, the first after ${duration(ttft)}.`,
+    );
+    for (const other of byId("turns").querySelectorAll("details.waterfall-of")) other.open = false;
+    const details = el(
+      "details",
+      { class: "waterfall-of", open: true },
+      el("summary", {}, "Waterfall"),
+      ...timelineNodes(timeline),
+    );
+    this.#node.append(details);
+    details.scrollIntoView({ block: "nearest" });
+  }
+
+  #think(text) {
+    if (!this.#thoughts.isConnected) {
+      this.#bubble.before(
+        el(
+          "details",
+          { class: "thoughts" },
+          el("summary", {}, "Reasoning"),
+          el("div", { class: "bubble" }, this.#thoughts),
+        ),
+      );
+    }
+    this.#thoughts.appendData(text);
+  }
+}

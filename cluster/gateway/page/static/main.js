@@ -1,0 +1,52 @@
+// The page: shows one view at a time, by the fragment of the address.
+
+import { askForKey, getJson } from "./api.js";
+import { startChat } from "./chat.js";
+import { createCluster } from "./cluster.js";
+import { byId, setText } from "./dom.js";
+import { startPlayground } from "./playground.js";
+import { showRequest } from "./request_view.js";
+
+const TITLES = { chat: "Chat", playground: "Playground", cluster: "Cluster", request: "Request" };
+
+function showView(cluster) {
+  const [name, ...rest] = location.hash.slice(1).split("/");
+  if (!(name in TITLES) && name) return; // the link that skips to the content
+  const shown = name || "chat";
+  for (const view of document.querySelectorAll(".view")) view.hidden = view.id !== shown;
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.hash === `#${shown}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  document.title = `${TITLES[shown]} · baton`;
+  window.scrollTo(0, 0);
+  if (shown === "cluster") cluster.start();
+  else cluster.stop();
+  if (shown === "request") showRequest(decodeURIComponent(rest.join("/")));
+}
+
+async function showModel() {
+  try {
+    const models = await getJson("v1/models");
+    setText(byId("served"), models.data[0]?.id ?? "");
+  } catch (error) {
+    setText(byId("served"), error.message);
+  }
+}
+
+for (const button of document.querySelectorAll("dialog button[type=button]")) {
+  button.addEventListener("click", () => button.closest("dialog").close(button.value));
+}
+startChat();
+startPlayground();
+const cluster = createCluster();
+byId("key-button").addEventListener("click", async () => {
+  if (await askForKey("Requests are sent with this key.")) {
+    cluster.stop();
+    showView(cluster);
+    showModel();
+  }
+});
+window.addEventListener("hashchange", () => showView(cluster));
+showView(cluster);
+showModel();

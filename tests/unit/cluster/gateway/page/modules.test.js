@@ -1,0 +1,197 @@
+// Modules of the page that need no browser. Run by test_modules.py.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+const page = process.env.PAGE_MODULES;
+const load = (name) => import(`${page}/${name}.js`);
+const { cliffOf, curve, expectedTokens, peakOf, ruleFor, speedup } = await load("speedup");
+const { EventSplitter } = await load("events");
+const { digits, duration, percent, shortId } = await load("format");
+const { endOf, firstTokenOf, routesOf, rowsOf, stagesOf } = await load("waterfall");
+const { History, Rates, totalsOf } = await load("figures");
+const { ticksUpTo } = await load("chart");
+
+test("the formula gives the known values", () => {
+  const values = curve(0.7, 0.15)
+    .slice(0, 8)
+    .map((point) => point.speedup.toFixed(2));
+  assert.deepEqual(values, ["1.48", "1.68", "1.75", "1.73", "1.68", "1.61", "1.53", "1.45"]);
+  assert.equal(expectedTokens(0.7, 5).toFixed(2), "2.94");
+  assert.equal(expectedTokens(0, 5), 1);
+  assert.equal(expectedTokens(1, 5), 6);
+});
+
+test("peak and cliff are where the curve turns and where it falls below 1", () => {
+  const points = curve(0.7, 0.15);
+  assert.equal(peakOf(points).k, 3);
+  assert.equal(cliffOf(points).k, 16);
+  assert.ok(speedup(0.7, 0.15, 15) >= 1);
+  assert.equal(cliffOf(curve(0.9, 0.02)), null);
+  assert.equal(cliffOf(curve(0.1, 0.9)).k, 1);
+});
+
+test("the advice follows the acceptance", () => {
+  const advice = (alpha) => ruleFor(alpha).advice;
+  assert.equal(advice(0.85), "5 to 7");
+  assert.equal(advice(0.99), "5 to 7");
+  assert.equal(advice(0.6), "3 to 5");
+  assert.equal(advice(0.8), "3 to 5");
+  assert.equal(advice(0.49), "none: do not speculate");
+  assert.equal(advice(0), "none: do not speculate");
+});
+
+test("events arrive whole however their bytes are cut", () => {
+  const text = 'data: {"a":1}\n\n: waiting\n\nevent: x\ndata: one\ndata: two\r\n\r\ndata: [DONE]\n\n';
+  for (const size of [1, 3, 1000]) {
+    const splitter = new EventSplitter();
+    const found = [];
+    for (let at = 0; at < text.length; at += size) found.push(...splitter.feed(text.slice(at, at + size)));
+    assert.deepEqual(found, ['{"a":1}', "one\ntwo", "[DONE]"]);
+  }
+});
+
+test("numbers are short", () => {
+  assert.deepEqual([0, 0.0123, 0.42, 1.234, 12.34, 123.4, null].map(digits), [
+    "0",
+    "0.012",
+    "0.42",
+    "1.23",
+    "12.3",
+    "123",
+    "–",
+  ]);
+  assert.deepEqual([0.5, 42, 999.4, 1250, 200_000, undefined].map(duration), [
+    "0.5 ms",
+    "42 ms",
+    "999 ms",
+    "1.25 s",
+    "3 min 20 s",
+    "–",
+  ]);
+  assert.equal(percent(0.956), "95.6 %");
+  assert.equal(shortId("chatcmpl-0123456789abcdef0123456789"), "chatcmpl-012…456789");
+});
+
+const TIMELINE = {
+  total_ms: 100,
+  events: [
+    { name: "received", at_ms: 0 },
+    { name: "first_token", at_ms: 40 },
+    { name: "decode_started", at_ms: 45 },
+    { name: "second_token", at_ms: 55 },
+    { name: "finished", at_ms: 98 },
+    { name: "sent", at_ms: 100 },
+  ],
+  spans: [
+    { name: "tokenize", start_ms: 0, duration_ms: 2 },
+    { name: "prefill", start_ms: 5, duration_ms: 34 },
+    { name: "transfer", start_ms: 10, duration_ms: 33 },
+    { name: "decode", start_ms: 40, duration_ms: 58 },
+  ],
+  stages: [
+    { name: "prefill", start_ms: 5, duration_ms: 35, count: 1 },
+    { name: "decode", start_ms: 45, duration_ms: 65, count: 3 },
+  ],
+  prefill_steps: {
+    kept: [
+      { start_ms: 5, duration_ms: 17 },
+      { start_ms: 22, duration_ms: 17 },
+    ],
+  },
+  decode_steps: { kept: [] },
+  failed_attempts: [{ at_ms: 3, error: "worker_lost", resumed_ms: 5 }],
+  routing: {
+    candidates: [
+      {
+        prefill: "prefill-1",
+        decode: "decode-1",
+        chosen: true,
+        ttft_ms: 41,
+        tpot_ms: 9,
+        score: 0.9,
+        cached_tokens: 16,
+      },
+      { prefill: null, decode: "decode-1", chosen: false, lost_on: "expected_latency", score: 0.4 },
+    ],
+  },
+};
+
+test("rows keep their times, so that what overlaps is drawn as such", () => {
+  const rows = new Map(rowsOf(TIMELINE).map((row) => [row.label, row]));
+  assert.deepEqual(
+    [...rows.keys()],
+    ["Tokenize", "Prefill", "KV transfer", "First decode", "Decode", "Send", "Lost: worker_lost"],
+  );
+  const [prefill, transfer] = [rows.get("Prefill"), rows.get("KV transfer")];
+  assert.ok(transfer.start < prefill.start + prefill.duration);
+  assert.equal(prefill.parts.length, 2);
+  assert.deepEqual([rows.get("First decode").start, rows.get("First decode").duration], [45, 10]);
+  assert.equal(endOf(TIMELINE, [...rows.values()]), 100);
+  assert.equal(firstTokenOf(TIMELINE), 40);
+});
+
+test("stages add up and routes say why they lost", () => {
+  const stages = stagesOf(TIMELINE);
+  assert.deepEqual(
+    stages.map((stage) => stage.name),
+    ["decode", "prefill"],
+  );
+  assert.equal(
+    stages.reduce((sum, stage) => sum + stage.share, 0),
+    1,
+  );
+  const [pair, alone] = routesOf(TIMELINE);
+  assert.deepEqual([pair.name, pair.remark], ["prefill-1 → decode-1", "chosen, 16 tokens cached"]);
+  assert.deepEqual([alone.name, alone.remark], ["decode-1 alone", "lost on expected latency"]);
+});
+
+test("the cluster's totals are sums over pools and classes", () => {
+  const window = (requests, attainment, goodput) => ({
+    windows: { "1m": { requests, attainment, goodput_per_s: goodput } },
+  });
+  const totals = totalsOf({
+    requests: { in_flight: 3 },
+    admission: { standard: { queued: 2 } },
+    slo: { standard: window(30, 1, 0.5), batch: window(10, 0.5, 0.1), interactive: window(0, null, 0) },
+    pools: {
+      prefill: {
+        target: 1,
+        workers: [{ state: "ready", kv_blocks_total: 10, kv_blocks_used: 4, kv_blocks_cached: 1 }],
+      },
+      decode: { target: 2, workers: [{ state: "starting" }] },
+    },
+  });
+  assert.deepEqual(
+    [totals.inFlight, totals.queued, totals.attainment, totals.kvUsed, totals.ready, totals.target],
+    [3, 2, 0.875, 4, 1, 3],
+  );
+});
+
+test("rates need two readings and survive a restart of what counts", () => {
+  const rates = new Rates();
+  assert.equal(rates.read([["a", 10]], 1).size, 0);
+  assert.deepEqual(
+    [
+      ...rates.read(
+        [
+          ["a", 30],
+          ["b", undefined],
+        ],
+        3,
+      ),
+    ],
+    [["a", 10]],
+  );
+  assert.equal(rates.read([["a", 5]], 4).size, 0);
+  const history = new History(3);
+  for (const value of [1, 2, 3, 4]) history.add(value);
+  assert.deepEqual(history.add(5), [3, 4, 5]);
+});
+
+test("axes have a few round ticks that cover the values", () => {
+  for (const most of [0.9, 1.75, 3.3, 16, 120]) {
+    const ticks = ticksUpTo(most);
+    assert.ok(ticks.at(-1) >= most && ticks.length <= 6, `${most}: ${ticks}`);
+  }
+});
