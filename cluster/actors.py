@@ -102,7 +102,7 @@ class WorkerActor:
     async def describe(self) -> dict[str, Any]:
         return await self._host.describe()
 
-    async def next_progress(self) -> str:
+    async def next_progress(self) -> str | None:
         return await self._host.next_progress()
 
     async def change_role(self, worker_id: str, pool: str, role_path: str) -> dict[str, Any]:

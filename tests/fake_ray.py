@@ -167,6 +167,11 @@ class FakeActor:
     def is_alive(self) -> bool:
         return not self._death.done()
 
+    @property
+    def num_open_calls(self) -> int:
+        """Calls that have not ended, even if their callers have."""
+        return len(self._tasks)
+
     def is_a(self, actor_class: type) -> bool:
         return issubclass(self._class, actor_class)
 

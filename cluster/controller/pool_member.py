@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 ROLES = {"prefill": "prefill_worker.role:PrefillRole", "decode": "decode_worker.role:DecodeRole"}
 
 _MAX_CONCURRENT_CALLS = 1000
-"""``start``, ``wait`` and ``stop`` overlap, and a ``wait`` stays open after its caller has given up or died."""
+"""``start``, ``wait`` and ``stop`` overlap, and calls stay open after their callers have given up or died."""
 _STOP_TIMEOUT_S = 15.0
 _LEAST_FREE_BYTES = 2**20
 
@@ -156,8 +156,8 @@ class PoolMember:
     async def _report_progress(self, report: Callable[[str], None]) -> None:
         next_progress = getattr(self._actor, "next_progress", None)  # simulated workers report none
         try:
-            while next_progress is not None:
-                report(await next_progress.remote())
+            while next_progress is not None and (line := await next_progress.remote()) is not None:
+                report(line)
         except RayError as error:  # the call of start fails, too, and its error says more
             logger.debug("the progress of a worker is unknown: %s", error)
 

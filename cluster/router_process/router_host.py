@@ -41,6 +41,7 @@ from cluster.jobs.pace import Pace
 from cluster.latency.store import FitStore
 from cluster.losses.controller_link import ControllerLink
 from cluster.losses.gcs_watch import GcsWatch
+from cluster.losses.open_call import OpenCall
 from cluster.losses.orphan_watch import end_without_controller
 from cluster.registry.worker_client import WorkerClient
 from cluster.registry.workers import WorkerInfo, WorkerRegistry
@@ -111,6 +112,7 @@ class RouterHost:
         self._serving: asyncio.Task[None] | None = None
         self._socket: socket.socket | None = None
         self._stopped = asyncio.Event()
+        self._waiting = OpenCall()
         self._is_stopping = False
         self._pace = Pace(self._config.jobs.max_in_flight, self._is_urgent)
         self._jobs: Jobs | None = None
@@ -248,7 +250,10 @@ class RouterHost:
             )
 
     async def wait(self) -> None:
-        """Returns after :meth:`stop`. Raises the HTTP server's error if the server ends before."""
+        """Returns after :meth:`stop` or when there is another call. Raises the HTTP server's error if that ends."""
+        await self._waiting.run(self._wait())
+
+    async def _wait(self) -> None:
         await self._stopped.wait()
         if self._serving is not None and self._serving.done() and not self._is_stopping:
             self._serving.result()

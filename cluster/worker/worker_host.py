@@ -26,6 +26,7 @@ from baton.rpc.credentials import PeerCredentials
 from baton.rpc.wire import worker_pb2_grpc
 from cluster.config.config import BatonConfig
 from cluster.config.worker_config import PoolConfig
+from cluster.losses.open_call import OpenCall
 from cluster.losses.orphan_watch import end_without_controller
 from cluster.registry.workers import WorkerInfo
 from cluster.worker.granted_gpus import hide_ungranted_gpus
@@ -73,7 +74,8 @@ class WorkerHost:
         self._served_info: WorkerInfo | None = None
         self._stopping = False
         self._stopped = asyncio.Event()
-        self._progress: asyncio.Queue[str] = asyncio.Queue()
+        self._waiting = OpenCall()
+        self._progress: asyncio.Queue[str | None] = asyncio.Queue()
         configure_logging(self._config.log, worker_id)
         logger.info("the process is up")  # these lines are the phases of benchmarks/startup.py
         raise_descriptor_limit()
@@ -98,6 +100,7 @@ class WorkerHost:
 
         with progress_to(report):
             self._loaded = await asyncio.to_thread(self._load)
+        self._progress.put_nowait(None)
         self._config = self._loaded.config
         collect_rarely()
         # The engine's thread sets its own number; other threads must not compete with it for cores.
@@ -113,8 +116,8 @@ class WorkerHost:
             "info": None if info is None else info.to_dict(),
         }
 
-    async def next_progress(self) -> str:
-        """Waits for the next line of progress of :meth:`start`."""
+    async def next_progress(self) -> str | None:
+        """Waits for the next line of progress of :meth:`start`; ``None`` follows the last one."""
         return await self._progress.get()
 
     async def change_role(self, worker_id: str, pool: str, role_path: str) -> dict[str, Any]:
@@ -163,11 +166,14 @@ class WorkerHost:
         return self._served_info.to_dict()
 
     async def wait(self) -> None:
-        """Waits for :meth:`stop` or a change of role; a caller's reference fails as soon as the process dies.
+        """Waits for :meth:`stop`, a change of role or another call; a reference fails as soon as the process dies.
 
         Raises:
             InternalError: the engine has failed, so this worker is unusable.
         """
+        await self._waiting.run(self._wait())
+
+    async def _wait(self) -> None:
         role = self._role
         if role is not None:
             await role.closed()

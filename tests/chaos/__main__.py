@@ -3,7 +3,7 @@
 Starts a cluster of the default model with two prefill and two decode workers, each on a host of its own where this
 machine can make network namespaces. Clients send greedy and sampled requests, some of which are cancelled, while
 workers are killed and stopped, and their links cut, slowed or made lossy. Then requests are cancelled in bursts. All
-tokens are compared with those of a single engine. Exits with 1 if anything does not hold.
+tokens are compared with those of a single engine. Exits with 1 if anything does not hold, and keeps the logs then.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from rich.console import Console
 from baton.core.roles import POOLS
 from benchmarks.options import at_least
 from tests.chaos.clusters import SIZE, Running, on_separate_hosts, on_this_machine, own_processes
+from tests.chaos.faults import lose_controller
+from tests.chaos.logs import run_folder
 from tests.chaos.plan import DEFAULT_GROUPS, GROUPS, draw
 from tests.chaos.report import checks, counts, document, faults_table, leaks, verdict_table
 from tests.chaos.resources import Holdings
@@ -65,6 +67,9 @@ def main() -> None:
     async def faults(running: Running) -> None:
         async with connect(running.endpoint) as http:
             target = Target(http, SIZE, running.hosts, running.pids, running.clocks)
+            if "control" in groups:
+                # Since its first search for survivors, `baton up` has a connection to each of them. They are no leak.
+                await lose_controller(target)
             await run(
                 target,
                 known,
@@ -76,14 +81,19 @@ def main() -> None:
                 num_cancels=options.cancels,
             )
 
+    def has_failed() -> bool:
+        return not all(check.holds for check in checks(findings))
+
     before = Holdings.of(own_processes())
-    with (on_this_machine if no_hosts else on_separate_hosts)(console.print) as running:
-        try:
-            asyncio.run(faults(running))
-        except KeyboardInterrupt:
-            findings.problems.append("the run was interrupted, so this is not all of it")
-    left = Holdings.of(own_processes()).excess(before)
-    findings.excess |= {f"{name} after the end": count for name, count in left.items()}
+    logs = options.json.with_name(f"{options.json.stem}-logs")
+    with run_folder(logs, has_failed, console.print) as folder:
+        with (on_this_machine if no_hosts else on_separate_hosts)(folder, console.print) as running:
+            try:
+                asyncio.run(faults(running))
+            except KeyboardInterrupt:
+                findings.problems.append("the run was interrupted, so this is not all of it")
+        left = Holdings.of(own_processes()).excess(before)
+        findings.excess |= {f"{name} after the end": count for name, count in left.items()}
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps({"options": vars(options), **document(findings)}, indent=1, default=str) + "\n")
     console.print(faults_table(findings))
@@ -92,7 +102,7 @@ def main() -> None:
     for line in findings.problems + [stream.error for stream in findings.streams if stream.error] + lines:
         console.print(line, markup=False)
     console.print(verdict_table(findings))
-    if not all(check.holds for check in checks(findings)):
+    if has_failed():
         console.print(f"Repeat it with the same options and --seed {options.seed}. Details are in {options.json}.")
         sys.exit(1)
 

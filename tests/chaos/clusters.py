@@ -56,26 +56,26 @@ class Running:
 
 
 @contextmanager
-def on_this_machine(report: Callable[[str], None]) -> Iterator[Running]:
-    """Runs a cluster of this machine's only host."""
+def on_this_machine(folder: Path, report: Callable[[str], None]) -> Iterator[Running]:
+    """Runs a cluster of this machine's only host, with all of its files in ``folder``."""
     config = BatonConfig.from_dict({**SETTINGS, "router": {**SETTINGS["router"], "port": 0}})
-    with tempfile.TemporaryDirectory() as folder:
-        clocks = Clocks(Path(folder))
-        os.environ.update(clocks.variables())  # the cluster's processes inherit it
-        cluster = Cluster.start(config, report)
-        try:
-            yield Running(cluster.endpoint, {}, own_processes, clocks)
-        finally:
-            cluster.stop()
+    clocks = Clocks(folder)
+    os.environ.update(_variables(folder, clocks))  # the cluster's processes inherit it
+    tempfile.tempdir = None  # read the environment again
+    cluster = Cluster.start(config, report)
+    try:
+        yield Running(cluster.endpoint, {}, own_processes, clocks)
+    finally:
+        cluster.stop()
 
 
 @contextmanager
-def on_separate_hosts(report: Callable[[str], None]) -> Iterator[Running]:
-    """Runs a cluster of five hosts: the head, and one for each worker."""
+def on_separate_hosts(folder: Path, report: Callable[[str], None]) -> Iterator[Running]:
+    """Runs a cluster of five hosts, the head and one for each worker, with all of its files in ``folder``."""
     names = [f"{pool}{number}" for pool in POOLS for number in range(SIZE)]
-    with tempfile.TemporaryDirectory() as folder, hosts(("head", *names)) as found:
-        clocks = Clocks(Path(folder))
-        nodes = SeparateNodes(found.pop("head"), found, Path(folder), more_variables=clocks.variables())
+    with hosts(("head", *names)) as found:
+        clocks = Clocks(folder)
+        nodes = SeparateNodes(found.pop("head"), found, folder, more_variables=_variables(folder, clocks))
         nodes.start_head()
         for name in names:
             nodes.join(name, name.rstrip("0123456789"), _CPUS_OF_NODE)
@@ -85,6 +85,11 @@ def on_separate_hosts(report: Callable[[str], None]) -> Iterator[Running]:
         yield Running(
             nodes.cluster.endpoint, workers, lambda: [pid for host in nodes.all for pid in host.pids()], clocks
         )
+
+
+def _variables(folder: Path, clocks: Clocks) -> dict[str, str]:
+    """The environment of a cluster's programs. Ray's files are in the folder for temporary ones."""
+    return {**clocks.variables(), "TMPDIR": str(folder)}
 
 
 def own_processes() -> list[int]:

@@ -97,12 +97,16 @@ async def _no_memory(victim: Victim) -> None:
         victim.process.rlimit(psutil.RLIMIT_AS, (soft, hard))
 
 
-async def _kill_controller(victim: Victim) -> None:
-    """The cluster loses its controller, and `baton up` starts another one."""
-    [controller] = [process for process in map(psutil.Process, victim.target.pids()) if _is_controller(process)]
+async def lose_controller(target: Target) -> None:
+    """Kills the controller, and waits until `baton up` has started another one."""
+    [controller] = [process for process in map(psutil.Process, target.pids()) if _is_controller(process)]
     controller.kill()
     await asyncio.to_thread(controller.wait)
-    await victim.target.workers()
+    await target.workers()
+
+
+async def _lose_controller(victim: Victim) -> None:
+    await lose_controller(victim.target)
 
 
 def _is_controller(process: psutil.Process) -> bool:
@@ -165,6 +169,6 @@ HOST_FAULTS: Sequence[Fault] = (
     _on_hosts("no memory for 5 s", strike=_no_memory),
 )
 CONTROL_FAULTS: Sequence[Fault] = (
-    Fault("controller killed", "control faults", _kill_controller, silences=False, concerns_both=True),
+    Fault("controller killed", "control faults", _lose_controller, silences=False, concerns_both=True),
 )
 SCALINGS: Sequence[Fault] = (Fault("scaling", "scalings", _scale, silences=False),)

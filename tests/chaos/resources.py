@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,14 +75,19 @@ class Growth:
 
 @dataclass
 class MemoryWatch:
-    """Records the memory of processes.
+    """Records the memory of processes, without the content of KV caches.
+
+    Linux gives a KV cache its memory page by page, when a block is used for the first time. That takes longer than a
+    short run.
 
     Args:
         pids: the processes of a cluster, which change.
+        kv_bytes: the sizes of the contents of KV caches, by process id.
         warm_up_s: how long to wait before the first record.
     """
 
     pids: Callable[[], Sequence[int]]
+    kv_bytes: Callable[[], Awaitable[Mapping[int, int]]]
     warm_up_s: float
     _records: dict[psutil.Process, list[int]] = field(default_factory=dict)
     _num_rounds: int = 0
@@ -92,7 +97,8 @@ class MemoryWatch:
         with suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), self.warm_up_s)
         while not stop.is_set():
-            await asyncio.to_thread(self._record)
+            kv_bytes = await self.kv_bytes()
+            await asyncio.to_thread(self._record, kv_bytes)
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), _PERIOD_S)
 
@@ -106,13 +112,14 @@ class MemoryWatch:
         whole = Growth("all", sum(each.before_bytes for each in found), sum(each.after_bytes for each in found))
         return [whole, *sorted(found, key=lambda growth: -growth.after_bytes)] if found else []
 
-    def _record(self) -> None:
+    def _record(self, kv_bytes: Mapping[int, int]) -> None:
         self._num_rounds += 1
         for pid in self.pids():
             with suppress(psutil.NoSuchProcess):
                 process = psutil.Process(pid)
                 memory = process.memory_info()
-                self._records.setdefault(process, []).append(memory.rss - memory.shared)
+                own = memory.rss - memory.shared - kv_bytes.get(pid, 0)
+                self._records.setdefault(process, []).append(own)
 
 
 def _name(process: psutil.Process) -> str:

@@ -61,7 +61,7 @@ async def run(
     running = _Run(target, questions, findings, seed)
     await running.warm_up()
     before = Holdings.of(target.pids())
-    memory, stop = MemoryWatch(target.pids, seconds * _WARM_UP_SHARE), asyncio.Event()
+    memory, stop = MemoryWatch(target.pids, target.kv_bytes, seconds * _WARM_UP_SHARE), asyncio.Event()
     watching = asyncio.create_task(memory.run(stop))
     await running.faults(plans, seconds, num_clients)
     await running.cancels(num_cancels)

@@ -92,5 +92,15 @@ class Target:
             await asyncio.sleep(_POLL_S)
         return time.monotonic() - begun_s
 
+    async def kv_bytes(self) -> dict[int, int]:
+        """The sizes of the contents of KV caches, by the ids of their workers' processes."""
+        return {
+            worker["pid"]: worker["memory"]["kv"]
+            // worker["kv_blocks_total"]
+            * (worker["kv_blocks_used"] + worker["kv_blocks_cached"])
+            for worker in await self.workers()
+            if "kv_blocks_total" in worker
+        }
+
     async def num_leaked_blocks(self) -> int:
         return sum(worker["kv_blocks_leaked"] for worker in await self.workers())
