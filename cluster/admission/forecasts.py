@@ -27,7 +27,7 @@ class Forecasts:
 
     def __init__(
         self,
-        worker_wait: WorkerWait[Any],
+        worker_wait: WorkerWait,
         slack: float,
         work: AdmittedWork,
         shortages: Shortages,
