@@ -6,10 +6,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from baton.core.errors import BatonError, ConfigError, DeadlineError, WorkerLostError
@@ -37,6 +38,15 @@ _LOST_DURING_UPGRADE = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Upgrade:
+    """An upgrade that has begun: to which configuration, by which controller, and its call of that."""
+
+    config: BatonConfig
+    controller: Any
+    call: Any
+
+
 class Cluster:
     """A running cluster. It ends with :meth:`stop`; if Ray was started for it, also with this process.
 
@@ -52,7 +62,7 @@ class Cluster:
         self._connection = connection
         self._controller: Any = None
         self._next_report: Any = None
-        self._upgrade: tuple[Any, BatonConfig] | None = None
+        self._upgrade: _Upgrade | None = None
         self._gcs_address = ray.get_runtime_context().gcs_address
 
     @classmethod
@@ -112,27 +122,31 @@ class Cluster:
             BatonError: no node fits the configuration.
         """
         refuse_unfit_nodes(config, self._report)
-        self._upgrade = self._controller.upgrade.remote(config.to_dict()), config
+        self._upgrade = _Upgrade(config, self._controller, self._controller.upgrade.remote(config.to_dict()))
 
     def upgrade_ended(self) -> bool:
-        """Whether the upgrade that was begun has ended.
+        """Whether the upgrade that was begun has ended. If its controller is lost, the next one knows.
 
         Raises:
-            BatonError: it has failed, or the controller was lost.
+            BatonError: it has failed, or the controller was lost meanwhile.
         """
-        if self._upgrade is None:
+        upgrade = self._upgrade
+        if upgrade is None:
             return True
-        call, config = self._upgrade
-        if not ray.wait([call], timeout=0)[0]:
+        if not ray.wait([upgrade.call], timeout=0)[0]:
             return False
-        self._upgrade = None
         try:
-            ray.get(call)
+            ray.get(upgrade.call)
+            self._config = upgrade.config
         except RayError as error:
-            if isinstance(error, RayActorError) and not self._config.ray.is_local:
-                raise WorkerLostError(_LOST_DURING_UPGRADE) from error
-            raise _as_baton_error(error) from error
-        self._config = config
+            if not _is_loss(error) or self._config.ray.is_local:
+                self._upgrade = None
+                raise _as_baton_error(error) from error
+            if upgrade.controller is self._controller:
+                return False
+        self._upgrade = None
+        if self._config is not upgrade.config:
+            raise WorkerLostError(_LOST_DURING_UPGRADE)
         return True
 
     def stop(self) -> None:
@@ -155,10 +169,21 @@ class Cluster:
         survivors = None
         if not self._config.ray.is_local:
             _await_no_controller(self._config.ray.namespace)
-            survivors = find_survivors(self._config)
+            survivors = self._find_survivors()
         self._controller = _create_controller(self._config, survivors)
         self._next_report = self._controller.next_report.remote()
         self.endpoint = self._wait_for_start()
+
+    def _find_survivors(self) -> Survivors | None:
+        """What can be taken over. If routers have the configuration of an upgrade, all workers have it as well."""
+        try:
+            return find_survivors(self._config)
+        except ConfigError:
+            if self._upgrade is None:
+                raise
+            survivors = find_survivors(self._upgrade.config)
+            self._config = self._upgrade.config
+            return survivors
 
     def _wait_for_start(self) -> str:
         started = self._controller.start.remote()
@@ -267,6 +292,11 @@ def _log_folder() -> str | None:
     """The folder with the output of this node's processes, or ``None`` when Ray does not say."""
     node = ray._private.worker._global_node  # Ray has no public API for this
     return str(node.get_logs_dir_path()) if node is not None else None
+
+
+def _is_loss(error: RayError) -> bool:
+    """Whether the controller died, rather than failed: what it raises may be the death of a router."""
+    return isinstance(error, RayActorError) and not isinstance(error, RayTaskError)
 
 
 def _as_baton_error(error: RayError) -> BatonError:

@@ -96,11 +96,12 @@ def find_survivors(config: BatonConfig) -> Survivors | None:
     """
     routers, workers, unready, secret = [], [], [], b""
     found = _describe(config.ray.namespace)
-    has_router = any(kind is Kind.ROUTER and described for kind, _, described in found)
+    first = min((described["index"] for kind, _, described in found if kind is Kind.ROUTER and described), default=None)
     for kind, actor, described in found:
         if described:
-            # An upgrade that was interrupted has left workers with other settings than the routers' configuration has.
-            is_replaceable = kind is Kind.WORKER and has_router
+            # An upgrade replaces the workers, then reloads the routers, the first one first. If it was interrupted,
+            # processes after the last that it reached have other settings for workers than the first router has.
+            is_replaceable = first is not None and (kind is Kind.WORKER or described["index"] != first)
             check_configuration(BatonConfig.from_dict(described["config"]), config, is_replaceable=is_replaceable)
         if kind is Kind.ROUTER and described.get("endpoint"):
             routers.append(FoundRouter(actor, described["endpoint"], described["port"], described["index"]))
@@ -163,7 +164,7 @@ def check_configuration(running: BatonConfig, wanted: BatonConfig, *, is_replace
     """Raises :class:`ConfigError` if a cluster with one configuration cannot be taken over with the other.
 
     Args:
-        is_replaceable: whether ``running`` is that of a worker which may be replaced by another one.
+        is_replaceable: whether settings of workers may differ, since an upgrade was interrupted.
     """
     free = _FREE_KEYS.union(worker_keys(running, wanted, *POOLS) if is_replaceable else ())
     keys = [key for key in restart_keys(running, wanted) if key not in free]

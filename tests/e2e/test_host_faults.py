@@ -1,4 +1,4 @@
-"""Faults of the host under a running cluster: clocks that jump, no memory, a full disk. Nothing hangs or is lost."""
+"""Faults of the host under a running cluster: clocks that jump, no memory, full disks. Nothing hangs or is lost."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from baton.core.roles import POOLS
 from baton.engine.models.default_model import ensure_default_model
 from tests.clocks import Clocks
 from tests.full_disk import FILLER, fill, mounted, why_no_mounts
+from tests.node_memory import NodeMemory
 from tests.running_cluster import MODEL, RunningCluster, wait_for
 
 BATON = [sys.executable, "-m", "cluster.cli.cli"]
@@ -40,12 +41,14 @@ class Machine:
     Attributes:
         disk: has Ray's files and those of `baton up`; a disk of its own, where one can be mounted.
         no_disk: why it is not a disk of its own; empty if it is.
+        memory: that of the machine, as Ray sees it.
     """
 
     cluster: RunningCluster
     disk: Path
     clocks: Clocks
     no_disk: str
+    memory: NodeMemory
     up: subprocess.Popen[bytes]
     environment: dict[str, str]
 
@@ -74,9 +77,9 @@ class Machine:
             on_token(len(found))
         return found
 
-    def reasons(self) -> list[str]:
-        """Why decode workers have died or are not ready."""
-        return [worker["reason"] for worker in self.cluster.get("/admin/status")["pools"]["decode"]["workers"]]
+    def reasons(self, pool: str = "decode") -> list[str]:
+        """Why workers of a pool have died or are not ready."""
+        return [worker["reason"] for worker in self.cluster.get("/admin/status")["pools"][pool]["workers"]]
 
     def assert_ready(self) -> None:
         wait_for(lambda: self.cluster.states() == ["ready"] * 2, "the pools to be complete")
@@ -94,8 +97,15 @@ def machine() -> Iterator[Machine]:
 
 
 def running(folder: Path, disk: Path, no_disk: str) -> Iterator[Machine]:
-    clocks = Clocks(folder)
-    environment = {**os.environ, **clocks.variables(), "TMPDIR": str(disk), "BATON_CACHE": str(disk / "cache")}
+    clocks, memory = Clocks(folder), NodeMemory(folder / "memory")
+    memory.use(0.5)
+    environment = {
+        **os.environ,
+        **clocks.variables(),
+        "TMPDIR": str(disk),
+        "BATON_CACHE": str(disk / "cache"),
+        "RAY_memory_monitor_refresh_ms": "1000",  # time for a test to end the shortage before Ray ends another worker
+    }
     config = {
         "model": str(ensure_default_model()),
         "served_model_name": MODEL,
@@ -109,8 +119,9 @@ def running(folder: Path, disk: Path, no_disk: str) -> Iterator[Machine]:
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     with (disk / "up.log").open("wb") as log, (folder / "out").open("wb") as out:
+        command = [*BATON, "up", "-c", str(folder / "config.yaml")]
         up = subprocess.Popen(
-            [*BATON, "up", "-c", str(folder / "config.yaml")], env=environment, stdout=out, stderr=log
+            command if memory.why_not() else memory.command(command), env=environment, stdout=out, stderr=log
         )
     try:
         deadline = time.monotonic() + 240
@@ -118,7 +129,7 @@ def running(folder: Path, disk: Path, no_disk: str) -> Iterator[Machine]:
             is_late = up.poll() is not None or time.monotonic() > deadline
             assert not is_late, (disk / "up.log").read_text()
             time.sleep(0.1)
-        yield Machine(RunningCluster(endpoint), disk, clocks, no_disk, up, environment)
+        yield Machine(RunningCluster(endpoint), disk, clocks, no_disk, memory, up, environment)
     finally:
         up.terminate()
         up.wait(60)
@@ -172,6 +183,30 @@ def test_a_worker_without_memory_fails_requests_or_is_replaced(machine: Machine,
     if psutil.pid_exists(worker["pid"]):
         resource.prlimit(worker["pid"], resource.RLIMIT_AS, limits)
     machine.assert_ready()
+    assert machine.tokens() == undisturbed
+
+
+def test_streams_go_on_when_rays_memory_monitor_ends_a_worker(machine: Machine) -> None:
+    """Of the processes, Ray ends the one that was started last: here a worker."""
+    if problem := machine.memory.why_not():
+        pytest.skip(problem)
+    undisturbed = machine.tokens()
+    youngest = max(machine.cluster.workers(), key=lambda worker: psutil.Process(worker["pid"]).create_time())
+    others = set(machine.pids()) - {youngest["pid"]}
+
+    def take_memory(count: int) -> None:
+        if count >= NUM_TOKENS // 3 and psutil.pid_exists(youngest["pid"]):
+            machine.memory.use(0.951)
+            wait_for(lambda: not psutil.pid_exists(youngest["pid"]), "the end of the worker")
+            machine.memory.use(0.5)
+
+    assert machine.tokens(take_memory) == undisturbed
+    machine.assert_ready()
+    assert others <= set(machine.pids())
+    reason = "Ray ended it because its node ran out of memory"
+    assert [text.startswith(reason) for text in machine.reasons(youngest["pool"]) if text] == [True]
+    assert f"{youngest['id']} is lost: {reason}" in machine.log
+    assert reason in machine.baton("status")
     assert machine.tokens() == undisturbed
 
 

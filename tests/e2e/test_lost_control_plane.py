@@ -22,8 +22,10 @@ import psutil
 import pytest
 import yaml
 
+from baton.core.roles import POOLS
 from tests.namespaces import Host, hosts, why_no_namespaces
 from tests.ranked_models import save_servable
+from tests.running_cluster import live_workers
 
 PROBLEM = why_no_namespaces()
 REDIS = shutil.which("redis-server", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
@@ -34,13 +36,20 @@ RAY_PORT, HTTP_PORT, REDIS_PORT = 6379, 8000, 6390
 WAIT_S = 240.0
 ASK = """
 import json, sys, time, httpx
-url, seconds = sys.argv[1], float(sys.argv[2])
-end, ok, failed = time.monotonic() + seconds, 0, []
+url, seconds, body = sys.argv[1], float(sys.argv[2]), json.loads(sys.argv[3])
+end, first, ok, failed = time.monotonic() + seconds, [], 0, []
 while True:
     try:
-        answer = httpx.post(url, json=json.loads(sys.argv[3]), timeout=30)
-        ok, failed = (ok + 1, failed) if answer.status_code == 200 else (ok, [*failed, answer.text])
-    except httpx.HTTPError as error:
+        with httpx.stream("POST", url, json=body, timeout=30) as answer:
+            lines = list(answer.iter_lines())
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        tokens = [token for event in events for token in event["choices"][0]["token_ids"]]
+        first = first or tokens
+        if "data: [DONE]" in lines and tokens and tokens == first:
+            ok += 1
+        else:
+            failed.append("\\n".join(lines))
+    except (httpx.HTTPError, LookupError) as error:
         failed.append(repr(error))
     if time.monotonic() > end:
         break
@@ -86,9 +95,10 @@ class OneHost:
     def get(self, path: str) -> Any:
         return json.loads(self.host.run([sys.executable, "-c", GET, self.endpoint + path], 60))
 
-    def ask(self, for_s: float = 0.0) -> tuple[int, list[str]]:
-        """Sends requests one after another; returns how many were answered, and the errors of the others."""
-        body = {"model": "tiny", "prompt": [5, 6, 7, 8], "max_tokens": 20, "ignore_eos": True}
+    def ask(self, for_s: float = 0.0, num_tokens: int = 20) -> tuple[int, list[str]]:
+        """Streams answers one after another; returns how many are like the first one, and what the others were."""
+        body = {"model": "tiny", "prompt": [5, 6, 7, 8], "max_tokens": num_tokens, "temperature": 0}
+        body |= {"ignore_eos": True, "stream": True, "return_token_ids": True}
         command = [sys.executable, "-c", ASK, f"{self.endpoint}/v1/completions", str(for_s), json.dumps(body)]
         ok, failed = json.loads(self.host.run(command, for_s + 60))
         return ok, failed
@@ -101,6 +111,19 @@ class OneHost:
         [pid] = self.pids(name)
         os.kill(pid, signal.SIGKILL)
         return pid
+
+    def lose_controller(self) -> None:
+        """Kills the controller and waits for the next one."""
+        text = "the cluster has a controller again, after"
+        num_before = self.log.count(text)
+        self.kill("ray::Controller")
+        self.wait_for(lambda: self.log.count(text) > num_before, "the next controller")
+
+    def is_uniform(self) -> bool:
+        """Whether each pool has its worker, with the pool's settings, and no other one."""
+        status = self.get("/admin/status")
+        states = [worker["state"] for worker in live_workers(status)]
+        return states == ["ready"] * len(POOLS) and not any("outdated" in pool for pool in status["pools"].values())
 
     def serving(self) -> list[int]:
         """The processes that serve: router and workers."""
@@ -186,14 +209,49 @@ def test_a_lost_controller_is_replaced_and_takes_the_others_over(one: OneHost) -
     serving = one.serving()
     with ThreadPoolExecutor(1) as threads:
         asked = threads.submit(one.ask, 5.0)
-        one.kill("ray::Controller")
-        one.wait_for(lambda: "the cluster has a controller again, after" in one.log, "the next controller")
+        one.lose_controller()
         answered, failed = asked.result()
     assert answered
     assert failed == []
     assert f"taking over the router at {one.endpoint} and 2 workers" in one.log
     assert one.serving() == serving
     assert one.get("/admin/status")["pools"]["decode"]["target"] == 1
+
+
+def test_lost_controllers_leave_no_open_files(one: OneHost) -> None:
+    """Ray keeps the connection of a caller that has died until its calls end."""
+    before = {pid: psutil.Process(pid).num_fds() for pid in one.serving()}
+    num_lost = 3
+    for _ in range(num_lost):
+        one.lose_controller()
+    more = [(title(pid), psutil.Process(pid).num_fds() - num_files) for pid, num_files in before.items()]
+    assert all(count < num_lost for _, count in more), more
+
+
+def test_an_upgrade_whose_controller_is_lost_is_undone_and_can_be_repeated(one: OneHost) -> None:
+    config = yaml.safe_load((one.folder / "config.yaml").read_text())
+    for pool in POOLS:
+        config[pool]["max_num_seqs"] = 8
+    (one.folder / "new.yaml").write_text(yaml.safe_dump(config))
+    command = [*BATON, "upgrade", "-c", str(one.folder / "new.yaml")]
+    first, second, before = one.folder / "upgrade-0.log", one.folder / "upgrade-1.log", one.serving()
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(one.ask, 20.0, 100)
+        num_ready = one.log.count(" is ready at ")
+        upgrading = one.host.start(command, first, one.variables)
+        one.wait_for(lambda: one.log.count(" is ready at ") > num_ready, "the first new worker")
+        one.lose_controller()
+        assert upgrading.wait(WAIT_S) == 1
+        one.wait_for(one.is_uniform, "the end of the new workers")
+        answered, failed = asked.result()
+    assert failed == []
+    assert answered
+    assert "The upgrade has failed: the controller was lost. Another one restores the old settings" in first.read_text()
+    assert one.host.start(command, second, one.variables).wait(WAIT_S) == 0, second.read_text()
+    assert "Upgraded: all workers run with the new configuration." in second.read_text()
+    assert not set(before) & set(one.pids("ray::WorkerActor"))
+    assert one.ask() == (1, [])
+    (one.folder / "new.yaml").replace(one.folder / "config.yaml")
 
 
 def test_baton_up_takes_over_what_a_killed_one_has_left(one: OneHost) -> None:

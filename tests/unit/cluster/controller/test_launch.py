@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import ray
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, RayTaskError
 
 from baton.core.errors import ConfigError, WorkerLostError
 from baton.process.stop_signals import StopEvent
@@ -152,12 +152,45 @@ def test_a_local_cluster_ends_with_its_controller(launched: Launched) -> None:
     [("head:6379", "controller was lost. Another one restores the old"), (None, "controller failed: its process died")],
 )
 def test_an_upgrade_ends_with_the_loss_of_its_controller(launched: Launched, address: str | None, text: str) -> None:
-    launched.controllers = [Actor(start=STARTED, upgrade=DEAD)]
+    launched.controllers = [Actor(start=STARTED, upgrade=DEAD, wait=DEAD), Actor(start=STARTED)]
     cluster = launched.start(address)
     cluster.begin_upgrade(BatonConfig())
+    if address is not None:
+        assert not cluster.upgrade_ended(), "only the next controller knows"
+        cluster._start_controller()
     with pytest.raises(WorkerLostError, match=text):
         cluster.upgrade_ended()
     assert cluster.upgrade_ended()
+
+
+def test_an_upgrade_that_fails_with_a_lost_router_has_not_lost_its_controller(launched: Launched) -> None:
+    failure = RayTaskError("upgrade", "", ActorDiedError()).as_instanceof_cause()
+    assert isinstance(failure, ActorDiedError)
+    launched.controllers = [Actor(start=STARTED, upgrade=Reference(failure))]
+    cluster = launched.start("head:6379")
+    cluster.begin_upgrade(BatonConfig())
+    with pytest.raises(WorkerLostError, match="controller failed"):
+        cluster.upgrade_ended()
+
+
+def test_an_upgrade_that_routers_have_taken_over_survives_its_controller(
+    launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller dies after the routers have the new configuration, and before this process knows of it."""
+    new, tried = BatonConfig.from_dict({"decode": {"kv_blocks": 64}, "ray": {"address": "head:6379"}}), []
+
+    def find(config: BatonConfig) -> None:
+        tried.append(config)
+        if len(tried) > 1 and config is not new:
+            raise ConfigError("with another configuration: decode.kv_blocks")
+
+    monkeypatch.setattr(launch, "find_survivors", find)
+    launched.controllers = [Actor(start=STARTED, upgrade=DEAD), Actor(start=STARTED)]
+    cluster = launched.start("head:6379")
+    cluster.begin_upgrade(new)
+    cluster._start_controller()
+    assert cluster.upgrade_ended()
+    assert tried[-1] is cluster._config is new
 
 
 def test_the_end_of_rays_head_is_named(launched: Launched) -> None:

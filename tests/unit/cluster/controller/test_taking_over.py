@@ -21,6 +21,7 @@ from cluster.controller.survivors import (
     Kind,
     Survivors,
     check_configuration,
+    find_survivors,
     survival_options,
 )
 from cluster.registry.workers import WorkerInfo
@@ -123,6 +124,16 @@ async def test_the_next_controller_uses_the_same_router_and_workers(clusters: Cl
     await until(has_three)
 
 
+async def test_lost_controllers_leave_no_open_calls_of_routers(clusters: Clusters) -> None:
+    """Ray would keep a connection open for each of them."""
+    await clusters.start()
+    [router] = clusters._ray.actors(RouterActor)
+    await until(lambda: router.num_open_calls == 1)
+    for _ in range(3):
+        await clusters.start(await clusters.lose_controller())
+        await until(lambda: router.num_open_calls == 1)
+
+
 async def test_workers_that_died_meanwhile_are_replaced(clusters: Clusters) -> None:
     await clusters.start()
     survivors = await clusters.lose_controller()
@@ -200,6 +211,28 @@ def test_workers_of_an_interrupted_upgrade_may_differ_where_they_can_be_replaced
     other = BatonConfig.from_dict({"decode": {"kv_blocks": 64}, "routing": {"picker": "random"}})
     with pytest.raises(ConfigError, match=r"another configuration: routing\.picker\."):
         check_configuration(other, BatonConfig(), is_replaceable=True)
+
+
+@pytest.mark.parametrize(("upgraded", "found_with"), [((), 32), ((0,), 64), ((0, 1), 64)])
+def test_an_interrupted_upgrade_of_routers_is_that_of_the_first(
+    upgraded: tuple[int, ...], found_with: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upgrade reloads one router after the other."""
+
+    def config(num_blocks: int) -> BatonConfig:
+        return BatonConfig.from_dict({"decode": {"kv_blocks": num_blocks}, "router": {"replicas": 2}})
+
+    def described(index: int) -> dict[str, Any]:
+        own = config(64 if index in upgraded else 32).to_dict()
+        return {"config": own, "secret": SECRET, "endpoint": "http://here:1", "port": 1, "index": index}
+
+    found = [(Kind.ROUTER, None, described(index)) for index in (1, 0)]
+    monkeypatch.setattr("cluster.controller.survivors._describe", lambda namespace: found)
+    survivors = find_survivors(config(found_with))
+    assert survivors is not None
+    assert len(survivors.routers) == 2
+    with pytest.raises(ConfigError, match=r"another configuration: decode\.kv_blocks"):
+        find_survivors(config(96 - found_with))
 
 
 def test_another_configuration_is_refused_unless_it_can_be_changed() -> None:
