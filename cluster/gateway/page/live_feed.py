@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
@@ -20,6 +21,8 @@ from cluster.gateway.server_events import encode_event
 _INTERVAL_S = 2.0
 _MAX_READERS = 64
 _SEND_TIMEOUT_S = 10.0
+_REST_EVERY = 3
+"""The plan and the slow requests change slowly and cost the router most, so only every third snapshot asks for them."""
 _NUM_SLOW = 12
 """Number of slow requests in a snapshot."""
 
@@ -49,6 +52,7 @@ class LiveFeed:
         self._num_readers = 0
         self._making: asyncio.Task[None] | None = None
         self._newest: bytes | None = None
+        self._rest: dict[str, Any] = {}
         self._changed = asyncio.Event()  # of the next snapshot; replaced by each one
         self._is_closed = False
 
@@ -87,8 +91,8 @@ class LiveFeed:
             await changed.wait()
 
     async def _make(self) -> None:
-        while True:
-            self._newest = await self._look()
+        for number in itertools.count():
+            self._newest = await self._look(is_rest_due=number % _REST_EVERY == 0)
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
             await asyncio.sleep(self._interval_s)
@@ -98,14 +102,13 @@ class LiveFeed:
             self._making.cancel()
         self._making = self._newest = None
 
-    async def _look(self) -> bytes:
+    async def _look(self, *, is_rest_due: bool) -> bytes:
         """A snapshot, or the reason why there is none: readers go on, since the next one may succeed."""
         try:
-            status, plan, slow = await asyncio.gather(
-                self._view.status(), self._view.plan(), self._view.requests("slowest", _NUM_SLOW)
-            )
-            found = {"interval_s": self._interval_s, "status": status, "plan": plan, "slow_requests": slow}
-            return encode_event(found)
+            if is_rest_due or not self._rest:
+                plan, slow = await asyncio.gather(self._view.plan(), self._view.requests("slowest", _NUM_SLOW))
+                self._rest = {"plan": plan, "slow_requests": slow}
+            return encode_event({"interval_s": self._interval_s, "status": await self._view.status(), **self._rest})
         except Exception as error:  # noqa: BLE001 (whatever fails, the readers learn it)
             return encode_event(error_body(to_baton_error(error, "live")))
 
