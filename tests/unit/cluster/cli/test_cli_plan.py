@@ -77,7 +77,8 @@ def test_without_traffic_there_is_no_advice(baton, router):
         "missing": "not enough traffic yet",
         "texts": ["No advice: none seen"],
     }
-    assert baton("advise", router=router)[:2] == (0, "• No advice: none seen\n")
+    answered = (0, "• No advice: none seen\n\nDrafts: no worker has drafted yet.\n")
+    assert baton("advise", router=router)[:2] == answered
 
 
 DRAFTS = {
