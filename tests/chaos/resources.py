@@ -16,7 +16,10 @@ _PERIOD_S = 5.0
 _OWN = ("ray::RouterActor", "ray::Controller", "ray::WorkerActor")
 _LOG_READER = "log_monitor.py"
 """Ray's reader of logs keeps the files of some hundred ended processes open."""
+_NODE = "raylet"
 _SHARED_MEMORY = Path("/dev/shm")
+_MAX_SAMPLES = 60
+"""Of the memory of each process, in a report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +45,36 @@ class Holdings:
         return cls(num_files, frozenset(os.listdir(_SHARED_MEMORY)))
 
     def excess(self, before: Holdings) -> dict[str, int]:
-        """What is there in addition to ``before``; files by process, only of those that were there before."""
-        lasting = self.num_files.keys() & before.num_files.keys()
+        """What is there in addition to ``before``; files by process, only of those that were there before.
+
+        Those of Ray's nodes are one sum, since each has some for every worker there, and workers change nodes.
+        """
+        files: dict[str, int] = {}
+        for process in self.num_files.keys() & before.num_files.keys():
+            name = _name(process)
+            if _LOG_READER not in name:
+                holder = f"all {_NODE}s" if name.startswith(_NODE) else f"{name} ({process.pid})"
+                change = self.num_files[process] - before.num_files[process]
+                files[holder] = files.get(holder, 0) + change
         return {
             "processes": len(self.num_files) - len(before.num_files),
             "objects in shared memory": len(self.shared) - len(before.shared),
-            **{
-                f"files in {_name(process)} ({process.pid})": self.num_files[process] - before.num_files[process]
-                for process in lasting
-                if _LOG_READER not in _name(process)
-            },
+            **{f"files in {holder}": change for holder, change in files.items()},
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How the memory of processes that lived all the time has changed, from the first third of it to the last."""
+    """How the memory of processes that lived all the time has changed, from the first third of it to the last.
+
+    Attributes:
+        samples: some of the records, in bytes and evenly spaced, which show when it grew.
+    """
 
     name: str
     before_bytes: float
     after_bytes: float
+    samples: Sequence[int] = ()
 
     @property
     def percent(self) -> float:
@@ -107,7 +120,11 @@ class MemoryWatch:
         third = self._num_rounds // 3
         lasting = [(process, sizes) for process, sizes in self._records.items() if len(sizes) == self._num_rounds]
         found = [
-            Growth(_name(process), median(sizes[:third]), median(sizes[-third:])) for process, sizes in lasting if third
+            Growth(
+                _name(process), median(sizes[:third]), median(sizes[-third:]), sizes[:: -(-len(sizes) // _MAX_SAMPLES)]
+            )
+            for process, sizes in lasting
+            if third
         ]
         whole = Growth("all", sum(each.before_bytes for each in found), sum(each.after_bytes for each in found))
         return [whole, *sorted(found, key=lambda growth: -growth.after_bytes)] if found else []

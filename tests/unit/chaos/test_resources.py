@@ -6,13 +6,35 @@ import asyncio
 import os
 
 import httpx
+import psutil
 import pytest
 
 from tests.chaos import resources
-from tests.chaos.resources import MemoryWatch
+from tests.chaos.resources import Holdings, MemoryWatch
 from tests.chaos.target import Target
 
 MIB = 2**20
+
+
+def test_files_of_rays_nodes_are_one_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is replaced on another node takes its sockets there."""
+    names = dict.fromkeys(psutil.process_iter(), "raylet raylet")
+    [first, second, other] = list(names)[:3]
+    names[other] = "ray::RouterActor"
+    monkeypatch.setattr(resources, "_name", names.__getitem__)
+    before = Holdings({first: 50, second: 47, other: 9}, frozenset())
+    after = Holdings({first: 47, second: 50, other: 10}, frozenset())
+    excess = after.excess(before)
+    assert excess["files in all raylets"] == 0
+    assert excess[f"files in ray::RouterActor ({other.pid})"] == 1
+
+
+def test_the_records_of_a_process_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = MemoryWatch(list, lambda: asyncio.sleep(0, {}), 0.0)
+    watch._records[psutil.Process()] = list(range(1000))
+    watch._num_rounds = 1000
+    [_, own] = watch.growths()
+    assert own.samples == list(range(0, 1000, 17))
 
 
 async def test_the_content_of_kv_caches_is_no_growth(monkeypatch: pytest.MonkeyPatch) -> None:
