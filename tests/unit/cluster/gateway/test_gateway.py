@@ -151,7 +151,7 @@ async def test_chat_completions_return_logprobs(http: httpx.AsyncClient, stream:
 
 @pytest.mark.parametrize(
     ("body", "is_large"),
-    [({"prompt": ["hello"] * 600}, True), ({"logprobs": 5, "n": 8}, True), ({"logprobs": 5}, False)],
+    [({"prompt": ["hello"] * 600}, True), ({"logprobs": 5, "n": 64}, True), ({"logprobs": 5}, False)],
     ids=["choices", "log probabilities", "one choice"],
 )
 async def test_large_answers_are_written_in_a_thread(
