@@ -8,6 +8,7 @@ const LEFT = 44;
 const RIGHT = 16;
 const TOP = 26;
 const BOTTOM = 34;
+const MARK_BARS = 3;
 
 /** A few round steps that cover `[0, most]`. */
 export function ticksUpTo(most) {
@@ -64,10 +65,11 @@ export function barChart(values, marks = [], baseline = null) {
   for (const { index, text, kind } of marks) {
     const anchor = index < 2 ? "start" : index > values.length - 3 ? "end" : "middle";
     const x = anchor === "middle" ? middle(index) : middle(index) + (anchor === "start" ? -slot / 3 : slot / 3);
+    const below = values.slice(Math.max(0, index - MARK_BARS), index + 1); // the text is wider than its bar
     drawing.append(
       svg(
         "text",
-        { class: `mark ${kind}`, x, y: y(Math.max(values[index], baseline ?? 0)) - 8, "text-anchor": anchor },
+        { class: `mark ${kind}`, x, y: y(Math.max(...below, baseline ?? 0)) - 8, "text-anchor": anchor },
         text,
       ),
     );

@@ -32,16 +32,14 @@ export function cliffOf(points) {
   return points.find((point) => point.k > peak.k && point.speedup < 1) ?? null;
 }
 
-/** The rule of thumb by acceptance. Between two ranges, the cost decides. */
+/** Rules of thumb by acceptance, as in `baton advise`: the shortest and longest draft that usually pay. */
 export const RULES = [
-  { from: 0.85, to: 1, range: "0.85 and more", advice: "5 to 7" },
-  { from: 0.8, to: 0.85, range: "0.80 to 0.85", advice: "3 to 7, by their cost" },
-  { from: 0.6, to: 0.8, range: "0.60 to 0.80", advice: "3 to 5" },
-  { from: 0.5, to: 0.6, range: "0.50 to 0.60", advice: "1 to 3 if they are cheap" },
-  { from: 0, to: 0.5, range: "below 0.50", advice: "none: do not speculate" },
+  { from: 0.85, lengths: [5, 7], range: "0.85 and more", advice: "5 to 7" },
+  { from: 0.8, lengths: [4, 6], range: "0.80 to 0.85", advice: "4 to 6" },
+  { from: 0.6, lengths: [3, 5], range: "0.60 to 0.80", advice: "3 to 5" },
+  { from: 0.5, lengths: [1, 3], range: "0.50 to 0.60", advice: "1 to 3 if they are cheap" },
+  { from: 0, lengths: null, range: "below 0.50", advice: "none: do not speculate" },
 ];
 
-/** The rule for an acceptance. 0.8 itself belongs to 0.6 to 0.8. */
-export function ruleFor(alpha) {
-  return RULES.find((rule) => alpha >= rule.from && !(rule.from === 0.8 && alpha === 0.8)) ?? RULES.at(-1);
-}
+/** The rule for an acceptance in [0, 1]. */
+export const ruleFor = (alpha) => RULES.find((rule) => alpha >= rule.from);

@@ -36,7 +36,7 @@ test("the advice follows the acceptance", () => {
   assert.equal(advice(0.85), "5 to 7");
   assert.equal(advice(0.99), "5 to 7");
   assert.equal(advice(0.6), "3 to 5");
-  assert.equal(advice(0.8), "3 to 5");
+  assert.equal(advice(0.8), "4 to 6");
   assert.equal(advice(0.49), "none: do not speculate");
   assert.equal(advice(0), "none: do not speculate");
 });

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -9,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from baton.core.draft_payoff import Acceptance, advise_length, payoff_curve
 
 HERE = Path(__file__).parent
 STATIC = Path(__file__).parents[5] / "cluster" / "gateway" / "page" / "static"
@@ -21,6 +24,18 @@ def node() -> str:
     if found is None:
         pytest.skip("neither Playwright nor Node.js is installed")
     return found
+
+
+def test_the_rules_of_thumb_are_those_of_baton_advise() -> None:
+    script = (
+        "const { ruleFor } = await import(process.argv[1]);"
+        "console.log(JSON.stringify([...Array(101).keys()].map((percent) => ruleFor(percent / 100).lengths)));"
+    )
+    command = [node(), "--input-type=module", "--eval", script, str(STATIC / "speedup.js")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    curve = payoff_curve(Acceptance((0.7,)), 0.1)
+    expected = [advise_length(percent / 100, curve).rule_of_thumb for percent in range(101)]
+    assert [None if lengths is None else tuple(lengths) for lengths in json.loads(done.stdout)] == expected
 
 
 def test_the_modules_of_the_page(tmp_path: Path) -> None:
