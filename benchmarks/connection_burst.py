@@ -125,7 +125,8 @@ async def _stream(address: Address, model: str, number: int, num_tokens: int) ->
     request = f"{head}Connection: close\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
     try:
         _, stream = await asyncio.get_running_loop().create_connection(lambda: _Stream(request), *address)
-        return await asyncio.wait_for(stream.outcome, 120.0)
+        async with asyncio.timeout(120.0):
+            return await stream.outcome
     except (OSError, TimeoutError) as error:
         return f"cut ({type(error).__name__})"
 

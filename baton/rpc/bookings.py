@@ -153,7 +153,8 @@ class BookingBoard:
             if len(events.open) < _TOLD_PER_MESSAGE:
                 due_s = min(late.values()) + room_pause_s - self._clock() if late else None
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), due_s)
+                    async with asyncio.timeout(due_s):
+                        await changed.wait()
             await asyncio.sleep(pause_s)
 
     def _notify(self) -> None:

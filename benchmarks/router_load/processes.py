@@ -79,7 +79,8 @@ class Child:
         if self._process.stdout is None:
             raise RuntimeError("the process was started without a standard output")
         try:
-            line = await asyncio.wait_for(self._process.stdout.readline(), _READY_TIMEOUT_S)
+            async with asyncio.timeout(_READY_TIMEOUT_S):
+                line = await self._process.stdout.readline()
         except TimeoutError as error:
             raise InternalError(f"{self._name} sent no message within {_READY_TIMEOUT_S:g} s.") from error
         if not line:
@@ -90,7 +91,8 @@ class Child:
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
-            await asyncio.wait_for(self._process.wait(), _STOP_TIMEOUT_S)
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                await self._process.wait()
         except TimeoutError:
             self._process.kill()
             await self._process.wait()

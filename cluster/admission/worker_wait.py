@@ -139,6 +139,7 @@ class WorkerWait:
                 raise self.error()
             wait_s = min(left, record.time_left_s, tuning.WORKER_WAIT_TICK_S)
             try:
-                await asyncio.wait_for(changed.wait(), wait_s)
+                async with asyncio.timeout(wait_s):
+                    await changed.wait()
             except TimeoutError:
                 continue

@@ -186,7 +186,8 @@ class PoolMember:
             return
         try:
             if self.state in (WorkerState.READY, WorkerState.DRAINING) and not self.hangs.is_set():
-                await asyncio.wait_for(_result(actor.stop.remote()), _STOP_TIMEOUT_S)
+                async with asyncio.timeout(_STOP_TIMEOUT_S):
+                    await _result(actor.stop.remote())
         except (BatonError, RayError, TimeoutError):
             logger.info("a worker did not stop by itself", extra={"worker": self.worker_id})
         finally:

@@ -206,7 +206,8 @@ class RouterGroup:
         if router is None:
             return
         try:
-            await asyncio.wait_for(asyncio.ensure_future(router.stop.remote()), _STOP_TIMEOUT_S)
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                await asyncio.ensure_future(router.stop.remote())
         except (RayError, TimeoutError):
             logger.info("the router did not stop by itself")
         ray.kill(router, no_restart=True)

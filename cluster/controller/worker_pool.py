@@ -225,7 +225,8 @@ class WorkerPool:
                 failed = [member for member in self._dead if member.info is None]
                 raise WorkerLostError(explain_failures(self.name, count, failed[-count:]))
             try:
-                await asyncio.wait_for(changed.wait(), max(0.0, give_up_at - time.monotonic()))
+                async with asyncio.timeout(max(0.0, give_up_at - time.monotonic())):
+                    await changed.wait()
             except TimeoutError:
                 raise DeadlineError(self._why_not_ready(timeout_s)) from None
 

@@ -41,7 +41,6 @@ _EVENT: Json = {"type": "object", "properties": {"data": {"type": "string"}}, "r
 """A server-sent event: JSON in ``data``, or ``[DONE]``."""
 _TEXT_TYPES = {
     "/docs": "text/html",
-    "/admin/live": "text/event-stream",
     "/v1/files/{file_id}/content": "application/octet-stream",
 }
 _EXPIRY: Json = {
@@ -112,6 +111,8 @@ def describe_api() -> Json:
 def _operation(endpoint: Endpoint, schemas: Json) -> Json:
     text = {_TEXT_TYPES.get(endpoint.path, "text/plain"): {"schema": {"type": "string"}}}
     content: Json = {"application/json": {"schema": ref(endpoint.answer)}} if endpoint.answer else text
+    if endpoint.path == "/admin/live":
+        content = {"text/event-stream": {"schema": _EVENT}}
     if endpoint.path == "/":
         content["text/html"] = {"schema": {"type": "string"}}
     operation: Json = {"summary": endpoint.summary}

@@ -138,7 +138,8 @@ class JobRun:
     async def _wait_for_early_end(self) -> None:
         while (left_s := self.job.expires_at - self._shop.clock()) > 0 and not self._ends_early.is_set():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ends_early.wait(), left_s)
+                async with asyncio.timeout(left_s):
+                    await self._ends_early.wait()
 
     async def _run_all(self, lines: Iterator[Line], recorder: Recorder) -> None:
         shop = self._shop

@@ -67,7 +67,8 @@ class JobRunner:
                 await self._keep_tidy()
                 self._is_wanted.clear()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._is_wanted.wait(), _POLL_S)
+                    async with asyncio.timeout(_POLL_S):
+                        await self._is_wanted.wait()
         finally:
             for task in self._running:
                 task.cancel()

