@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from baton.core.figure_table import figure_table
 from benchmarks.speculation_rounds import NO_METHOD, RoundTally
 from benchmarks.speculation_runs import CellResult
 from decode_worker.speculation.controller import AUTO
@@ -105,9 +105,7 @@ class SpeculationReport:
         return bool(self.environment["dtype"] == "float32" and self.environment["acceptance"] == MATCH)
 
     def _table(self, workload: str) -> Table:
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
-        for heading in _HEADINGS:
-            table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
+        table = figure_table(*_HEADINGS)
         for result in self.results:
             if result.cell.workload == workload:
                 table.add_row(*_row(result), style="dim" if result.num_failures else None)

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from baton.bench.document import read_serve_document
 from baton.bench.latency import PERCENTILES
 from baton.bench.tables import LATENCY_NAMES
 from baton.core.errors import ConfigError
+from baton.core.figure_table import figure_table
 
 _THROUGHPUT = {
     "requests_per_s": "answered /s",
@@ -131,9 +130,7 @@ def _flatten(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 def _render(
     names: tuple[str, str], comparisons: Sequence[Comparison], differing: Sequence[str], tolerance: float
 ) -> RenderableType:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in ("load", "", "A", "B", "B / A"):
-        table.add_column(heading, justify="right" if "A" in heading or "B" in heading else "left", no_wrap=True)
+    table = figure_table("load", "", "A", "B", "B / A", num_left=2)
     table.add_column("B is")
     shown = ""
     for one in comparisons:

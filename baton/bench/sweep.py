@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from baton.bench.assembly import WorkloadPlan, plan_workload
@@ -34,6 +32,7 @@ from baton.bench.stage_result import StageResult, evaluate
 from baton.bench.stages import MAX_RATE, TRACE, LoadSettings, plan_stages
 from baton.bench.tables import render_checklist
 from baton.core.errors import ConfigError
+from baton.core.figure_table import figure_table
 from baton.core.option_text import check_positive
 
 
@@ -182,10 +181,10 @@ def _checks(result: SearchResult, probes: Sequence[StageResult]) -> list[Check]:
 
 
 def _render(result: SearchResult, probes: Sequence[StageResult], slo: Slo, sweep: SweepSettings) -> RenderableType:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
     rank = f"p{sweep.percentile:g}"
-    for heading in ("rate/s", "probes", "requests", "met", "95 %", f"TTFT {rank}", f"TPOT {rank}", "failed"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = figure_table(
+        "rate/s", "probes", "requests", "met", "95 %", f"TTFT {rank}", f"TPOT {rank}", "failed", num_left=0
+    )
     table.add_column("")
     for verdict in sorted(result.verdicts, key=lambda verdict: verdict.rate):
         own = [probe for probe in probes if probe.run.stage.rate == verdict.rate]

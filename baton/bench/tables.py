@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -14,6 +13,7 @@ from baton.bench.checklist import Check, checklist
 from baton.bench.latency import Summary
 from baton.bench.sample import Slo
 from baton.bench.stage_result import StageResult
+from baton.core.figure_table import figure_table
 
 LATENCY_NAMES: Mapping[str, str] = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "ITL", "e2e_ms": "E2E"}
 _LEGEND = """\
@@ -49,9 +49,8 @@ def render_run(
 
 def render_checklist(checks: Sequence[Check]) -> Table:
     """The checklist of a load test, with a reason for each verdict."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in ("check", "", "reason"):
-        table.add_column(heading, no_wrap=heading != "reason")
+    table = figure_table("check", "", num_left=2)
+    table.add_column("reason")
     for check in checks:
         verdict = Text("pass", style="green") if check.is_passed else Text("fail", style="bold yellow")
         table.add_row(check.name, verdict, Text(check.reason))
@@ -59,7 +58,9 @@ def render_checklist(checks: Sequence[Check]) -> Table:
 
 
 def _throughput(stages: Sequence[StageResult], slo: Slo | None) -> Table:
-    table = _table("load", "requests", "failed", "offered\n/s", "answered\n/s", "output\ntokens/s", "input\ntokens/s")
+    table = figure_table(
+        "load", "requests", "failed", "offered\n/s", "answered\n/s", "output\ntokens/s", "input\ntokens/s"
+    )
     table.add_column("tokens in,\nout (mean)", justify="right")
     table.add_column("cached", justify="right")
     if slo is not None:
@@ -83,7 +84,7 @@ def _throughput(stages: Sequence[StageResult], slo: Slo | None) -> Table:
 
 
 def _latencies(stages: Sequence[StageResult]) -> Table:
-    table = _table("load", "ms", "mean", "min", "p50", "p95", "p99", "max")
+    table = figure_table("load", "ms", "mean", "min", "p50", "p95", "p99", "max")
     table.columns[1].justify = "left"
     for stage in stages:
         label = stage.label
@@ -102,10 +103,3 @@ def _cells(summary: Summary) -> list[str]:
         return ["-"] * 6
     values = (summary.mean, summary.min, summary.p50, summary.p95, summary.p99, summary.max)
     return [f"{value:.1f}" for value in values]
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
-    for index, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if index else "left", no_wrap=True)
-    return table

@@ -160,8 +160,8 @@ class PayoffAdvice:
 def advise_length(alpha: float, curve: PayoffCurve) -> PayoffAdvice:
     """Advice from an acceptance that is the same for all positions, and the curve.
 
-    The rule of thumb knows α only, and the formula c too. Below 0.5 both must agree before drafts are advised: a gain
-    there is within the error of a measurement.
+    The rule of thumb uses α alone, the formula c as well. From 0.5 on, the formula decides. Below 0.5, drafts are never
+    advised, since a gain there is within the error of a measurement.
     """
     rule = next(rule for rule in _RULES if alpha >= rule.least)
     shown = f"α = {alpha:.2f}"

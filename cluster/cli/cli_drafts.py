@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from baton.core.draft_payoff import Acceptance, advise_length, payoff_curve
 from baton.core.errors import ConfigError
+from baton.core.figure_table import figure_table
 
 
 def drafts_sentences(workers: Sequence[Mapping[str, Any]]) -> list[Text]:
@@ -31,9 +30,7 @@ def render_drafts(entries: Sequence[Mapping[str, Any]]) -> RenderableType:
     """The part ``speculation`` of the answer of GET /admin/advise: figures, best lengths and advice by worker."""
     if not entries:
         return Text("Drafts: no worker has drafted yet.")
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in ("worker", "drafts by", "α", "c", "k now", "k by formula", "k measured"):
-        table.add_column(heading, justify="left" if heading in ("worker", "drafts by") else "right", no_wrap=True)
+    table = figure_table("worker", "drafts by", "α", "c", "k now", "k by formula", "k measured", num_left=2)
     texts: dict[str, None] = {}
     for entry in entries:
         method = _named(entry)
@@ -73,9 +70,7 @@ def assumed_drafts(alpha: str, cost: float) -> dict[str, Any]:
 
 def render_assumed(answer: Mapping[str, Any]) -> RenderableType:
     """Renders :func:`assumed_drafts`."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in ("k", "tokens of a round", "speed-up"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = figure_table("k", "tokens of a round", "speed-up", num_left=0)
     for length, (tokens, gain) in enumerate(zip(answer["expected_tokens"], answer["speedups"], strict=True), start=1):
         mark = " ← best" if length == answer["best"] else " ← cliff" if length == answer["cliff"] else ""
         table.add_row(str(length), f"{tokens:.2f}", f"{gain:.2f}{mark:<8}")

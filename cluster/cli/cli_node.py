@@ -99,7 +99,7 @@ def join(
 def token(token_file: TokenOption = None) -> None:
     """Print the token that all machines of the cluster need, and make it if there is none.
 
-    Whoever has it can run code on every machine of the cluster. Copy it without showing it, for example with
+    The token lets its holder run code on every machine of the cluster. Copy it without displaying it, for example:
     baton node token | ssh HOST 'umask 077; mkdir -p ~/.ray; cat > ~/.ray/auth_token'
     """
     _use_token_file(token_file)

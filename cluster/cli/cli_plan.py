@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from baton.core.errors import ConfigError
+from baton.core.figure_table import figure_table
 from cluster.cli.cli_common import CaOption, EndpointOption, JsonOption, with_client
 from cluster.cli.cli_drafts import assumed_drafts, render_assumed, render_drafts
 
@@ -68,7 +67,7 @@ def change_role(
 
 def render_plan(answer: Mapping[str, Any]) -> RenderableType:
     """Renders the answer of GET /admin/plan: a table of pools, and the reasons as sentences."""
-    table = _table("pool", "now", "next", "wanted", "used", "predicted")
+    table = figure_table("pool", "now", "next", "wanted", "used", "predicted")
     for name, pool in answer["pools"].items():
         attainment = min(pool["attainment"].values(), default=None)
         bounds = answer["limits"][name]
@@ -93,7 +92,7 @@ def render_advice(answer: Mapping[str, Any]) -> RenderableType:
     bullets = _bullets(answer["texts"])
     if answer["missing"]:
         return Group(*bullets)
-    table = _table("workers", "prefill", "decode", "local prompts", "requests/s within SLO")
+    table = figure_table("workers", "prefill", "decode", "local prompts", "requests/s within SLO")
     for heading, key in (("now", "now"), ("best pools", "best"), ("aggregated", "aggregated")):
         option = answer[key]
         both = key == "aggregated"
@@ -106,14 +105,6 @@ def render_advice(answer: Mapping[str, Any]) -> RenderableType:
         )
     seen = Text(f"observed: {answer['rate']:.3g} requests/s, {answer['num_requests']} in the last five minutes\n")
     return Group(seen, table, Text(""), *bullets)
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column(first, no_wrap=True)
-    for heading in others:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
 
 
 def _bullets(texts: Sequence[str] | Mapping[str, Any]) -> list[Text]:

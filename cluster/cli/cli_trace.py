@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from baton.core.errors import ConfigError
-from baton.core.files import replace_file
+from baton.core.files import replace_file, writing
 from cluster.cli.cli_common import CaOption, EndpointOption, with_client
 from cluster.cli.cli_reporter import error_console
 
@@ -37,8 +36,6 @@ def export(
     if out is None:
         sys.stdout.write(text)
         return
-    try:
+    with writing(out, "Give a file in a writable folder."):
         replace_file(out, text, mode=0o644)
-    except OSError as error:
-        raise ConfigError(f"--out: cannot write {out}: {error}. Give a file in a writable folder.") from error
     error_console().print(Text(f"wrote {len(requests)} requests to {out}"), soft_wrap=True)

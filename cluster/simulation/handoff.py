@@ -101,7 +101,7 @@ class SimulatedHandoff:
             self._computed.set()
 
     async def outcome(self) -> worker_pb2.HandoffResult:
-        """Waits for the end of the hand-off, and returns what is told of it."""
+        """Waits for the end of the hand-off, and returns its report."""
         if self._task is None:
             raise RuntimeError("a hand-off that never began was awaited")
         try:

@@ -1,5 +1,8 @@
-"""Drafts and grammars: tokens that a grammar forces, such as the keys of a JSON object, cost no guess; drafts of other
-methods end where a grammar refuses them."""
+"""Drafts and grammars.
+
+Tokens that a grammar forces, such as the keys of a JSON object, are drafted without a prediction. Drafts of other
+methods end where a grammar refuses them.
+"""
 
 from __future__ import annotations
 

@@ -10,18 +10,13 @@ from typing import Any
 
 import jsonschema
 import pytest
-import torch
 
 from baton.core.chunk_budget import SchedulerLimits
 from baton.core.request import FinishReason, Request, SamplingParams
 from baton.core.roles import DRAFT_METHODS
-from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
-from baton.engine.draft.loading import LoadedDraft
-from baton.engine.draft.medusa.heads import load_medusa
-from baton.engine.draft.model.draft_model import DraftModel
 from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
-from baton.engine.models.model_loader import LoadedModel, prepare_model
+from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import RunnerOptions
 from baton.engine.scheduling.scheduler import Scheduler
@@ -29,29 +24,15 @@ from baton.grammar.compiler import GrammarCompiler
 from baton.grammar.forms import json_grammar
 from cluster.config.worker_config import SpeculationConfig
 from decode_worker.speculation.registry import GRAMMAR, create_controller
-from decode_worker.speculation.verification import RESIDUAL, create_verifier
+from decode_worker.speculation.verification import create_verifier
 from tests.drafting import prompts
+from tests.method_drafts import CHAINS, DRAWN, TREES, draft_for
 from tests.random_schemas import EOS, character_tokenizer, random_schema
-from tests.tiny_drafts import VOCAB, tiny_draft_lm, tiny_eagle3, tiny_medusa_v1, tiny_target
+from tests.tiny_drafts import VOCAB, tiny_target
 
 TOKENIZER = character_tokenizer()
 GRAMMARS = GrammarCompiler(TOKENIZER.to_json, VOCAB, {EOS})
-CHAINS = SpeculationConfig(max_draft_tokens=4, tree_max_batch=0)
-TREES = SpeculationConfig(max_draft_tokens=4, max_tree_tokens=8, tree_max_batch=8)
-DRAWN = SpeculationConfig(max_draft_tokens=4, tree_max_batch=0, acceptance=RESIDUAL)
 _BATCH = 8
-
-
-def _load(method: str, target: LoadedModel, folder: Path) -> LoadedDraft | None:
-    where = torch.float32, torch.device("cpu")
-    if method == "eagle3":
-        return LoadedDraft(method, "head", load_eagle(tiny_eagle3().write(folder), target.model, *where))
-    if method == "medusa":
-        written = tiny_medusa_v1().write(folder, "medusa_lm_head.pt")
-        return LoadedDraft(method, "heads", load_medusa(written, target.model, *where))
-    if method == "draft_model":
-        return LoadedDraft(method, "model", DraftModel(prepare_model(tiny_draft_lm(), "float32"), VOCAB))
-    return None
 
 
 class Lab:
@@ -59,7 +40,7 @@ class Lab:
 
     def __init__(self, method: str, config: SpeculationConfig, folder: Path) -> None:
         loaded = prepare_model(tiny_target(), "float32")
-        draft = _load(method, loaded, folder)
+        draft = draft_for(method, loaded, folder)
         network = None if draft is None else draft.network
         self.runner = ModelRunner(loaded, 512, 4, RunnerOptions(decoder="transformers"), draft=network)
         # The engine learns costs in a model of its own, so that drafts do not depend on how fast this machine is.

@@ -20,7 +20,7 @@ export class ApiError extends Error {
  */
 export async function call(path, { body, headers = {}, signal } = {}) {
   let response = await send(path, body, headers, signal);
-  if (response.status === 401 && (await askForKey("This endpoint requires an API key, and has none that it knows."))) {
+  if (response.status === 401 && (await askForKey("This endpoint requires a valid API key."))) {
     response = await send(path, body, headers, signal);
   }
   if (response.ok) return response;

@@ -25,11 +25,11 @@ export function peakOf(points) {
   return points.reduce((best, point) => (point.speedup > best.speedup ? point : best));
 }
 
-/** The first point from which on drafts are slower than none; `null` if there is none up to k = 16. */
+/** The first point from the peak on that is slower than no drafts; `null` if there is none up to k = 16. */
 export function cliffOf(points) {
   const peak = peakOf(points);
-  if (peak.speedup <= 1) return points[0];
-  return points.find((point) => point.k > peak.k && point.speedup < 1) ?? null;
+  const start = peak.speedup > 1 ? peak.k : 1;
+  return points.find((point) => point.k >= start && point.speedup < 1) ?? null;
 }
 
 /** Rules of thumb by acceptance, as in `baton advise`: the shortest and longest draft that usually pay. */

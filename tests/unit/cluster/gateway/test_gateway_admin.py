@@ -63,7 +63,7 @@ async def test_an_impossible_pool_size_is_refused(target: object, http: httpx.As
     assert "prefill must be an integer between 1 and 4096, or auto, got" in response.json()["error"]["message"]
 
 
-async def test_whoever_wants_an_empty_pool_reads_how_it_sleeps(http: httpx.AsyncClient) -> None:
+async def test_scaling_to_zero_is_refused_with_the_setting_that_allows_it(http: httpx.AsyncClient) -> None:
     response = await http.post("/admin/scale", json={"decode": 0})
     assert "set autoscaler.enabled to true and autoscaler.decode.min to 0" in response.json()["error"]["message"]
 

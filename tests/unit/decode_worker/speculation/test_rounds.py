@@ -6,16 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import torch
 
 from baton.core.request import Request, SamplingParams, TokenOutput
 from baton.core.rounds import Round, Verdict
-from baton.engine.draft.eagle.eagle_checkpoint import load_eagle
-from baton.engine.draft.loading import LoadedDraft
-from baton.engine.draft.medusa.heads import load_medusa
-from baton.engine.draft.model.draft_model import DraftModel
 from baton.engine.engine import Engine
-from baton.engine.models.model_loader import LoadedModel, prepare_model
+from baton.engine.models.model_loader import prepare_model
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import RunnerOptions
 from baton.engine.step.overlap import always
@@ -25,31 +20,16 @@ from cluster.config.worker_config import SpeculationConfig
 from decode_worker.speculation.registry import GRAMMAR, create_controller
 from tests.drafting import BLOCK_SIZE, engine_over, prompts
 from tests.engine_runs import build_engine, build_runner, greedy, run
+from tests.method_drafts import CHAINS, DRAWN, TREES, draft_for
 from tests.random_schemas import EOS, character_tokenizer
-from tests.tiny_drafts import VOCAB, tiny_draft_lm, tiny_eagle, tiny_eagle3, tiny_medusa_v1, tiny_target
+from tests.tiny_drafts import VOCAB, tiny_target
 from tests.tiny_models import tiny_model
 from tests.toy_proposers import Oracle
 from tests.witness import Witness
 
-CHAINS = SpeculationConfig(max_draft_tokens=4, tree_max_batch=0)
-TREES = SpeculationConfig(max_draft_tokens=4, max_tree_tokens=8, tree_max_batch=8)
-DRAWN = SpeculationConfig(max_draft_tokens=4, tree_max_batch=0, acceptance="residual")
 FEW = tuple((token, 60.0) for token in (3, 40, 77))
 """A bias towards few tokens, so that simple guesses are right."""
 NUM_TOKENS = 24
-
-
-def load(method: str, target: LoadedModel, folder: Path) -> LoadedDraft | None:
-    where = torch.float32, torch.device("cpu")
-    if method in ("eagle", "eagle3"):
-        make = tiny_eagle if method == "eagle" else tiny_eagle3
-        return LoadedDraft(method, "head", load_eagle(make().write(folder), target.model, *where))
-    if method == "medusa":
-        written = tiny_medusa_v1().write(folder, "medusa_lm_head.pt")
-        return LoadedDraft(method, "heads", load_medusa(written, target.model, *where))
-    if method == "draft_model":
-        return LoadedDraft(method, "model", DraftModel(prepare_model(tiny_draft_lm(), "float32"), VOCAB))
-    return None
 
 
 class Lab:
@@ -57,7 +37,7 @@ class Lab:
 
     def __init__(self, method: str, config: SpeculationConfig, folder: Path, num_blocks: int | None = None) -> None:
         loaded = prepare_model(tiny_target(), "float32")
-        draft = load(method, loaded, folder)
+        draft = draft_for(method, loaded, folder)
         network = None if draft is None else draft.network
         runner = ModelRunner(loaded, 96, BLOCK_SIZE, RunnerOptions(decoder="transformers"), draft=network)
         # The engine learns costs in a model of its own, so that drafts do not depend on how fast this machine is.
