@@ -243,7 +243,7 @@ def endpoint_with_key() -> Iterator[str]:
 def test_a_key_is_asked_for_and_kept_in_the_tab(browser: Browser) -> None:
     with endpoint_with_key() as endpoint, opened(browser, endpoint) as page:
         dialog = page.get_by_role("dialog")
-        expect(dialog).to_contain_text("requires an API key")
+        expect(dialog).to_contain_text("requires a valid API key")
         dialog.get_by_label("Key").fill(KEY)
         page.keyboard.press("Enter")
         expect(page.locator("#served")).to_have_text("tiny/model")
