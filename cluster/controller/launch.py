@@ -215,7 +215,9 @@ class Cluster:
                 if alive in done:
                     ray.get(alive)
                     return True
-            except RayActorError as error:
+            except RayError as error:
+                if not _is_loss(error):
+                    raise _as_baton_error(error) from error
                 if not self._gcs_lives():
                     raise WorkerLostError(
                         f"Ray's head at {self._gcs_address} has ended, and router and controller with it. Start it "
@@ -224,8 +226,6 @@ class Cluster:
                 if self._config.ray.is_local:
                     raise _as_baton_error(error) from error
                 return False
-            except RayError as error:
-                raise _as_baton_error(error) from error
         return True
 
 

@@ -173,6 +173,13 @@ def test_an_upgrade_that_fails_with_a_lost_router_has_not_lost_its_controller(la
         cluster.upgrade_ended()
 
 
+def test_a_controller_that_fails_with_a_lost_router_is_not_replaced(launched: Launched) -> None:
+    failure = RayTaskError("wait", "", ActorDiedError()).as_instanceof_cause()
+    launched.controllers = [Actor(start=STARTED, wait=Reference(failure))]
+    with pytest.raises(WorkerLostError, match="controller failed"):
+        launched.start("head:6379").wait(StopEvent())
+
+
 def test_an_upgrade_that_routers_have_taken_over_survives_its_controller(
     launched: Launched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
