@@ -33,7 +33,7 @@ from benchmarks.options import overrides_of, run_command
 from benchmarks.speculation_report import SpeculationReport
 from benchmarks.speculation_runs import Cell, CellResult, measure
 from benchmarks.speculation_target import EngineFactory, SpeculativeEngine, Target, load_target
-from benchmarks.speculation_workloads import WORKLOADS, Workload, check_names, load_workloads, parse_prompt_files
+from benchmarks.speculation_workloads import KINDS, WORKLOADS, Workload, check_names, load_workloads, parse_prompt_files
 from cluster.cli.cli_reporter import Reporter, print_report
 from cluster.config.config import BatonConfig, load_config
 from decode_worker.speculation.controller import NONE
@@ -55,6 +55,7 @@ class SpeculationSettings:
         rounds: pairs of runs of each cell. Every pair has different prompts, if there are enough.
         requests: minimum number of requests of each cell; small batches get more rounds, since prompts differ more
             than runs.
+        cold: begin each cell with what a worker knows when it has just started.
         out: folder of the JSON report.
 
     Raises:
@@ -69,11 +70,12 @@ class SpeculationSettings:
     max_tokens: int = 256
     rounds: int = 3
     requests: int = 8
+    cold: bool = False
     out: Path = Path("out")
 
     def __post_init__(self) -> None:
         check_names("speculation method", self.methods, method_names())
-        check_names("workload", self.workloads, self.known_workloads)
+        check_names("workload", self.workloads, tuple(dict.fromkeys([*KINDS, *self.known_workloads])))
         for name, values in (("--batches", self.batches), ("--temperatures", self.temperatures)):
             if not values:
                 raise ConfigError(f"{name} needs at least one number.")
@@ -90,6 +92,7 @@ class SpeculationSettings:
 
     @property
     def known_workloads(self) -> tuple[str, ...]:
+        """The workloads that are measured if none is named."""
         return tuple(dict.fromkeys([*WORKLOADS, *parse_prompt_files(self.prompts)]))
 
     def to_dict(self) -> dict[str, Any]:
@@ -136,12 +139,18 @@ def run_on(
     factory = EngineFactory(target, max(settings.batches), longest, settings.max_tokens)
     engines, left_out = factory.choose_methods(settings.methods)
     plain = factory.plain()
+    if settings.cold:
+        # Everything is in the caches of the processor, and nothing is known to the engines of the runs.
+        next(iter(engines.values())).profile()
     found = SpeculationReport(_environment(target), settings.to_dict(), left_out)
     cells = list(product(workloads, settings.temperatures, settings.batches, engines.items()))
     for number, (workload, temperature, batch, (method, engine)) in enumerate(cells, start=1):
         cell = Cell(method, workload.name, temperature, batch)
         report(f"{number} of {len(cells)}: {cell}")
         try:
+            if settings.cold:
+                engine = factory.speculative(method)
+                engine.profile()
             result = _measure(cell, plain, engine, workload, settings, target.loaded.eos_token_ids)
         except KeyboardInterrupt:
             kept = f"; {settings.out / JSON_NAME} has the earlier cells" if found.results else ""
@@ -163,7 +172,16 @@ def _measure(
 ) -> CellResult:
     rounds = max(settings.rounds, -(-settings.requests // cell.batch))
     batches = [workload.take(index * cell.batch, cell.batch) for index in range(rounds)]
-    result = measure(cell, plain, speculative.engine, speculative.meter, batches, settings.max_tokens, eos_token_ids)
+    result = measure(
+        cell,
+        plain,
+        speculative.engine,
+        speculative.meter,
+        batches,
+        settings.max_tokens,
+        eos_token_ids,
+        is_cold=settings.cold,
+    )
     result.num_failures = speculative.controller.num_failures
     return result
 
@@ -207,7 +225,10 @@ def command(
         str | None, typer.Option(help="Methods, such as auto,ngram. Default: all that can run with this draft.")
     ] = None,
     workloads: Annotated[
-        str | None, typer.Option(help="Workloads among chat,code,summarise,story and those of --prompts. Default: all.")
+        str | None,
+        typer.Option(
+            help=f"Workloads among {','.join(KINDS)} and those of --prompts. Default: the first four, and --prompts."
+        ),
     ] = None,
     prompts: Annotated[
         list[str] | None,
@@ -220,6 +241,9 @@ def command(
     requests: Annotated[
         int, typer.Option(help="Minimum number of requests per cell; small batches get more rounds.")
     ] = 8,
+    cold: Annotated[
+        bool, typer.Option(help="Begin each cell with what a worker knows when it has just started, its profile.")
+    ] = False,
     out: Annotated[Path, typer.Option("-o", "--out", help="Output folder of speculation.json.")] = Path("out"),
 ) -> None:
     """Measure every speculation method against plain decoding: accepted lengths, milliseconds, TPOT.
@@ -235,7 +259,7 @@ def command(
             "methods": names_if_given("--methods", methods), "workloads": names_if_given("--workloads", workloads),
             "prompts": tuple(prompts or ()), "temperatures": numbers("--temperatures", temperatures),
             "batches": integers("--batches", batches), "max_tokens": max_tokens, "rounds": rounds,
-            "requests": requests, "out": out,
+            "requests": requests, "cold": cold, "out": out,
         }  # fmt: skip
         shown = run(load_config(config, overrides), report, **settings)
     print_report(shown)

@@ -141,12 +141,14 @@ def measure(
     batches: Sequence[Sequence[tuple[int, ...]]],
     max_tokens: int,
     eos_token_ids: frozenset[int] = frozenset(),
+    *,
+    is_cold: bool = False,
 ) -> CellResult:
     """Measures plain and speculative runs over the same requests, a pair for each of ``batches``.
 
     The two engines alternate every few steps; the clock of each stands still while the other computes. An uncounted
     pair with the last batch runs first, so that the method knows costs and acceptance at this size, as on a worker that
-    has served for a while.
+    has served for a while; not if ``is_cold``.
 
     Args:
         plain, speculative: engines with separate caches; the latter has ``meter`` as its proposer.
@@ -156,7 +158,7 @@ def measure(
     """
     result = CellResult(cell)
     tallies: list[RoundTally] = []
-    for number, prompts in enumerate([batches[-1], *batches]):
+    for number, prompts in enumerate(batches if is_cold else [batches[-1], *batches], start=int(is_cold)):
         requests = [list(_requests(cell, prompts, max_tokens, eos_token_ids)) for _ in range(2)]
         runs = (_Run(plain, requests[0]), _Run(speculative, requests[1], meter))
         for turn in cycle((0, 1, 1, 0)):

@@ -17,12 +17,14 @@ from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.models.model_loader import LoadedModel, pick_device
 from baton.engine.models.model_source import resolve_model
 from baton.engine.models.tokenizer import Tokenizer
+from baton.engine.profile import DRAFT_RUNS, synthetic_requests
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import RunnerOptions
 from baton.engine.runner.served_model import load_served_model
 from baton.engine.scheduling.scheduler import Scheduler
 from baton.process.cores import usable_cores
 from benchmarks.speculation_rounds import RoundMeter
+from benchmarks.speculation_runs import run_batch
 from cluster.config.config import BatonConfig
 from decode_worker.speculation.controller import NONE, SpeculationController
 from decode_worker.speculation.registry import assemble_speculation, method_names
@@ -69,6 +71,16 @@ class SpeculativeEngine:
     engine: Engine
     controller: SpeculationController
     meter: RoundMeter
+
+    def profile(self) -> None:
+        """Lets the engine learn costs as a decode worker does at its start, and nothing else."""
+        loaded, network = self.engine.runner.loaded, self.controller.network_method
+        self.controller.is_profiled = True
+        for method in (NONE, network) if network else (NONE,):
+            for index, (batch, output_tokens) in enumerate(DRAFT_RUNS):
+                name = f"profile-{method}-{index}"
+                run_batch(self.engine, synthetic_requests(loaded, name, batch, 2, output_tokens, method), self.meter)
+        self.controller.is_profiled = False
 
 
 def load_target(config: BatonConfig) -> Target:

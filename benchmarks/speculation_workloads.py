@@ -15,6 +15,9 @@ from baton.engine.models.tokenizer import Tokenizer
 
 WORKLOADS = ("chat", "code", "summarise", "story")
 """Answers of ``summarise`` repeat much of the prompt, which they summarise, quote or edit; ``story`` the least."""
+KINDS = (*WORKLOADS, "explanation", "extraction", "json", "letter", "list", "mathematics", "rewriting", "table",
+         "translation")  # fmt: skip
+"""All built-in workloads. Those beyond :data:`WORKLOADS` have few prompts, and are measured when they are named."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from baton.core.request import Request, SamplingParams
+from baton.core.step_costs import StepSample
 from baton.engine.async_engine import AsyncEngine, generate_all
+from baton.engine.models.model_loader import LoadedModel
 
 CPU_BUDGET_S = 0.7
 GPU_BUDGET_S = 2.0
@@ -29,6 +31,8 @@ _UNCONDITIONAL_RUNS = 2
 """Runs that are measured however long they take; a single one could be an outlier that nothing reveals."""
 _TIME_GROWTH = 1.5
 """The next run may take this much longer than in proportion to its size."""
+DRAFT_RUNS = ((1, 6), (1, 16), (_BATCH_GROWTH, 8))
+"""Sequences and output tokens of the runs with drafts; the first one is not measured."""
 _GATHERING_S = 1.0
 
 
@@ -46,12 +50,17 @@ class _Run:
         return max(16, self.batch * self.prompt_tokens) + (self.output_tokens - 1) * max(16, self.batch)
 
 
-async def profile_steps(engine: AsyncEngine, max_model_len: int, budget_s: float | None = None) -> None:
+async def profile_steps(
+    engine: AsyncEngine, max_model_len: int, budget_s: float | None = None, draft_method: str | None = None
+) -> None:
     """Runs requests through a started engine that serves nothing yet. Only step samples remain afterwards.
 
     Args:
         budget_s: a measured run that would probably end after this many seconds is skipped, except the two smallest;
             ``None`` takes :data:`CPU_BUDGET_S` or :data:`GPU_BUDGET_S`.
+        draft_method: a speculation method that drafts for some more runs, so that the costs of its drafts are known
+            too. How many of them are accepted says nothing about real texts; the caller must see to it that the method
+            does not learn it.
 
     Raises:
         BatonError: the engine failed.
@@ -67,6 +76,19 @@ async def profile_steps(engine: AsyncEngine, max_model_len: int, budget_s: float
             budget_s = CPU_BUDGET_S if on_cpu else GPU_BUDGET_S
         await _measure(engine, [*runs[:1], *runs * (_CPU_ROUNDS if on_cpu else _GPU_ROUNDS)], budget_s)
         learned += await engine.take_steps()
+        if draft_method is not None:
+            learned += await _measure_drafts(engine, max_model_len, draft_method)
+
+
+async def _measure_drafts(engine: AsyncEngine, max_model_len: int, method: str) -> list[StepSample]:
+    """The steps of some runs with drafts, as ones in which nothing was decoded, so that they count for costs alone."""
+    runs = [_Run(batch, _BATCH_PROMPT, output) for batch, output in DRAFT_RUNS]
+    for index, run in enumerate(runs):
+        if _fits(engine, run, max_model_len):
+            await _execute(engine, run, f"drafts-{index}", method)
+        if index == 0:
+            await engine.take_steps()
+    return [sample._replace(decoding=0) for sample in await engine.take_steps()]
 
 
 async def _measure(engine: AsyncEngine, runs: list[_Run], budget_s: float) -> None:
@@ -112,22 +134,34 @@ def _fits(engine: AsyncEngine, run: _Run, max_model_len: int) -> bool:
     return 0 < length <= max_model_len and run.batch <= min(room, limits.max_num_seqs, limits.chunk_tokens)
 
 
-async def _execute(engine: AsyncEngine, run: _Run, name: str) -> None:
-    params = SamplingParams(max_tokens=run.output_tokens, temperature=0, ignore_eos=True)
-    vocab_size = engine.runner.loaded.vocab_size
-    requests = [
-        Request(
-            request_id=f"{name}-{index}",
-            prompt_token_ids=[(7 * position + index) % vocab_size for position in range(run.prompt_tokens)],
-            params=params,
-            eos_token_ids=engine.runner.loaded.eos_token_ids,
-            speculation_method="none",
-        )
-        for index in range(run.batch)
-    ]
+async def _execute(engine: AsyncEngine, run: _Run, name: str, method: str = "none") -> None:
+    requests = synthetic_requests(engine.runner.loaded, name, run.batch, run.prompt_tokens, run.output_tokens, method)
     gathered = threading.Event()  # the engine waits for it, so that its first step contains all requests
     engine.post(lambda: gathered.wait(_GATHERING_S))
     tasks = [asyncio.create_task(generate_all(engine, request)) for request in requests]
     await asyncio.sleep(0)
     gathered.set()
     await asyncio.gather(*tasks)
+
+
+def synthetic_requests(
+    loaded: LoadedModel, name: str, batch: int, prompt_tokens: int, output_tokens: int, method: str
+) -> list[Request]:
+    """Greedy requests without meaning, all of the same size.
+
+    Args:
+        name: begins their ids.
+        batch: how many.
+        method: their speculation method.
+    """
+    params = SamplingParams(max_tokens=output_tokens, temperature=0, ignore_eos=True)
+    return [
+        Request(
+            request_id=f"{name}-{index}",
+            prompt_token_ids=[(7 * position + index) % loaded.vocab_size for position in range(prompt_tokens)],
+            params=params,
+            eos_token_ids=loaded.eos_token_ids,
+            speculation_method=method,
+        )
+        for index in range(batch)
+    ]

@@ -115,6 +115,8 @@ class SpeculationController:
         self._proposed_by: dict[str, str] = {}
         self._drafters: dict[str, list[str]] = {}
         self._faults = DraftFaults()
+        self.is_profiled = False
+        """While True, the outcome of drafts is ignored, since the texts are synthetic. Their costs are learned."""
         self.num_failures = 0
         """The number of times that a method failed."""
         self.figures = FigureBook()
@@ -177,7 +179,14 @@ class SpeculationController:
                 in_step=True,
             )
 
+    @property
+    def network_method(self) -> str | None:
+        """The name of the method with a network, if one is loaded."""
+        return next((name for name, own in self._methods.items() if own.passes is not None), None)
+
     def observe(self, result: VerifyResult) -> None:
+        if self.is_profiled:
+            return
         request_id = result.sequence.request.request_id
         name = self._proposed_by.get(request_id)
         if name is not None and result.num_drafted:

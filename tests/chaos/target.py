@@ -99,7 +99,7 @@ class Target:
             // worker["kv_blocks_total"]
             * (worker["kv_blocks_used"] + worker["kv_blocks_cached"])
             for worker in await self.workers()
-            if "kv_blocks_total" in worker
+            if worker.keys() >= {"pid", "kv_blocks_total"}  # one that has just joined or left has only one of them
         }
 
     async def num_leaked_blocks(self) -> int:

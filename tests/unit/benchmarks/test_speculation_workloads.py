@@ -8,6 +8,7 @@ import pytest
 
 from baton.core.errors import ConfigError
 from benchmarks.speculation_workloads import (
+    KINDS,
     WORKLOADS,
     Workload,
     check_names,
@@ -24,6 +25,11 @@ def test_every_workload_has_enough_distinct_prompts_for_its_largest_batch():
         assert len(set(workload.prompts)) == len(workload.prompts) >= 16
     by_name = {workload.name: workload for workload in loaded}
     assert min(map(len, by_name["summarise"].prompts)) > max(map(len, by_name["story"].prompts))
+
+
+def test_every_kind_has_some_prompts():
+    for kind in load_workloads(KINDS, {}, byte_level_tokenizer()):
+        assert len(set(kind.prompts)) == len(kind.prompts) >= 4
 
 
 def test_prompts_use_the_chat_template_if_there_is_one(tmp_path):
