@@ -191,7 +191,7 @@ class Turn {
     this.#node.append(details);
     const rounds = roundsNodes(timeline);
     if (rounds.length) {
-      const summary = `Rounds: ${counted(timeline.speculation?.rounds.length ?? 0, "step")} of decoding`;
+      const summary = `Rounds: ${counted(timeline.speculation.rounds.length, "step")} of decoding`;
       this.#node.append(el("details", { class: "detail rounds-of" }, el("summary", {}, summary), ...rounds));
     }
     details.scrollIntoView({ block: "nearest" });
