@@ -46,7 +46,7 @@ def prepare(page: Page, part: str) -> None:
             page.get_by_role("button", name="Next round").last.click()
     elif part == "gallery":
         page.get_by_role("button", name="Record all").click()
-        page.locator("#record-all:not([disabled])").wait_for()
+        page.locator("#record-all[aria-disabled=false]").wait_for()
         page.wait_for_timeout(3000)  # until the last round has been played
     elif part == "cluster":
         page.locator("#tiles .tile").first.wait_for()

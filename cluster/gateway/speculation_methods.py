@@ -10,8 +10,8 @@ from cluster.requests.generation import ModelCard
 
 Json = dict[str, Any]
 
-_CHAIN = "a chain of at most speculation.max_draft_tokens tokens"
-_TREE = "a tree of at most speculation.max_tree_tokens tokens"
+_CHAIN = "chains, up to speculation.max_draft_tokens"
+_TREE = "trees, up to speculation.max_tree_tokens"
 _CODE = "Write a Python function that counts the words of a text, and one that counts its lines."
 _COPY = "Repeat this list twice, word for word: red apples, green pears, blue plums, yellow lemons, black grapes."
 
@@ -100,7 +100,7 @@ SPECULATION_METHODS = (
         "EAGLE and EAGLE-2",
         "A decoder layer continues the model's last hidden state together with its tokens.",
         "a head that was trained for this model",
-        f"{_CHAIN}; for few requests, {_TREE}",
+        f"{_CHAIN}; for few requests {_TREE}",
         "chat and code with few requests at a time",
         "Y. Li et al.: EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty",
         "2401.15077",
@@ -112,7 +112,7 @@ SPECULATION_METHODS = (
         "EAGLE-3",
         "A decoder layer continues early, middle and late hidden states, trained on its own drafts.",
         "a head that was trained for this model; the default model comes with one",
-        f"{_CHAIN}; for few requests, {_TREE}",
+        f"{_CHAIN}; for few requests {_TREE}",
         "chat and code with few requests at a time",
         "Y. Li et al.: EAGLE-3: Scaling up Inference Acceleration via Training-Time Test",
         "2503.01840",

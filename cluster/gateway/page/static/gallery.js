@@ -2,7 +2,7 @@
 
 import { getJson } from "./api.js";
 import { byId, el, setText, syncChildren } from "./dom.js";
-import { digits, duration } from "./format.js";
+import { duration } from "./format.js";
 import { record } from "./recording.js";
 import { bestRoundOf, totalsOf } from "./rounds.js";
 import { RoundsView } from "./rounds_view.js";
@@ -15,6 +15,7 @@ export function createGallery() {
 
 class Gallery {
   #cards = new Map(); // by method; they keep their recordings until the page is closed
+  #last = Promise.resolve(); // the newest recording: one is made after the other, so that none disturbs another
 
   /** Shows the methods, and which of them can run now. */
   async show() {
@@ -36,14 +37,16 @@ class Gallery {
   }
 
   async recordAll() {
-    const button = byId("record-all");
-    button.disabled = true;
-    for (const card of this.#cards.values()) await card.record(); // one after the other, so that none disturbs another
-    button.disabled = false;
+    setBusy(byId("record-all"), true);
+    await Promise.all([...this.#cards.values()].map((card) => card.record()));
+    setBusy(byId("record-all"), false);
   }
 
   #add(method) {
-    const card = new Card(method);
+    const card = new Card(method, (work) => {
+      this.#last = this.#last.then(work);
+      return this.#last;
+    });
     this.#cards.set(method.method, card);
     return card.node;
   }
@@ -51,6 +54,7 @@ class Gallery {
 
 class Card {
   #method;
+  #inTurn;
   #isBusy = false;
   #record = el("button", { type: "button" }, "Record");
   #replay = el("button", { type: "button", class: "quiet", hidden: true }, "Play the best round");
@@ -59,7 +63,9 @@ class Card {
   #shown = el("div");
   #rounds = null;
 
-  constructor(method) {
+  /** `inTurn` runs a function after those that it was given before. */
+  constructor(method, inTurn) {
+    this.#inTurn = inTurn;
     const title = el("h2", { id: `method-${method.method}` }, method.title, " ", el("code", {}, method.method));
     this.node = el(
       "section",
@@ -91,6 +97,13 @@ class Card {
   async record() {
     if (this.#isBusy || !this.#method.available) return;
     this.#setBusy(true);
+    this.#state.className = "hint";
+    setText(this.#state, "Waiting for another recording …");
+    await this.#inTurn(() => this.#recordNow());
+    this.#setBusy(false);
+  }
+
+  async #recordNow() {
     setText(this.#state, "Recording …");
     try {
       const found = await record(this.#method.method, this.#method.prompt);
@@ -103,8 +116,6 @@ class Card {
     } catch (error) {
       this.#state.className = "problem";
       setText(this.#state, error.message);
-    } finally {
-      this.#setBusy(false);
     }
   }
 
@@ -115,8 +126,13 @@ class Card {
 
   #setBusy(isBusy) {
     this.#isBusy = isBusy;
-    this.#record.disabled = isBusy;
+    setBusy(this.#record, isBusy);
   }
+}
+
+/** Unlike a disabled button, a busy one keeps the focus. */
+function setBusy(button, isBusy) {
+  button.setAttribute("aria-disabled", String(isBusy));
 }
 
 function facts(method) {
@@ -138,7 +154,7 @@ function facts(method) {
 function resultOf(found) {
   const totals = totalsOf(found.trace);
   const isMeasured = found.plainMs && found.draftedMs;
-  const gain = isMeasured ? `${digits(found.plainMs / found.draftedMs)} × ` : "No time to compare. ";
+  const gain = isMeasured ? `${(found.plainMs / found.draftedMs).toFixed(2)} × ` : "No time to compare. ";
   const length = totals.shortest === totals.longest ? totals.longest : `${totals.shortest} to ${totals.longest}`;
   return [
     el("strong", {}, gain),
