@@ -63,9 +63,9 @@ export function totalsOf({ rounds }) {
   };
 }
 
-/** The index of the round with the most accepted tokens, and of those the one with the most drafted ones. */
+/** The index of the round that made the most tokens, and of those the one with the most drafted ones. */
 export function bestRoundOf({ rounds }) {
-  const worth = (one) => numAccepted(one) * 100 + one.draft.token_ids.length;
+  const worth = (one) => one.output.token_ids.length * 100 + one.draft.token_ids.length;
   return rounds.reduce((best, one, index) => (worth(one) > worth(rounds[best]) ? index : best), 0);
 }
 
