@@ -26,7 +26,7 @@ def take_pictures(endpoint: str, folder: Path) -> None:
             for scheme in ("light", "dark"):
                 page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
                 page.set_default_timeout(_TIMEOUT_MS)
-                for part in ("chat", "playground", "cluster"):
+                for part in ("chat", "playground", "gallery", "cluster"):
                     page.goto(f"{endpoint}/#{part}")
                     prepare(page, part)
                     page.mouse.wheel(0, -100_000)  # the answer of a chat is scrolled into view
@@ -41,6 +41,13 @@ def prepare(page: Page, part: str) -> None:
         page.locator("#prompt").fill("Why is the sky blue?")
         page.keyboard.press("Enter")
         page.locator("details.waterfall-of").wait_for()
+        page.locator("details.rounds-of summary").click()
+        for _ in range(3):
+            page.get_by_role("button", name="Next round").last.click()
+    elif part == "gallery":
+        page.get_by_role("button", name="Record all").click()
+        page.locator("#record-all[aria-disabled=false]").wait_for()
+        page.wait_for_timeout(3000)  # until the last round has been played
     elif part == "cluster":
         page.locator("#tiles .tile").first.wait_for()
         page.wait_for_timeout(6000)  # until there are rates and lines

@@ -33,6 +33,7 @@ ENDPOINTS = (
     Endpoint("GET", "/docs", "This description of the API as a page", answer=""),
     Endpoint("GET", "/v1/models", "The names of the served model", answer="ModelList"),
     Endpoint("GET", "/v1/models/{model}", "The served model by one of its names", answer="Model"),
+    Endpoint("GET", "/v1/speculation", "The speculation methods, and which can run here", answer="MethodList"),
     Endpoint("POST", COMPLETIONS, "Continue prompts", answer="Completion"),
     Endpoint("POST", CHAT, "Answer a conversation", answer="ChatCompletion"),
     Endpoint("POST", RESPONSES, "Answer a conversation, in the form of OpenAI's Responses API", answer="Response"),

@@ -45,6 +45,7 @@ from cluster.gateway.openapi import MAX_LISTED, MAX_WORKERS, describe_api, page
 from cluster.gateway.origins import OriginPolicy
 from cluster.gateway.page.live_feed import LiveFeed, LiveResponse
 from cluster.gateway.page.page_routes import add_page
+from cluster.gateway.speculation_methods import describe_methods
 from cluster.gateway.tokenize_endpoint import TokenizeEndpoint
 from cluster.gateway.work_threads import WorkThreads
 from cluster.jobs.jobs import Jobs
@@ -214,6 +215,10 @@ def _add_generation_routes(app: FastAPI, generator: Generator, endpoint: Generat
     @app.get("/v1/models/{name:path}", response_model=None)
     async def get_model(name: str) -> Response:
         return JsonResponse(model_body(check_model(name, generator.model), generator.model))
+
+    @app.get("/v1/speculation", response_model=None)
+    async def list_methods() -> Response:
+        return JsonResponse(describe_methods(generator.model))
 
 
 def _add_tokenizer_routes(app: FastAPI, endpoint: TokenizeEndpoint) -> None:

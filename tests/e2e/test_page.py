@@ -94,6 +94,43 @@ def test_a_chat_by_keyboard_shows_its_waterfall(page: Page) -> None:
     expect(page.locator(".turn")).to_have_count(0)
 
 
+def test_the_rounds_of_an_answer_are_those_of_the_engine(page: Page) -> None:
+    page.get_by_label("Speculation").select_option("eagle3")
+    page.get_by_label("Most tokens").fill("16")
+    page.get_by_label("Message").fill("Repeat these words: red green blue red green blue.")
+    with page.expect_response("**/timeline") as caught:
+        page.keyboard.press("Enter")
+    rounds = caught.value.json()["speculation"]["rounds"]
+    page.locator(".rounds-of summary").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("slider", name="Round").focus()
+    shown = page.locator(".rounds")
+    for number, one in enumerate(rounds, 1):
+        expect(shown.locator(".headline")).to_contain_text(f"Round {number} of {len(rounds)}: ")
+        nodes = shown.locator(".draft li[data-node]")
+        tokens = [int(node.locator(".drafted").first.get_attribute("data-token") or "") for node in nodes.all()]
+        assert sorted(tokens) == sorted(one["draft"]["token_ids"])
+        assert shown.locator(".draft .accepted[data-node]").count() == sum(one["draft"]["accepted"])
+        assert shown.locator("mark").text_content() == "".join(one["output"]["texts"])
+        page.keyboard.press("ArrowRight")
+    assert any(one["draft"]["token_ids"] for one in rounds)
+
+
+def test_the_gallery_records_the_served_model(page: Page) -> None:
+    page.get_by_role("link", name="Gallery").focus()
+    page.keyboard.press("Enter")
+    cards = page.locator(".method")
+    expect(cards).to_have_count(7)
+    expect(cards.filter(has_text="Medusa").locator(".missing")).to_contain_text("speculation.draft: ")
+    expect(page.get_by_role("button", name="Record medusa")).to_have_count(0)
+    page.get_by_role("button", name="Record eagle3").focus()
+    page.keyboard.press("Enter")
+    card = page.get_by_role("region", name="EAGLE-3")
+    expect(card.locator(".gain")).to_contain_text("a token, without drafts")
+    expect(card.locator(".headline")).to_contain_text("eagle3, ")
+    expect(card.locator(".draft .drafted").first).to_be_visible()
+
+
 def test_an_answer_can_be_stopped_and_an_error_is_shown(page: Page) -> None:
     page.get_by_label("Most tokens").fill("2000")
     page.get_by_label("Message").fill("Count to one thousand.")
@@ -175,12 +212,13 @@ def test_the_cluster_is_shown_and_changed(page: Page, cluster: RunningCluster) -
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_there_are_no_serious_barriers(cluster: RunningCluster, browser: Browser, scheme: str) -> None:
-    request_id = cluster.complete("Hello", max_tokens=4)["id"]
+    request_id = cluster.complete("Hello", max_tokens=4, speculation={"trace": True})["id"]
     for part, ready in (
         ("", "#served:not(:empty)"),
         ("#playground", "#values tbody tr"),
+        ("#gallery", ".method"),
         ("#cluster", "#tiles .tile"),
-        (f"#request/{request_id}", "table.waterfall"),
+        (f"#request/{request_id}", "table.waterfall ~ .rounds"),
     ):
         look = {"color_scheme": scheme, "reduced_motion": "reduce", "bypass_csp": True}  # for the checker's own script
         with opened(browser, cluster.endpoint, part, **look) as page:

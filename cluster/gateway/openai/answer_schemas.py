@@ -89,6 +89,20 @@ ANSWER_SCHEMAS: Mapping[str, Json] = {
         id=STRING, object={"const": "model"}, created=INTEGER, owned_by=STRING, root=STRING, max_model_len=INTEGER
     ),
     "ModelList": object_of(object={"const": "list"}, data=list_of(ref("Model"))),
+    "Method": object_of(
+        method=STRING,
+        title=STRING,
+        available=BOOLEAN,
+        setting=or_null(STRING),
+        idea=STRING,
+        setup=STRING,
+        length=STRING,
+        use=STRING,
+        year=INTEGER,
+        paper=object_of(title=STRING, url=STRING),
+        prompt=STRING,
+    ),
+    "MethodList": object_of(object={"const": "list"}, data=list_of(ref("Method"))),
     "Version": object_of(version=STRING),
     "Tokens": object_of(
         count=INTEGER, max_model_len=INTEGER, tokens=list_of(INTEGER), token_strs=or_null(list_of(STRING))

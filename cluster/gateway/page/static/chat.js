@@ -4,15 +4,16 @@ import { ApiError, call, getJson } from "./api.js";
 import { byId, el, setText } from "./dom.js";
 import { eventsOf } from "./events.js";
 import { duration } from "./format.js";
+import { counted } from "./rounds.js";
+import { roundsNodes } from "./rounds_view.js";
 import { timelineNodes } from "./timeline_view.js";
 
-const METHODS = ["auto", "none", "suffix", "ngram", "lookahead", "eagle", "eagle3", "medusa", "draft_model"];
 const CLASSES = ["interactive", "standard", "batch"];
 const PATH = "v1/chat/completions";
 
 export function startChat() {
   const chat = new Chat();
-  byId("method").append(...METHODS.map((name) => el("option", { value: name }, name)));
+  offer("method", ["auto", "none"]);
   offerClasses(CLASSES);
   byId("settings").open = window.matchMedia("(min-width: 1000px)").matches;
   byId("ask").addEventListener("submit", (event) => {
@@ -31,9 +32,14 @@ export function startChat() {
 }
 
 /** Adds SLO classes that the configuration has beside the built-in ones. */
-export function offerClasses(names) {
-  const known = new Set([...byId("slo").options].map((option) => option.value));
-  byId("slo").append(...names.filter((name) => !known.has(name)).map((name) => el("option", { value: name }, name)));
+export const offerClasses = (names) => offer("slo", names);
+
+/** Adds speculation methods to those that need no draft at all. */
+export const offerMethods = (names) => offer("method", names);
+
+function offer(id, names) {
+  const known = new Set([...byId(id).options].map((option) => option.value));
+  byId(id).append(...names.filter((name) => !known.has(name)).map((name) => el("option", { value: name }, name)));
 }
 
 class Chat {
@@ -119,7 +125,9 @@ function readSettings() {
     const value = byId(id).valueAsNumber;
     if (!Number.isNaN(value)) parameters[name] = value;
   }
-  if (byId("method").value) parameters.speculation = { method: byId("method").value };
+  const method = byId("method").value;
+  const trace = byId("trace").checked && method !== "none";
+  if (method || trace) parameters.speculation = { ...(method && { method }), ...(trace && { trace }) };
   const headers = byId("slo").value ? { "X-Baton-SLO-Class": byId("slo").value } : {};
   return { headers, parameters };
 }
@@ -173,14 +181,19 @@ class Turn {
     this.finish(
       `${facts.output_tokens ?? "?"} tokens in ${duration(timeline.total_ms)}, the first after ${duration(ttft)}.`,
     );
-    for (const other of byId("turns").querySelectorAll("details.waterfall-of")) other.open = false;
+    for (const other of byId("turns").querySelectorAll("details.detail")) other.open = false;
     const details = el(
       "details",
-      { class: "waterfall-of", open: true },
+      { class: "detail waterfall-of", open: true },
       el("summary", {}, "Waterfall"),
       ...timelineNodes(timeline),
     );
     this.#node.append(details);
+    const rounds = roundsNodes(timeline);
+    if (rounds.length) {
+      const summary = `Rounds: ${counted(timeline.speculation.rounds.length, "step")} of decoding`;
+      this.#node.append(el("details", { class: "detail rounds-of" }, el("summary", {}, summary), ...rounds));
+    }
     details.scrollIntoView({ block: "nearest" });
   }
 

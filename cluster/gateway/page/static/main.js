@@ -1,15 +1,16 @@
 // The page: shows one view at a time, by the fragment of the address.
 
 import { askForKey, getJson } from "./api.js";
-import { startChat } from "./chat.js";
+import { offerMethods, startChat } from "./chat.js";
 import { createCluster } from "./cluster.js";
 import { byId, setText } from "./dom.js";
+import { createGallery } from "./gallery.js";
 import { startPlayground } from "./playground.js";
 import { showRequest } from "./request_view.js";
 
-const TITLES = { chat: "Chat", playground: "Playground", cluster: "Cluster", request: "Request" };
+const TITLES = { chat: "Chat", playground: "Playground", gallery: "Gallery", cluster: "Cluster", request: "Request" };
 
-function showView(cluster) {
+function showView(cluster, gallery) {
   const [name, ...rest] = location.hash.slice(1).split("/");
   if (!(name in TITLES) && name) return; // the link that skips to the content
   const shown = name || "chat";
@@ -22,13 +23,15 @@ function showView(cluster) {
   window.scrollTo(0, 0);
   if (shown === "cluster") cluster.start();
   else cluster.stop();
+  if (shown === "gallery") gallery.show();
   if (shown === "request") showRequest(decodeURIComponent(rest.join("/")));
 }
 
 async function showModel() {
   try {
-    const models = await getJson("v1/models");
+    const [models, methods] = await Promise.all([getJson("v1/models"), getJson("v1/speculation")]);
     setText(byId("served"), models.data[0]?.id ?? "");
+    offerMethods(methods.data.map((card) => card.method));
   } catch (error) {
     setText(byId("served"), error.message);
   }
@@ -40,13 +43,14 @@ for (const button of document.querySelectorAll("dialog button[type=button]")) {
 startChat();
 startPlayground();
 const cluster = createCluster();
+const gallery = createGallery();
 byId("key-button").addEventListener("click", async () => {
   if (await askForKey("Requests are sent with this key.")) {
     cluster.stop();
-    showView(cluster);
+    showView(cluster, gallery);
     showModel();
   }
 });
-window.addEventListener("hashchange", () => showView(cluster));
-showView(cluster);
+window.addEventListener("hashchange", () => showView(cluster, gallery));
+showView(cluster, gallery);
 showModel();

@@ -2,6 +2,7 @@
 
 import { getJson } from "./api.js";
 import { byId, el, setText } from "./dom.js";
+import { roundsNodes } from "./rounds_view.js";
 import { timelineNodes } from "./timeline_view.js";
 
 export async function showRequest(id) {
@@ -9,7 +10,10 @@ export async function showRequest(id) {
   setText(byId("request-title"), id);
   target.replaceChildren(el("p", { class: "hint" }, "Loading …"));
   try {
-    target.replaceChildren(...timelineNodes(await getJson(`v1/requests/${encodeURIComponent(id)}/timeline`)));
+    const timeline = await getJson(`v1/requests/${encodeURIComponent(id)}/timeline`);
+    const rounds = roundsNodes(timeline);
+    const heading = rounds.length ? [el("h3", {}, "Rounds")] : [];
+    target.replaceChildren(...timelineNodes(timeline), ...heading, ...rounds);
   } catch (error) {
     target.replaceChildren(el("p", { class: "problem", role: "alert" }, error.message));
   }

@@ -2,94 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from baton.core.request import Request, SamplingParams, TokenOutput
-from baton.core.rounds import Round, Verdict
-from baton.engine.engine import Engine
-from baton.engine.models.model_loader import prepare_model
-from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.runner.options import RunnerOptions
+from baton.core.request import Request, SamplingParams
+from baton.core.rounds import Verdict
 from baton.engine.step.overlap import always
 from baton.grammar.compiler import GrammarCompiler
 from baton.grammar.forms import json_grammar
 from cluster.config.worker_config import SpeculationConfig
 from decode_worker.speculation.draft_length import DraftPasses
-from decode_worker.speculation.registry import GRAMMAR, create_controller
-from tests.drafting import BLOCK_SIZE, engine_over, prompts
+from decode_worker.speculation.registry import GRAMMAR
+from tests.drafting import engine_over
 from tests.engine_runs import build_engine, build_runner, greedy, run
-from tests.method_drafts import CHAINS, DRAWN, TREES, draft_for
+from tests.method_drafts import CHAINS, TREES
 from tests.random_schemas import EOS, character_tokenizer
-from tests.tiny_drafts import VOCAB, tiny_target
+from tests.round_labs import METHODS, NAMES, NUM_TOKENS, Lab, requests_of, run_all
+from tests.tiny_drafts import VOCAB
 from tests.tiny_models import tiny_model
 from tests.toy_proposers import Oracle
 from tests.witness import Witness
-
-FEW = tuple((token, 60.0) for token in (3, 40, 77))
-"""A bias towards few tokens, so that simple guesses are right."""
-NUM_TOKENS = 24
 
 
 @pytest.fixture(autouse=True)
 def no_measured_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chains are drafted whole however long a pass took: the number of drawn drafts changes the tokens of an answer."""
     monkeypatch.setattr(DraftPasses, "record", lambda *_: None)
-
-
-class Lab:
-    """A tiny model with one method, greedy and sampled requests, and a witness of its engine."""
-
-    def __init__(self, method: str, config: SpeculationConfig, folder: Path, num_blocks: int | None = None) -> None:
-        loaded = prepare_model(tiny_target(), "float32")
-        draft = draft_for(method, loaded, folder)
-        network = None if draft is None else draft.network
-        runner = ModelRunner(loaded, 96, BLOCK_SIZE, RunnerOptions(decoder="transformers"), draft=network)
-        # The engine learns costs in a model of its own, so that drafts do not depend on how fast this machine is.
-        controller = create_controller(config, runner, draft, default=method)
-        self.engine = engine_over(runner, controller, num_blocks=num_blocks, acceptance=config.acceptance)
-        self.witness = Witness(self.engine)
-        self.outputs: list[TokenOutput] = []
-
-    def run(self, requests: Sequence[Request]) -> list[Request]:
-        self.outputs = run_all(self.engine, requests)
-        return list(requests)
-
-    def check(self, request: Request) -> list[Round]:
-        return self.witness.check(request.request_id, self.outputs, request.output_token_ids)
-
-
-def run_all(engine: Engine, requests: Sequence[Request]) -> list[TokenOutput]:
-    for request in requests:
-        engine.scheduler.add(request)
-    outputs: list[TokenOutput] = []
-    while engine.scheduler.has_work():
-        outputs += engine.step()
-    return outputs
-
-
-def requests_of(prefix: str, *, traced: bool) -> list[Request]:
-    """Greedy and sampled ones in turn."""
-    return [
-        Request(
-            f"{prefix}{index}",
-            prompt,
-            SamplingParams(max_tokens=NUM_TOKENS, temperature=0.7 * (index % 2), seed=index, logit_bias=FEW),
-            arrival_s=index,
-            is_traced=traced,
-        )
-        for index, prompt in enumerate(prompts(5, 9, 14, 21))
-    ]
-
-
-METHODS = [
-    *(("suffix", CHAINS), ("ngram", CHAINS), ("lookahead", TREES), ("eagle", CHAINS), ("eagle", TREES)),
-    *(("eagle", DRAWN), ("eagle3", CHAINS), ("eagle3", TREES), ("medusa", TREES), ("draft_model", CHAINS)),
-    ("draft_model", DRAWN),
-]
-NAMES = [f"{method}-{'trees' if config is TREES else config.acceptance}" for method, config in METHODS]
 
 
 @pytest.mark.parametrize(("method", "config"), METHODS, ids=NAMES)

@@ -11,6 +11,9 @@ const { digits, duration, percent, shortId } = await load("format");
 const { endOf, firstTokenOf, routesOf, rowsOf, stagesOf } = await load("waterfall");
 const { History, Rates, totalsOf } = await load("figures");
 const { ticksUpTo } = await load("chart");
+const rounds = await load("rounds");
+const { bestRoundOf, columnsOf, contextOf, headlineOf, isChain, treeOf, visible } = rounds;
+const { msPerTokenOf } = await load("recording");
 
 test("the formula gives the known values", () => {
   const values = curve(0.7, 0.15)
@@ -194,4 +197,72 @@ test("axes have a few round ticks that cover the values", () => {
     const ticks = ticksUpTo(most);
     assert.ok(ticks.at(-1) >= most && ticks.length <= 6, `${most}: ${ticks}`);
   }
+});
+
+const ROUND = {
+  method: "ngram",
+  draft: { token_ids: [4, 6], texts: [" a", "\n"], parents: [-1, 0], accepted: [true, false] },
+  output: { token_ids: [4, 2], texts: [" a", "b"], verdicts: ["accepted", "recovered"] },
+  draft_ms: 1,
+  verify_ms: 9,
+  batch_sequences: 1,
+};
+const PLAIN = {
+  ...ROUND,
+  method: null,
+  draft: { token_ids: [], texts: [], parents: [], accepted: [] },
+  output: { token_ids: [9], texts: ["x"], verdicts: ["plain"] },
+};
+
+test("a chain is drawn above what the model made in its place", () => {
+  const shown = (round) =>
+    columnsOf(round).map(({ drafted, made, verdict }) => [drafted?.id ?? null, made?.id ?? null, verdict]);
+  assert.deepEqual(shown(ROUND), [
+    [4, 4, "accepted"],
+    [6, 2, "recovered"],
+  ]);
+  assert.deepEqual(shown(PLAIN), [[null, 9, "plain"]]);
+  const endsEarly = { ...ROUND, output: { token_ids: [], texts: [], verdicts: [] } };
+  assert.deepEqual(shown(endsEarly), [
+    [4, null, "accepted"],
+    [6, null, "rejected"],
+  ]);
+  assert.deepEqual([visible({ id: 4, text: " a" }), visible({ id: 6, text: "\n" }), visible({ id: 8, text: "" })], [
+    "␣a",
+    "⏎",
+    "#8",
+  ]);
+});
+
+test("the model's own token follows the last drafted one that it accepted", () => {
+  const tree = { ...ROUND.draft, token_ids: [5, 7, 8], texts: ["", "", ""], parents: [-1, -1, 1] };
+  const output = { token_ids: [7, 8, 9], texts: ["", "", ""], verdicts: ["accepted", "accepted", "bonus"] };
+  const ids = (branches) => branches.map((one) => [one.token.id, one.verdict, ids(one.children)]);
+  const accepted = { ...ROUND, draft: { ...tree, accepted: [false, true, true] }, output };
+  assert.equal(isChain(accepted.draft), false);
+  assert.deepEqual(ids(treeOf(accepted)), [
+    [5, "rejected", []],
+    [7, "accepted", [[8, "accepted", [[9, "bonus", []]]]]],
+  ]);
+  const corrected = { ...ROUND, draft: { ...tree, accepted: [false, false, false] }, output: ROUND.output };
+  assert.equal(treeOf(corrected).at(-1).verdict, "recovered");
+});
+
+test("the totals of a trace, its best round and what is around it", () => {
+  const trace = { rounds: [PLAIN, ROUND, PLAIN], left_out: 0 };
+  assert.deepEqual(rounds.totalsOf(trace), {
+    rounds: 3,
+    tokens: 4,
+    drafted: 2,
+    accepted: 1,
+    shortest: 2,
+    longest: 2,
+    draftMs: 3,
+    verifyMs: 27,
+  });
+  assert.equal(bestRoundOf(trace), 1);
+  assert.deepEqual(contextOf(trace, 1), { before: "x", made: " ab", after: "x" });
+  assert.equal(headlineOf(PLAIN), "no draft, 1 token");
+  assert.equal(msPerTokenOf(TIMELINE, 7), 10);
+  assert.equal(msPerTokenOf(TIMELINE, 1), null);
 });
