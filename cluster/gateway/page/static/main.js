@@ -1,11 +1,13 @@
 // The page: shows one view at a time, by the fragment of the address.
 
+import { Advice } from "./advice.js";
 import { askForKey, getJson } from "./api.js";
 import { startChat } from "./chat.js";
 import { createCluster } from "./cluster.js";
 import { byId, setText } from "./dom.js";
 import { startPlayground } from "./playground.js";
 import { showRequest } from "./request_view.js";
+import { showWorth, showWorthProblem } from "./worth.js";
 
 const TITLES = { chat: "Chat", playground: "Playground", cluster: "Cluster", request: "Request" };
 
@@ -22,6 +24,8 @@ function showView(cluster) {
   window.scrollTo(0, 0);
   if (shown === "cluster") cluster.start();
   else cluster.stop();
+  if (shown === "cluster" || shown === "playground") advice.start();
+  else advice.stop();
   if (shown === "request") showRequest(decodeURIComponent(rest.join("/")));
 }
 
@@ -38,8 +42,18 @@ for (const button of document.querySelectorAll("dialog button[type=button]")) {
   button.addEventListener("click", () => button.closest("dialog").close(button.value));
 }
 startChat();
-startPlayground();
+const drafts = startPlayground();
 const cluster = createCluster();
+const advice = new Advice(
+  (found) => {
+    drafts.show(found.speculation);
+    showWorth(found);
+  },
+  (error) => {
+    drafts.showProblem(error);
+    showWorthProblem(error);
+  },
+);
 byId("key-button").addEventListener("click", async () => {
   if (await askForKey("Requests are sent with this key.")) {
     cluster.stop();

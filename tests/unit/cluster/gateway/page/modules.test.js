@@ -11,6 +11,8 @@ const { digits, duration, percent, shortId } = await load("format");
 const { endOf, firstTokenOf, routesOf, rowsOf, stagesOf } = await load("waterfall");
 const { History, Rates, totalsOf } = await load("figures");
 const { ticksUpTo } = await load("chart");
+const { nameOf, ranked, sharesOf } = await load("measured_drafts");
+const { shownFigure } = await load("worth");
 
 test("the formula gives the known values", () => {
   const values = curve(0.7, 0.15)
@@ -194,4 +196,22 @@ test("axes have a few round ticks that cover the values", () => {
     const ticks = ticksUpTo(most);
     assert.ok(ticks.at(-1) >= most && ticks.length <= 6, `${most}: ${ticks}`);
   }
+});
+
+test("measured drafts are named and ranked, and what auto chose is shown as shares", () => {
+  const entry = (method, mode, drafts) => ({ worker: "decode-1", method, mode, num_drafts: drafts });
+  const shown = ranked([entry("suffix", "used", 3), entry("eagle3", "shadow", 9)]);
+  assert.deepEqual(shown.map(nameOf), ["decode-1: eagle3 (shadow)", "decode-1: suffix"]);
+  assert.deepEqual(sharesOf([0, 3, 1]), [0, 0.75, 0.25]);
+  assert.deepEqual(sharesOf([0, 0]), []);
+});
+
+test("figures have their unit", () => {
+  const shown = [
+    [1234, "ms"],
+    [null, "ms"],
+    [0.25, "share"],
+    [12.5, "requests/s"],
+  ].map(([value, unit]) => shownFigure({ value, unit }));
+  assert.deepEqual(shown, ["1.23 s", "cannot keep up", "25 %", "12.5 requests/s"]);
 });
