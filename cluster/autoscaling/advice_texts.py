@@ -21,9 +21,8 @@ def advice_texts(advice: Advice) -> list[str]:
 
 def _ratio(now: Option, best: Option) -> str:
     if (now.prefill, now.decode) == (best.prefill, best.decode):
-        return (
-            f"Ratio: keep {now.prefill} prefill to {now.decode} decode workers; they can serve {rate_text(now.capacity)}."
-        )
+        kept = f"{now.prefill} prefill to {now.decode} decode workers"
+        return f"Ratio: keep {kept}; they can serve {rate_text(now.capacity)}."
     return (
         f"Ratio: {best.prefill} prefill to {best.decode} decode workers could serve {rate_text(best.capacity)}; "
         f"the current {now.prefill} to {now.decode} can serve {rate_text(now.capacity)}."

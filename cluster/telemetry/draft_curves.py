@@ -62,9 +62,8 @@ def formula_errors(by_formula: PayoffCurve, measured: PayoffCurve, entry: worker
         real = payoff_curve(measured.acceptance, whole).peak_speedup
         if free - real >= _CLEAR_GAP:
             texts.append(
-                f"Verification is not free: at {batch_label(cost.size_class)} sequences a step it is "
-                f"{cost.verifying:.2f} of c = {whole:.2f}. Without it, the best speed-up would be {free:.2f}, with it "
-                f"it is {real:.2f}."
+                f"Verification is not free: in batches of {batch_label(cost.size_class)} it is {cost.verifying:.2f} of "
+                f"c = {whole:.2f}. If it were, the best speed-up would be {free:.2f} instead of {real:.2f}."
             )
     return texts
 
