@@ -46,4 +46,12 @@ def _packed(method: str, figures: DraftFigures, *, is_shadow: bool = False) -> w
         if sums.tokens:
             drafting, verifying = sums.per_token()
             message.costs.add(size_class=size, drafting=drafting, verifying=verifying)
+    for (temperature, workload), counts in list(figures.kinds.items()):
+        message.kinds.add(
+            temperature_class=temperature,
+            workload=workload,
+            num_drafts=counts.num_drafts,
+            reached=counts.num_reached,
+            accepted=counts.num_accepted,
+        )
     return message

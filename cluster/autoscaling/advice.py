@@ -14,6 +14,7 @@ from cluster.autoscaling import tuning
 from cluster.autoscaling.costs import PoolCosts
 from cluster.autoscaling.decode_capacity import decode_forecast
 from cluster.autoscaling.demand import ClassDemand, Demand
+from cluster.autoscaling.disaggregation import Disaggregation, judge_disaggregation, unknown
 from cluster.autoscaling.prefill_capacity import prefill_forecast
 
 
@@ -53,6 +54,7 @@ class Advice:
 
     Attributes:
         rate: observed requests per second.
+        disaggregation: whether two pools are worth it.
         missing: the data that is missing; if it is not empty, the later attributes are unset.
         now: the present use of the workers.
         best: the best pair of pools with as many workers.
@@ -61,6 +63,7 @@ class Advice:
 
     rate: float
     num_requests: int
+    disaggregation: Disaggregation
     missing: str = ""
     now: Option | None = None
     best: Option | None = None
@@ -81,7 +84,7 @@ def advise(demand: Demand, costs: Mapping[str, PoolCosts], sizes: Mapping[str, i
     """
     missing = _missing(demand, costs)
     if missing:
-        return Advice(demand.rate, demand.num_requests, missing)
+        return Advice(demand.rate, demand.num_requests, unknown(demand, missing), missing)
     total = sum(sizes.values())
     now = Option(
         sizes[PREFILL],
@@ -96,13 +99,15 @@ def advise(demand: Demand, costs: Mapping[str, PoolCosts], sizes: Mapping[str, i
     best = min(good, key=lambda option: (option.local_share, -option.capacity), default=now)
     if best.capacity < tuning.CLEAR_GAIN * now.capacity:
         best = now
+    aggregated = _aggregated(demand, costs, total)
     return Advice(
         demand.rate,
         demand.num_requests,
+        judge_disaggregation(demand, costs, sizes, pools=best.capacity, aggregated=aggregated.capacity),
         "",
         now,
         best,
-        _aggregated(demand, costs, total),
+        aggregated,
         _drafts(demand, costs, sizes),
     )
 
@@ -110,8 +115,8 @@ def advise(demand: Demand, costs: Mapping[str, PoolCosts], sizes: Mapping[str, i
 def _missing(demand: Demand, costs: Mapping[str, PoolCosts]) -> str:
     if demand.num_requests < tuning.REQUESTS_FOR_ADVICE:
         return (
-            f"not enough traffic yet: {demand.num_requests} requests arrived in the last five minutes, but "
-            f"{tuning.REQUESTS_FOR_ADVICE} are needed."
+            f"not enough traffic yet: {demand.num_requests} of {tuning.REQUESTS_FOR_ADVICE} requests arrived in the "
+            "last five minutes."
         )
     if demand.rate <= 0:
         return "no requests have arrived recently, and the advice depends on their rate. Ask again under load."

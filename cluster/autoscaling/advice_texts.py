@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from cluster.autoscaling import tuning
 from cluster.autoscaling.advice import Advice, DraftFigures, Option
+from cluster.autoscaling.disaggregation import rate_text
 
 
 def advice_texts(advice: Advice) -> list[str]:
     """Sentences on what to change and what to keep."""
-    if advice.missing or advice.now is None or advice.best is None or advice.aggregated is None:
+    if advice.missing or advice.now is None or advice.best is None:
         return [f"No advice: {advice.missing or 'there are no measurements yet.'}"]
     return [
         _ratio(advice.now, advice.best),
         _local(advice.now, advice.best),
-        _disaggregation(advice.best, advice.aggregated),
+        advice.disaggregation.text,
         *(_drafts(figures) for figures in advice.drafts),
     ]
 
 
 def _ratio(now: Option, best: Option) -> str:
     if (now.prefill, now.decode) == (best.prefill, best.decode):
-        return (
-            f"Ratio: keep {now.prefill} prefill to {now.decode} decode workers; they can serve {_rate(now.capacity)}."
-        )
+        kept = f"{now.prefill} prefill to {now.decode} decode workers"
+        return f"Ratio: keep {kept}; they can serve {rate_text(now.capacity)}."
     return (
-        f"Ratio: {best.prefill} prefill to {best.decode} decode workers could serve {_rate(best.capacity)}; "
-        f"the current {now.prefill} to {now.decode} can serve {_rate(now.capacity)}."
+        f"Ratio: {best.prefill} prefill to {best.decode} decode workers could serve {rate_text(best.capacity)}; "
+        f"the current {now.prefill} to {now.decode} can serve {rate_text(now.capacity)}."
     )
 
 
@@ -35,23 +35,6 @@ def _local(now: Option, best: Option) -> str:
     return (
         f"Local prefill: compute {_percent(best.local_share)} of the uncached prompt tokens on decode workers, the "
         f"shortest prompts first; the current share is {_percent(now.local_share)}."
-    )
-
-
-def _disaggregation(best: Option, aggregated: Option) -> str:
-    if aggregated.capacity >= tuning.CLEAR_GAIN * best.capacity:
-        return (
-            f"Disaggregation hurts this workload: {aggregated.decode} aggregated workers could serve "
-            f"{_rate(aggregated.capacity)} within the targets, two pools {_rate(best.capacity)}."
-        )
-    if best.capacity >= tuning.CLEAR_GAIN * aggregated.capacity:
-        return (
-            f"Disaggregation pays off: two pools can serve {_rate(best.capacity)} within the targets, "
-            f"{aggregated.decode} aggregated workers {_rate(aggregated.capacity)}."
-        )
-    return (
-        f"Disaggregation makes no difference here: {_rate(best.capacity)} with two pools, "
-        f"{_rate(aggregated.capacity)} with aggregated workers."
     )
 
 
@@ -69,10 +52,6 @@ def _drafts(figures: DraftFigures) -> str:
         f"{at}{numbers}; it costs more than it saves. `auto` drafts nothing in this case; other methods should draft "
         "less."
     )
-
-
-def _rate(value: float) -> str:
-    return f"{value:.0f} requests/s" if value >= 100 else f"{value:.3g} requests/s"
 
 
 def _percent(share: float) -> str:

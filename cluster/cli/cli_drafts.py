@@ -44,7 +44,7 @@ def render_drafts(entries: Sequence[Mapping[str, Any]]) -> RenderableType:
             _best(entry, "best_measured", "speedup_measured"),
         )
         texts[f"{entry['worker']}, {method}: {entry['advice']}"] = None
-        texts |= {f"{entry['worker']}: {warning}": None for warning in entry["warnings"]}
+        texts |= {f"{entry['worker']}: {text}": None for text in (*entry["warnings"], *entry["formula_errors"])}
     return Group(table, Text(""), *(Text(f"• {text}") for text in texts))
 
 

@@ -92,6 +92,7 @@ def render_advice(answer: Mapping[str, Any]) -> RenderableType:
     bullets = _bullets(answer["texts"])
     if answer["missing"]:
         return Group(*bullets)
+    figures = render_figures(answer["disaggregation"]["figures"])
     table = figure_table("workers", "prefill", "decode", "local prompts", "requests/s within SLO")
     for heading, key in (("now", "now"), ("best pools", "best"), ("aggregated", "aggregated")):
         option = answer[key]
@@ -104,7 +105,20 @@ def render_advice(answer: Mapping[str, Any]) -> RenderableType:
             f"{option['capacity']:.3g}",
         )
     seen = Text(f"observed: {answer['rate']:.3g} requests/s, {answer['num_requests']} in the last five minutes\n")
-    return Group(seen, table, Text(""), *bullets)
+    return Group(seen, table, Text(""), *bullets, Text("\nIs disaggregation worth it here?"), figures)
+
+
+def render_figures(figures: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Renders the figures behind the verdict on disaggregation."""
+    table = figure_table("figure", "value", "source", num_left=1)
+    for figure in figures:
+        value, unit = figure["value"], figure["unit"]
+        if value is None:
+            shown = "cannot keep up" if unit == "ms" else "-"
+        else:
+            shown = _percent(value) if unit == "share" else f"{value:.3g} {unit}"
+        table.add_row(figure["name"], shown, figure["source"])
+    return table
 
 
 def _bullets(texts: Sequence[str] | Mapping[str, Any]) -> list[Text]:

@@ -43,6 +43,7 @@ from cluster.gateway.openai.rounds import add_texts_to_timeline
 from cluster.gateway.openai.schemas import check_known
 from cluster.gateway.openapi import MAX_LISTED, MAX_WORKERS, describe_api, page
 from cluster.gateway.origins import OriginPolicy
+from cluster.gateway.page.kept_answer import KeptAnswer
 from cluster.gateway.page.live_feed import LiveFeed, LiveResponse
 from cluster.gateway.page.page_routes import add_page
 from cluster.gateway.speculation_methods import describe_methods
@@ -308,9 +309,14 @@ def _add_admin_routes(app: FastAPI, admin: AdminBackend, bodies: BodyReader, enc
     async def plan() -> Response:
         return JsonResponse(await admin.plan())
 
+    advice = KeptAnswer(admin.advise)
+
     @app.get("/admin/advise", response_model=None)
-    async def advise() -> Response:
-        return JsonResponse(await admin.advise())
+    async def advise(request: Request) -> Response:
+        query = request.query_params
+        check_known(query, ("max_age_s",), "query parameter")
+        given = query.get("max_age_s")
+        return JsonResponse(await advice.get(0 if given is None else _parse_count("max_age_s", given)))
 
     @app.get("/admin/trace", response_model=None)
     async def trace() -> Response:

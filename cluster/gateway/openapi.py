@@ -143,6 +143,8 @@ def _queries(path: str) -> Json:
         return {"after": {"type": "string"}, "limit": _limit(MAX_FILES_LISTED), **more}
     if path == "/admin/live":
         return {"snapshots": _limit(MAX_LISTED)}
+    if path == "/admin/advise":
+        return {"max_age_s": _limit(MAX_LISTED)}
     if path == "/v1/batches":
         return {"after": {"type": "string"}, "limit": _limit(MAX_BATCHES_LISTED)}
     return {}

@@ -9,13 +9,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from baton.core.roles import SpeculationMethod
+from baton.core.workloads import Workload
 from baton.rpc.wire import worker_pb2
 
 OTHER_METHOD = "other"
+OTHER_WORKLOAD = "other"
 USED, SHADOW = "used", "shadow"
 _METHODS = frozenset(get_args(SpeculationMethod))
 _LONG_LENGTHS = ((9, 16), (17, 32), (33, 64))
 _LARGEST_SIZE_CLASS = 11
+_TEMPERATURES = ("0-0.25", "0.25-0.75", "0.75-1.25", "1.25-1.75", "1.75+")
+_WORKLOADS = frozenset(Workload)
 
 Labels = tuple[str, ...]
 Workers = Mapping[tuple[str, str], worker_pb2.WorkerStats]
@@ -35,6 +39,12 @@ def batch_label(size_class: int) -> str:
         return f"{1 << (_LARGEST_SIZE_CLASS - 1)}+"
     low, high = 1 << max(0, size_class - 1), (1 << max(1, size_class)) - 1
     return str(low) if low == high else f"{low}-{high}"
+
+
+def kind_labels(kind: worker_pb2.DraftKind) -> Labels:
+    """The range of temperatures, and the workload or ``other``."""
+    temperature = _TEMPERATURES[min(kind.temperature_class, len(_TEMPERATURES) - 1)]
+    return temperature, kind.workload if kind.workload in _WORKLOADS else OTHER_WORKLOAD
 
 
 def method_label(method: str) -> str:
@@ -68,6 +78,19 @@ def draft_families(workers: Workers) -> Iterator[Metric]:
         ),
     ):
         yield _counter(name, text, ("position",), workers, _by_position(value))
+    for name, text, value in (
+        (
+            "baton_worker_draft_kinds_reached",
+            "Draft tokens that were judged after all before them had been accepted, by temperature and workload.",
+            "reached",
+        ),
+        (
+            "baton_worker_draft_kinds_accepted",
+            "Draft tokens that were accepted with all before them, by temperature and workload.",
+            "accepted",
+        ),
+    ):
+        yield _counter(name, text, ("temperature", "workload"), workers, _by_kind(value))
     yield _choices(workers)
     yield from _gauges(workers)
 
@@ -78,6 +101,10 @@ def _total(field: str) -> ValuesOf:
 
 def _by_position(field: str) -> ValuesOf:
     return lambda entry: _by_length(getattr(entry, field))
+
+
+def _by_kind(field: str) -> ValuesOf:
+    return lambda entry: [(kind_labels(kind), float(getattr(kind, field))) for kind in entry.kinds]
 
 
 def _counter(name: str, text: str, labels: Labels, workers: Workers, values_of: ValuesOf) -> CounterMetricFamily:

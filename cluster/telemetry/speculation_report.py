@@ -14,6 +14,7 @@ from baton.core.draft_payoff import (
 from baton.core.roles import DRAFT_METHODS
 from baton.core.speculation_rates import size_class
 from baton.rpc.wire import worker_pb2
+from cluster.telemetry.draft_curves import formula_errors, measured_acceptance, measured_figures
 from cluster.telemetry.draft_metrics import OTHER_METHOD, SHADOW, batch_label, method_label, mode_of
 
 _ENOUGH_DRAFTS = 50
@@ -34,15 +35,21 @@ def speculation_report(stats: worker_pb2.WorkerStats) -> dict[str, Any] | None:
 
 
 def speculation_advice(worker_id: str, stats: worker_pb2.WorkerStats) -> list[dict[str, Any]]:
-    """For each method that drafted on the worker: its figures, the best length, and advice."""
+    """For each method that drafted on the worker: its figures, the curves over the length, the best one, and advice."""
     if not stats.HasField("speculation"):
         return []
     found = []
     for entry in stats.methods:
         if method_label(entry.method) == OTHER_METHOD:  # what grammars force is no choice
             continue
-        advice = {"worker": worker_id, **_figures(entry, stats.num_running)}
-        found.append({**advice, **_advice(advice, stats.speculation.draft_share)})
+        advice = {
+            "worker": worker_id,
+            **_figures(entry, stats.num_running),
+            **measured_figures(entry),
+            "tokens_per_sequence": round(stats.speculation.tokens_per_sequence, 3),
+            "num_without_draft": stats.speculation.num_without_draft,
+        }
+        found.append({**advice, **_advice(advice, entry, stats.speculation.draft_share)})
     return found
 
 
@@ -75,7 +82,7 @@ def _alpha(entry: worker_pb2.MethodStats) -> float | None:
     return round(sum(chance * reached for chance, reached in pairs) / weight, 4) if weight else None
 
 
-def _advice(figures: dict[str, Any], draft_share: float) -> dict[str, Any]:
+def _advice(figures: dict[str, Any], entry: worker_pb2.MethodStats, draft_share: float) -> dict[str, Any]:
     alpha, cost = figures["alpha"], figures["cost"]
     warnings = []
     if figures["method"] in DRAFT_METHODS and draft_share > LARGEST_DRAFT_SHARE:
@@ -85,9 +92,16 @@ def _advice(figures: dict[str, Any], draft_share: float) -> dict[str, Any]:
         )
     if alpha is None or cost is None or figures["num_drafts"] < _ENOUGH_DRAFTS:
         text = f"{figures['num_drafts']} drafts so far; there is advice from {_ENOUGH_DRAFTS} on."
-        return {"best_by_formula": None, "best_measured": None, "advice": text, "warnings": warnings}
+        return {
+            "best_by_formula": None,
+            "best_measured": None,
+            "curves": None,
+            "formula_errors": [],
+            "advice": text,
+            "warnings": warnings,
+        }
     curve = payoff_curve(Acceptance((alpha,)), cost)
-    measured = payoff_curve(Acceptance(tuple(figures["acceptance"])), cost)
+    measured = payoff_curve(measured_acceptance(entry), cost)
     if not measured.peak:
         instead = "speculation.shadow" if figures["mode"] == SHADOW else "speculation.method"
         warnings.append(
@@ -100,6 +114,8 @@ def _advice(figures: dict[str, Any], draft_share: float) -> dict[str, Any]:
         "best_measured": measured.peak,
         "speedup_by_formula": round(curve.peak_speedup, 3),
         "speedup_measured": round(measured.peak_speedup, 3),
+        "curves": {"by_formula": curve.to_dict(), "measured": measured.to_dict()},
+        "formula_errors": formula_errors(curve, measured, entry),
         "advice": advise_length(alpha, curve).text,
         "warnings": warnings,
     }

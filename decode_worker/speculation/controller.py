@@ -16,7 +16,7 @@ from baton.engine.batch.batch import ForwardBatch
 from baton.engine.contracts import VerifyResult
 from baton.engine.draft.network import DraftFaults, DraftState
 from baton.engine.scheduling.step_cost_model import StepCostModel
-from decode_worker.speculation.draft_figures import DraftFigures, FigureBook, num_reached
+from decode_worker.speculation.draft_figures import DraftFigures, FigureBook, num_reached, traffic_kind
 from decode_worker.speculation.draft_length import DraftingPolicy, DraftPasses, VerificationPolicy
 from decode_worker.speculation.forced import within_grammars
 from decode_worker.speculation.method import DraftMethod, Outlook, ReadsForwards
@@ -187,11 +187,13 @@ class SpeculationController:
     def observe(self, result: VerifyResult) -> None:
         if self.is_profiled:
             return
-        request_id = result.sequence.request.request_id
+        request = result.sequence.request
+        request_id = request.request_id
         name = self._proposed_by.get(request_id)
         if name is not None and result.num_drafted:
             draft = result.sequence.draft
-            self.figures.of(name).judged(result.num_drafted, len(result.accepted), num_reached(draft, result.nodes))
+            reached = num_reached(draft, result.nodes)
+            self.figures.of(name).judged(traffic_kind(request), result.num_drafted, len(result.accepted), reached)
         if self.shadow is not None:
             self.shadow.observe(request_id, result.token_ids)
         for drafter in self._drafters.get(request_id, ()):
@@ -291,8 +293,10 @@ class SpeculationController:
         if own.passes is not None:
             own.passes.rate = None  # whole drafts, since nothing has to pay
         own_room = {s.request.request_id: min(own.max_tokens, room[s.request.request_id]) for s in due}
-        for request_id, draft in self._ask_timed(shadow.method, due, own_room, step, shadow.figures).items():
-            shadow.keep(request_id, draft)
+        drafts = self._ask_timed(shadow.method, due, own_room, step, shadow.figures)
+        for request in (s.request for s in due):
+            if (draft := drafts.get(request.request_id)) is not None:
+                shadow.keep(request, draft)
 
     def _may_shadow(self, shadow: ShadowDrafts, request: Request) -> bool:
         return self._chosen_method(request) == NONE and not shadow.is_followed(request.request_id)

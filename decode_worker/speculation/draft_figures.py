@@ -10,12 +10,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton.core.drafts import ROOT, Draft
+from baton.core.request import Request
 from baton.core.speculation_rates import size_class
+from baton.core.workloads import Workload, workload_of
+from decode_worker.speculation.acceptance import kind_of
 
 _RECENT_DRAFTS = 512
 """Outcomes that a recent mean remembers: some answers."""
 _COST_MEMORY = 0.5 ** (1 / 256)
 """Decay of the sums of costs at each step in which the method was asked."""
+
+
+TrafficKind = tuple[int, Workload]
+"""A class of temperatures (:func:`decode_worker.speculation.acceptance.kind_of`), and a workload."""
+
+
+def traffic_kind(request: Request) -> TrafficKind:
+    return kind_of(request), workload_of(request)
+
+
+@dataclass(slots=True)
+class KindCounts:
+    """Drafts for one kind of requests, and how many of their tokens were judged after all before them had been
+    accepted, and accepted too."""
+
+    num_drafts: int = 0
+    num_reached: int = 0
+    num_accepted: int = 0
 
 
 class RecentMean:
@@ -66,6 +87,7 @@ class DraftFigures:
         recent_length: tokens of a draft in recent steps.
         chosen: drafts of 1, 2, … tokens that ``auto`` chose.
         costs: by size class of the batch.
+        kinds: by kind of request.
     """
 
     num_drafts: int = 0
@@ -77,11 +99,13 @@ class DraftFigures:
     recent_length: RecentMean = field(default_factory=RecentMean)
     chosen: list[int] = field(default_factory=list)
     costs: dict[int, DraftCostSums] = field(default_factory=dict)
+    kinds: dict[TrafficKind, KindCounts] = field(default_factory=dict)
 
-    def judged(self, num_drafted: int, num_accepted: int, num_reached: int) -> None:
+    def judged(self, kind: TrafficKind, num_drafted: int, num_accepted: int, num_reached: int) -> None:
         """Learns the outcome of a draft.
 
         Args:
+            kind: of its request.
             num_drafted: its tokens.
             num_accepted: accepted ones, from the first position on.
             num_reached: positions of which the outcome is known: one more, unless the draft ended there.
@@ -90,6 +114,10 @@ class DraftFigures:
         self.num_drafted += num_drafted
         self.num_accepted += num_accepted
         self.recent_length.observe(num_drafted)
+        counts = self.kinds.setdefault(kind, KindCounts())
+        counts.num_drafts += 1
+        counts.num_reached += num_reached
+        counts.num_accepted += num_accepted
         while len(self.reached) < num_reached:
             self.reached.append(0)
             self.accepted.append(0)

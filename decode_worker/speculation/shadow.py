@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton.core.drafts import ROOT, Draft
-from decode_worker.speculation.draft_figures import DraftFigures
+from baton.core.request import Request
+from decode_worker.speculation.draft_figures import DraftFigures, TrafficKind, traffic_kind
 
 
 @dataclass(slots=True)
@@ -18,6 +19,7 @@ class _Followed:
     """A draft, and the path through it that the tokens so far have taken."""
 
     draft: Draft
+    kind: TrafficKind
     path: list[int] = field(default_factory=list)
 
     def follow(self, token: int) -> bool:
@@ -68,9 +70,9 @@ class ShadowDrafts:
         """Whether an earlier draft for the request is still being compared."""
         return request_id in self._followed
 
-    def keep(self, request_id: str, draft: Draft) -> None:
+    def keep(self, request: Request, draft: Draft) -> None:
         """Begins to compare a draft with the tokens to come."""
-        self._followed[request_id] = _Followed(draft)
+        self._followed[request.request_id] = _Followed(draft, traffic_kind(request))
 
     def observe(self, request_id: str, token_ids: Sequence[int]) -> None:
         """Compares the next tokens of a request."""
@@ -92,4 +94,4 @@ class ShadowDrafts:
 
     def _judge(self, followed: _Followed, *, has_failed: bool) -> None:
         num_right = len(followed.path)
-        self.figures.judged(len(followed.draft), num_right, num_right + has_failed)
+        self.figures.judged(followed.kind, len(followed.draft), num_right, num_right + has_failed)

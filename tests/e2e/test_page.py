@@ -13,14 +13,19 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
 
+from baton.core.roles import POOLS
+from cluster.autoscaling.advice import advise
 from cluster.gateway.api_keys import ApiKeyConfig, ApiKeys, digest_of
 from cluster.gateway.gateway import create_app
 from cluster.gateway.openai.plan import GatewayLimits
+from cluster.telemetry.speculation_report import speculation_advice
 from tests.browser import chromium, needs_chromium
 from tests.e2e.conftest import EXACT
 from tests.running_cluster import RunningCluster, wait_for
 from tests.tiny_tokenizers import byte_level_tokenizer
+from tests.unit.cluster.autoscaling.scenarios import COSTS, demand
 from tests.unit.cluster.fakes import FakeAdmin, FakeGenerator, say, serve
+from tests.unit.cluster.telemetry.test_speculation_report import method, stats_of
 
 SETTINGS = EXACT
 
@@ -180,6 +185,38 @@ def test_the_playground_follows_its_sliders(page: Page) -> None:
     expect(page.locator("#finding")).to_contain_text("Best: k = 16")
 
 
+def test_the_playground_shows_the_drafts_of_this_cluster(page: Page, cluster: RunningCluster) -> None:
+    repeated = "one two three four " * 24
+    cluster.complete(repeated, max_tokens=96, ignore_eos=True, speculation={"method": "suffix"})
+    page.get_by_role("link", name="Playground").focus()
+    page.keyboard.press("Enter")
+    page.get_by_label("Drafts of").select_option("decode-1: suffix")
+    [entry] = [one for one in cluster.get("/admin/advise")["speculation"] if one["method"] == "suffix"]
+    positions = page.locator("#drafts-positions tbody")
+    expect(positions.locator("tr")).to_have_count(len(entry["acceptance"]))
+    expect(positions.locator("tr").first.locator("td").last).to_have_text(str(entry["judged"][0]))
+    expect(page.locator("#drafts-kinds tbody tr").first).to_contain_text("short prompt, 0-0.25")
+    expect(page.locator("#drafts-batches tbody tr").first).to_contain_text("1")
+    expect(page.locator("#drafts-advice li").first).to_have_text(entry["advice"])
+
+
+def test_measured_curves_are_drawn_over_the_formula(page: Page) -> None:
+    entry = speculation_advice("decode-7", stats_of(method(deeper=0.5)))
+    verdict = advise(demand(20), dict.fromkeys(POOLS, COSTS), dict.fromkeys(POOLS, 4))
+    answer = {"speculation": entry, "disaggregation": verdict.to_dict()["disaggregation"]}
+    page.route("**/admin/advise*", lambda route: route.fulfill(json=answer))
+    page.get_by_role("link", name="Playground").click()
+    expect(page.locator("#speedup-chart .measured circle")).to_have_count(16)
+    expect(page.locator("#drafts-advice")).to_contain_text("Acceptance falls with depth")
+    page.get_by_role("button", name="Set α and c to its figures").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#cost-value")).to_have_text("0.15")
+    expect(page.locator("#alpha-value")).to_have_text(f"{entry[0]['alpha']:.2f}")
+    page.get_by_role("link", name="Cluster").click()
+    expect(page.locator("#worth-text")).to_have_text(answer["disaggregation"]["text"])
+    expect(page.locator("#worth-figures tbody tr")).to_have_count(len(answer["disaggregation"]["figures"]))
+
+
 def test_the_cluster_is_shown_and_changed(page: Page, cluster: RunningCluster) -> None:
     cluster.complete("Once upon a time", max_tokens=4)
     page.get_by_role("link", name="Cluster").focus()
@@ -189,6 +226,7 @@ def test_the_cluster_is_shown_and_changed(page: Page, cluster: RunningCluster) -
         expect(page.get_by_role("region", name=f"{part} pool")).to_contain_text(f"{part}-")
     expect(page.locator("#classes tbody tr").filter(has_text="standard")).to_contain_text("3 s")
     expect(page.locator("#plan .decisions li")).to_have_count(2)
+    expect(page.locator("#worth-figures tbody tr").first).to_contain_text("Requests in the last five minutes")
     pool = page.get_by_role("region", name="decode pool")
     pool.get_by_label("Workers").focus()
     page.keyboard.press("Control+a")
@@ -212,10 +250,10 @@ def test_the_cluster_is_shown_and_changed(page: Page, cluster: RunningCluster) -
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_there_are_no_serious_barriers(cluster: RunningCluster, browser: Browser, scheme: str) -> None:
-    request_id = cluster.complete("Hello", max_tokens=4, speculation={"trace": True})["id"]
+    request_id = cluster.complete("a b " * 16, max_tokens=8, speculation={"method": "suffix", "trace": True})["id"]
     for part, ready in (
         ("", "#served:not(:empty)"),
-        ("#playground", "#values tbody tr"),
+        ("#playground", "#drafts-positions tbody tr"),
         ("#gallery", ".method"),
         ("#cluster", "#tiles .tile"),
         (f"#request/{request_id}", "table.waterfall ~ .rounds"),

@@ -444,7 +444,7 @@ class SpeculationState(_message.Message):
     def __init__(self, default_method: _Optional[str] = ..., draft_share: _Optional[float] = ..., num_without_draft: _Optional[int] = ..., tokens_per_sequence: _Optional[float] = ...) -> None: ...
 
 class MethodStats(_message.Message):
-    __slots__ = ("method", "num_drafts", "num_drafted_tokens", "num_accepted_tokens", "reached", "accepted", "recent_acceptance", "costs", "chosen_lengths", "recent_length", "is_shadow")
+    __slots__ = ("method", "num_drafts", "num_drafted_tokens", "num_accepted_tokens", "reached", "accepted", "recent_acceptance", "costs", "chosen_lengths", "recent_length", "is_shadow", "kinds")
     METHOD_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -456,6 +456,7 @@ class MethodStats(_message.Message):
     CHOSEN_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     RECENT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     IS_SHADOW_FIELD_NUMBER: _ClassVar[int]
+    KINDS_FIELD_NUMBER: _ClassVar[int]
     method: str
     num_drafts: int
     num_drafted_tokens: int
@@ -467,7 +468,22 @@ class MethodStats(_message.Message):
     chosen_lengths: _containers.RepeatedScalarFieldContainer[int]
     recent_length: float
     is_shadow: bool
-    def __init__(self, method: _Optional[str] = ..., num_drafts: _Optional[int] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., reached: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., recent_acceptance: _Optional[_Iterable[float]] = ..., costs: _Optional[_Iterable[_Union[DraftCost, _Mapping]]] = ..., chosen_lengths: _Optional[_Iterable[int]] = ..., recent_length: _Optional[float] = ..., is_shadow: _Optional[bool] = ...) -> None: ...
+    kinds: _containers.RepeatedCompositeFieldContainer[DraftKind]
+    def __init__(self, method: _Optional[str] = ..., num_drafts: _Optional[int] = ..., num_drafted_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., reached: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., recent_acceptance: _Optional[_Iterable[float]] = ..., costs: _Optional[_Iterable[_Union[DraftCost, _Mapping]]] = ..., chosen_lengths: _Optional[_Iterable[int]] = ..., recent_length: _Optional[float] = ..., is_shadow: _Optional[bool] = ..., kinds: _Optional[_Iterable[_Union[DraftKind, _Mapping]]] = ...) -> None: ...
+
+class DraftKind(_message.Message):
+    __slots__ = ("temperature_class", "workload", "num_drafts", "reached", "accepted")
+    TEMPERATURE_CLASS_FIELD_NUMBER: _ClassVar[int]
+    WORKLOAD_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    REACHED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    temperature_class: int
+    workload: str
+    num_drafts: int
+    reached: int
+    accepted: int
+    def __init__(self, temperature_class: _Optional[int] = ..., workload: _Optional[str] = ..., num_drafts: _Optional[int] = ..., reached: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...
 
 class DraftCost(_message.Message):
     __slots__ = ("size_class", "drafting", "verifying")

@@ -14,13 +14,14 @@ export class ApiError extends Error {
 }
 
 /**
- * Sends a request and returns its response if that is a success. Asks for an API key once if one is needed.
+ * Sends a request and returns its response if that is a success. Asks for an API key once if one is needed, unless
+ * `isQuiet`.
  *
  * Paths are relative, so that the page also works behind a proxy that serves it under a path of its own.
  */
-export async function call(path, { body, headers = {}, signal } = {}) {
+export async function call(path, { body, headers = {}, signal, isQuiet = false } = {}) {
   let response = await send(path, body, headers, signal);
-  if (response.status === 401 && (await askForKey("This endpoint requires a valid API key."))) {
+  if (response.status === 401 && !isQuiet && (await askForKey("This endpoint requires a valid API key."))) {
     response = await send(path, body, headers, signal);
   }
   if (response.ok) return response;

@@ -25,9 +25,10 @@ export function ticksUpTo(most) {
  * @param values one number for each bar
  * @param marks `{index, text, kind}` of bars to mark: `peak` or `cliff`
  * @param baseline draws a line at this value
+ * @param line values of a line over the bars, one for each
  */
-export function barChart(values, marks = [], baseline = null) {
-  const ticks = ticksUpTo(Math.max(...values, baseline ?? 0) * 1.08);
+export function barChart(values, marks = [], baseline = null, line = []) {
+  const ticks = ticksUpTo(Math.max(...values, ...line, baseline ?? 0) * 1.08);
   const top = ticks.at(-1);
   const y = (value) => HEIGHT - BOTTOM - (value / top) * (HEIGHT - TOP - BOTTOM);
   const slot = (WIDTH - LEFT - RIGHT) / values.length;
@@ -62,6 +63,7 @@ export function barChart(values, marks = [], baseline = null) {
   if (baseline !== null) {
     drawing.append(svg("line", { class: "baseline", x1: LEFT, x2: WIDTH - RIGHT, y1: y(baseline), y2: y(baseline) }));
   }
+  if (line.length) drawing.append(lineThrough(line.map((value, index) => [middle(index), y(value)])));
   for (const { index, text, kind } of marks) {
     const anchor = index < 2 ? "start" : index > values.length - 3 ? "end" : "middle";
     const x = anchor === "middle" ? middle(index) : middle(index) + (anchor === "start" ? -slot / 3 : slot / 3);
@@ -75,6 +77,12 @@ export function barChart(values, marks = [], baseline = null) {
     );
   }
   return drawing;
+}
+
+function lineThrough(points) {
+  const dots = points.map(([x, y]) => svg("circle", { cx: x, cy: y, r: 4 }));
+  const path = points.map((point) => point.map((value) => value.toFixed(1)).join()).join(" ");
+  return svg("g", { class: "measured" }, svg("polyline", { points: path }), ...dots);
 }
 
 /** Bars along a track: `{start, length, class}` as shares of its width. Bars that overlap are drawn over each other. */

@@ -1,5 +1,6 @@
 // The page: shows one view at a time, by the fragment of the address.
 
+import { Advice } from "./advice.js";
 import { askForKey, getJson } from "./api.js";
 import { offerMethods, startChat } from "./chat.js";
 import { createCluster } from "./cluster.js";
@@ -7,6 +8,7 @@ import { byId, setText } from "./dom.js";
 import { createGallery } from "./gallery.js";
 import { startPlayground } from "./playground.js";
 import { showRequest } from "./request_view.js";
+import { showWorth, showWorthProblem } from "./worth.js";
 
 const TITLES = { chat: "Chat", playground: "Playground", gallery: "Gallery", cluster: "Cluster", request: "Request" };
 
@@ -24,6 +26,8 @@ function showView(cluster, gallery) {
   if (shown === "cluster") cluster.start();
   else cluster.stop();
   if (shown === "gallery") gallery.show();
+  if (shown === "cluster" || shown === "playground") advice.start();
+  else advice.stop();
   if (shown === "request") showRequest(decodeURIComponent(rest.join("/")));
 }
 
@@ -41,9 +45,19 @@ for (const button of document.querySelectorAll("dialog button[type=button]")) {
   button.addEventListener("click", () => button.closest("dialog").close(button.value));
 }
 startChat();
-startPlayground();
+const drafts = startPlayground();
 const cluster = createCluster();
 const gallery = createGallery();
+const advice = new Advice(
+  (found) => {
+    drafts.show(found.speculation);
+    showWorth(found);
+  },
+  (error) => {
+    drafts.showProblem(error);
+    showWorthProblem(error);
+  },
+);
 byId("key-button").addEventListener("click", async () => {
   if (await askForKey("Requests are sent with this key.")) {
     cluster.stop();

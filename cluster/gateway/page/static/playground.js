@@ -2,8 +2,12 @@
 
 import { barChart } from "./chart.js";
 import { byId, el, setText } from "./dom.js";
+import { MeasuredDrafts } from "./measured_drafts.js";
 import { RULES, cliffOf, curve, peakOf, ruleFor } from "./speedup.js";
 
+let measured = null; // the entry of `baton advise` that is shown
+
+/** Returns an object whose `show` takes the advice on drafts of this cluster. */
 export function startPlayground() {
   const sliders = [byId("alpha"), byId("cost")];
   byId("rules").append(...RULES.map((rule) => el("tr", {}, el("td", {}, rule.range), el("td", {}, rule.advice))));
@@ -11,6 +15,16 @@ export function startPlayground() {
   for (const slider of sliders) slider.addEventListener("input", draw);
   byId("sliders").addEventListener("submit", (event) => event.preventDefault());
   draw();
+  byId("drafts-use").addEventListener("click", () => {
+    [sliders[0].value, sliders[1].value] = [measured.alpha, measured.cost];
+    draw();
+  });
+  return new MeasuredDrafts((entry) => {
+    measured = entry;
+    byId("drafts-use").disabled = entry === null;
+    byId("measured-key").hidden = entry === null;
+    draw();
+  });
 }
 
 function show(alpha, cost) {
@@ -27,6 +41,7 @@ function show(alpha, cost) {
       points.map((point) => point.speedup),
       marks,
       1,
+      measured?.curves.measured.speedups ?? [],
     ),
   );
   byId("tokens-chart").replaceChildren(barChart(points.map((point) => point.tokens)));
@@ -64,6 +79,7 @@ function fillTable(points, peak, cliff, pays) {
       el("th", { scope: "row" }, String(point.k)),
       el("td", {}, point.tokens.toFixed(2)),
       el("td", {}, point.speedup.toFixed(2)),
+      el("td", {}, measured?.curves.measured.speedups[point.k - 1].toFixed(2) ?? "–"),
       el("td", {}, note(point)),
     ),
   );

@@ -12,6 +12,7 @@ from baton.core.slo import INTERACTIVE, STANDARD
 from cluster.autoscaling.advice import advise
 from cluster.autoscaling.advice_texts import advice_texts
 from cluster.autoscaling.demand import Demand
+from cluster.autoscaling.disaggregation import Source, Verdict
 from tests.unit.cluster.autoscaling.scenarios import COSTS, FormulaCosts, demand
 
 
@@ -81,10 +82,19 @@ def test_the_advice_says_when_disaggregation_hurts():
     assert "Disaggregation hurts this workload: 2 aggregated workers" in text
 
 
-def test_the_advice_says_when_disaggregation_pays():
+@pytest.mark.parametrize(
+    ("rate", "verdict", "words"),
+    [(200, Verdict.NOT_AT_THIS_LOAD, "not needed at this load"), (240, Verdict.WORTH_IT, "Disaggregation pays off")],
+)
+def test_the_advice_says_when_disaggregation_pays(rate, verdict, words):
     """Decoding within 20 ms a token does not bear many prompts in between."""
-    text = told(demand(200, slo=replace(INTERACTIVE, tpot_s=0.02)), prefill=34, decode=30)
-    assert "Disaggregation pays" in text
+    asked = demand(rate, slo=replace(INTERACTIVE, tpot_s=0.02))
+    answer = ask(asked, prefill=28, decode=36)
+    assert answer.disaggregation.verdict == verdict
+    assert words in "\n".join(advice_texts(answer))
+    pools, aggregated = answer.best.capacity, answer.aggregated.capacity
+    assert (aggregated >= asked.rate) == (verdict == Verdict.NOT_AT_THIS_LOAD)
+    assert pools > asked.rate
 
 
 @pytest.mark.parametrize(
@@ -106,6 +116,34 @@ def test_speculation_is_judged_at_the_current_batch(costs, words):
     text = told(demand(2), costs=dear)
     assert words in text
     assert ("it pays" in text) == (costs.rounds == 2.0)
+
+
+def test_figures_stand_behind_the_verdict():
+    """On the fictitious accelerator a prompt of 1000 tokens takes 8 + 100 + 0.5 ms, its hand-off 2 + 1 ms."""
+    asked = demand(20, prompt=1000, output=200)
+    figures = {one.name: one for one in ask(asked).disaggregation.figures}
+    assert (figures["Arrivals"].value, figures["Answer"].value) == (20, 200)
+    assert figures["Prefill of a prompt"].value == pytest.approx(108.5)
+    assert figures["Hand-off of its KV"].value == pytest.approx(3.0)
+    apart, beside, undisturbed = (
+        figures[f"TPOT, {which}"].value
+        for which in ("two pools as now", "workers that do both", "the same without prompts between the steps")
+    )
+    assert 8.0 < undisturbed < apart < beside
+    assert 0.0 < figures["Share of the work that is prefill"].value < 1.0
+    assert {one.source for one in figures.values()} == set(Source)
+
+
+def test_workers_that_cannot_keep_up_have_no_tpot():
+    figures = {one.name: one.value for one in ask(demand(2000), 1, 1).disaggregation.figures}
+    assert figures["TPOT, two pools as now"] is None
+
+
+def test_without_enough_traffic_the_verdict_counts_what_is_missing():
+    answer = ask(demand(5, seen=20)).disaggregation
+    assert answer.verdict == Verdict.UNKNOWN
+    assert "20 of 50 requests" in answer.text
+    assert [one.value for one in answer.figures] == [20]
 
 
 def test_the_advice_serializes():

@@ -64,12 +64,20 @@ def test_advice_shows_the_capacity_of_each_option(baton, router):
     router.admin_answers["/admin/advise"] = {
         "rate": 4.0, "num_requests": 80, "missing": "", "now": option, "best": option, "aggregated": option,
         "texts": ["Ratio: keep it."],
+        "disaggregation": {"verdict": "worth_it", "text": "It pays.", "figures": [
+            {"name": "Hand-off of its KV", "value": 3.14159, "unit": "ms", "source": "predicted"},
+            {"name": "Work", "value": 0.25, "unit": "share", "source": "measured"},
+            {"name": "TPOT", "value": None, "unit": "ms", "source": "predicted"},
+        ]},
     }  # fmt: skip
     status, out, _ = baton("advise", router=router)
     assert status == 0
     assert "observed: 4 requests/s, 80 in the last five minutes" in out
     assert "12.5" in out
     assert "• Ratio: keep it." in out
+    rows = [" ".join(line.split()) for line in out.splitlines()]
+    for row in ("Hand-off of its KV 3.14 ms predicted", "Work 25 % measured", "TPOT cannot keep up predicted"):
+        assert row in rows
 
 
 def test_without_traffic_there_is_no_advice(baton, router):
@@ -85,7 +93,7 @@ DRAFTS = {
     "worker": "decode-1", "method": "eagle3", "mode": "used", "num_drafts": 900, "acceptance": [0.7, 0.6],
     "alpha": 0.66, "cost": 0.15, "batch": "1", "costs": {"1": 0.15}, "length": 2.4, "best_by_formula": 3,
     "best_measured": 2, "speedup_by_formula": 1.6, "speedup_measured": 1.5,
-    "advice": "Draft three.", "warnings": ["It is large."],
+    "advice": "Draft three.", "warnings": ["It is large."], "formula_errors": ["It falls with depth."],
 }  # fmt: skip
 
 
@@ -98,7 +106,7 @@ def test_advice_on_drafts_shows_each_worker_and_method(baton, router):
     assert ["decode-1", "eagle3", "0.66", "0.15", "2.4", "3", "(1.60)", "2", "(1.50)"] in rows
     assert ["decode-1", "ngram", "-", "0.15", "2.4", "-", "-"] in rows
     assert "• decode-1, eagle3: Draft three." in out
-    assert out.count("• decode-1: It is large.") == 1
+    assert out.count("• decode-1: It is large.") == out.count("• decode-1: It falls with depth.") == 1
     assert json.loads(baton("advise", "--json", router=router)[1])["speculation"] == entries
 
 

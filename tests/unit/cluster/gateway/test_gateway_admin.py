@@ -91,7 +91,10 @@ async def test_a_wrong_move_is_refused(http: httpx.AsyncClient, admin: FakeAdmin
 
 async def test_plan_and_advice_are_served(http: httpx.AsyncClient) -> None:
     assert (await http.get("/admin/plan")).json() == {"enabled": False}
-    assert (await http.get("/admin/advise")).json() == {"texts": ["Keep it."]}
+    for query in ("", "?max_age_s=60"):
+        assert (await http.get(f"/admin/advise{query}")).json() == {"texts": ["Keep it."]}
+    refused = await http.get("/admin/advise?max_age_s=-1")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_age_s")
 
 
 async def test_recorded_traffic_is_served(http: httpx.AsyncClient, admin: FakeAdmin) -> None:

@@ -60,11 +60,24 @@ def test_costs_have_a_series_for_each_size_of_batch():
     assert registry.get_sample_value("baton_worker_draft_size_ratio", LABELS) == 0.07
 
 
+def test_acceptance_has_a_series_for_each_temperature_and_workload():
+    kinds = [
+        worker_pb2.DraftKind(temperature_class=0, workload="grammar", reached=9, accepted=6),
+        worker_pb2.DraftKind(temperature_class=4, workload="long_prompt", reached=4, accepted=1),
+    ]
+    registry = registry_of(worker_pb2.MethodStats(method="eagle3", kinds=kinds))
+    for temperature, workload, reached, accepted in (("0-0.25", "grammar", 9, 6), ("1.75+", "long_prompt", 4, 1)):
+        labels = {**LABELS, "method": "eagle3", "mode": "used", "temperature": temperature, "workload": workload}
+        assert registry.get_sample_value("baton_worker_draft_kinds_reached_total", labels) == reached
+        assert registry.get_sample_value("baton_worker_draft_kinds_accepted_total", labels) == accepted
+
+
 def test_labels_come_from_short_lists():
     assert {length_label(tokens) for tokens in range(1000)} == {*map(str, range(9)), "9-16", "17-32", "33-64", "65+"}
     assert [batch_label(size) for size in (0, 1, 2, 3, 7)] == ["1", "1", "2-3", "4-7", "64-127"]
     assert len({batch_label(size) for size in range(60)}) == 11
-    methods = [worker_pb2.MethodStats(method=f"made-up-{n}", reached=[1] * 500) for n in range(20)]
+    kinds = [worker_pb2.DraftKind(temperature_class=n, workload=f"made-up-{n}", reached=1) for n in range(500)]
+    methods = [worker_pb2.MethodStats(method=f"made-up-{n}", reached=[1] * 500, kinds=kinds) for n in range(20)]
     series = [sample for family in registry_of(*methods).collect() for sample in family.samples]
     assert {sample.labels["method"] for sample in series if "method" in sample.labels} == {"other", "none"}
     assert len(series) < 120

@@ -18,15 +18,20 @@ def stats_of(
 
 
 def method(
-    name: str = "eagle3", alpha: float = 0.7, cost: float = 0.15, num_drafts: int = 100
+    name: str = "eagle3", alpha: float = 0.7, cost: float = 0.15, num_drafts: int = 100, deeper: float = 1.0
 ) -> worker_pb2.MethodStats:
     return worker_pb2.MethodStats(
         method=name,
         num_drafts=num_drafts,
-        reached=[100, 60],
-        accepted=[70, 40],
-        recent_acceptance=[alpha, alpha],
+        reached=[100, 60, 3],
+        accepted=[70, 40, 3],
+        recent_acceptance=[alpha, alpha * deeper, 1.0][: 2 if deeper == 1 else 3],
         recent_length=3.0,
+        chosen_lengths=[0, 5, 9],
+        kinds=[
+            worker_pb2.DraftKind(temperature_class=2, workload="grammar", num_drafts=3, reached=9, accepted=6),
+            worker_pb2.DraftKind(workload="made up", num_drafts=1, reached=0),
+        ],
         costs=[
             worker_pb2.DraftCost(size_class=1, drafting=cost * 2 / 3, verifying=cost / 3),
             worker_pb2.DraftCost(size_class=5, drafting=2.0),
@@ -73,6 +78,32 @@ def test_a_draft_that_never_pays_is_warned_of():
     assert (advice["best_by_formula"], advice["best_measured"]) == (0, 0)
     assert "eagle3 does not pay off" in advice["warnings"][0]
     assert "do not speculate" in advice["advice"]
+
+
+def test_the_measured_curve_stands_beside_the_formula():
+    [advice] = speculation_advice("decode-1", stats_of(method(deeper=0.5)))
+    formula, measured = (advice["curves"][name] for name in ("by_formula", "measured"))
+    assert measured["acceptance"] == [0.7, 0.35]  # the third position was reached three times
+    assert len(formula["speedups"]) == len(measured["speedups"]) == 16
+    assert (formula["best"], measured["best"]) == (advice["best_by_formula"], advice["best_measured"])
+    decay, verification = advice["formula_errors"]
+    assert decay.startswith("Acceptance falls with depth: 0.70 at position 1, 0.35 at position 2. The formula takes")
+    assert verification.startswith("Verification is not free: in batches of 1 it is 0.05 of c = 0.15.")
+
+
+def test_even_acceptance_has_no_fault_of_depth():
+    [advice] = speculation_advice("decode-1", stats_of(method()))
+    assert [text for text in advice["formula_errors"] if "depth" in text] == []
+
+
+def test_figures_by_kind_batch_and_choice_come_along():
+    [advice] = json.loads(json.dumps(speculation_advice("decode-1", stats_of(method()))))
+    assert advice["kinds"] == [
+        {"temperature": "0-0.25", "workload": "other", "num_drafts": 1, "alpha": None},
+        {"temperature": "0.75-1.25", "workload": "grammar", "num_drafts": 3, "alpha": 0.6667},
+    ]
+    assert [(each["batch"], each["cost"]) for each in advice["batches"]] == [("1", 0.15), ("16-31", 2.0)]
+    assert (advice["chosen"], advice["tokens_per_sequence"]) == ([0, 5, 9], 1.5)
 
 
 def test_few_drafts_give_no_advice():

@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from baton.core.drafts import ROOT, Draft
-from decode_worker.speculation.draft_figures import DraftFigures, RecentMean, num_reached
+from baton.core.request import Request, SamplingParams
+from baton.core.workloads import LONG_PROMPT_TOKENS, Workload
+from decode_worker.speculation.draft_figures import (
+    DraftFigures,
+    KindCounts,
+    RecentMean,
+    num_reached,
+    traffic_kind,
+)
+
+GREEDY, WARM = (0, Workload.SHORT_PROMPT), (2, Workload.LONG_PROMPT)
 
 
 @pytest.mark.parametrize(
@@ -26,12 +36,33 @@ def test_a_position_is_reached_when_all_before_it_were_accepted(draft: Draft, pa
 
 def test_acceptance_is_counted_by_position():
     figures = DraftFigures()
-    figures.judged(3, 0, 1)
-    figures.judged(3, 2, 3)
-    figures.judged(2, 2, 2)
+    figures.judged(GREEDY, 3, 0, 1)
+    figures.judged(GREEDY, 3, 2, 3)
+    figures.judged(WARM, 2, 2, 2)
     assert (figures.num_drafts, figures.num_drafted, figures.num_accepted) == (3, 8, 4)
     assert (figures.reached, figures.accepted) == ([3, 2, 1], [2, 2, 0])
     assert [mean.value for mean in figures.recent_acceptance] == pytest.approx([2 / 3, 1.0, 0.0])
+
+
+def test_acceptance_is_counted_by_kind_of_request():
+    figures = DraftFigures()
+    figures.judged(GREEDY, 3, 0, 1)
+    figures.judged(GREEDY, 3, 2, 3)
+    figures.judged(WARM, 2, 2, 2)
+    assert figures.kinds == {GREEDY: KindCounts(2, 4, 2), WARM: KindCounts(1, 2, 2)}
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "temperature", "grammar", "expected"),
+    [
+        (3, 0.0, "", GREEDY),
+        (LONG_PROMPT_TOKENS, 0.8, "", WARM),
+        (LONG_PROMPT_TOKENS, 0.7, "{}", (1, Workload.GRAMMAR)),
+    ],
+)
+def test_the_kind_of_a_request(num_tokens: int, temperature: float, grammar: str, expected: tuple[int, Workload]):
+    params = SamplingParams(temperature=temperature, grammar=grammar)
+    assert traffic_kind(Request("one", [1] * num_tokens, params)) == expected
 
 
 def test_recent_means_forget():

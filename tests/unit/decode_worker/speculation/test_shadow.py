@@ -26,7 +26,7 @@ TREE = Draft((1, 2, 3, 4), (ROOT, ROOT, 1, 2))
 def outcome(draft: Draft, *steps: tuple[int, ...], ends: bool = False) -> tuple[int, list[int], list[int]]:
     """(number of judged drafts, reached, accepted) when these tokens come, step by step."""
     shadow = ShadowDrafts("ngram", 1.0)
-    shadow.keep("one", draft)
+    shadow.keep(Request("one", [1], SamplingParams()), draft)
     for tokens in steps:
         shadow.observe("one", tokens)
     if ends:

@@ -14,6 +14,8 @@ const { ticksUpTo } = await load("chart");
 const rounds = await load("rounds");
 const { bestRoundOf, columnsOf, contextOf, headlineOf, isChain, treeOf, visible } = rounds;
 const { msPerTokenOf } = await load("recording");
+const { nameOf, ranked, sharesOf } = await load("measured_drafts");
+const { shownFigure } = await load("worth");
 
 test("the formula gives the known values", () => {
   const values = curve(0.7, 0.15)
@@ -265,4 +267,22 @@ test("the totals of a trace, its best round and what is around it", () => {
   assert.equal(headlineOf(PLAIN), "no draft, 1 token");
   assert.equal(msPerTokenOf(TIMELINE, 7), 10);
   assert.equal(msPerTokenOf(TIMELINE, 1), null);
+});
+
+test("measured drafts are named and ranked, and what auto chose is shown as shares", () => {
+  const entry = (method, mode, drafts) => ({ worker: "decode-1", method, mode, num_drafts: drafts });
+  const shown = ranked([entry("suffix", "used", 3), entry("eagle3", "shadow", 9)]);
+  assert.deepEqual(shown.map(nameOf), ["decode-1: eagle3 (shadow)", "decode-1: suffix"]);
+  assert.deepEqual(sharesOf([0, 3, 1]), [0, 0.75, 0.25]);
+  assert.deepEqual(sharesOf([0, 0]), []);
+});
+
+test("figures have their unit", () => {
+  const shown = [
+    [1234, "ms"],
+    [null, "ms"],
+    [0.25, "share"],
+    [12.5, "requests/s"],
+  ].map(([value, unit]) => shownFigure({ value, unit }));
+  assert.deepEqual(shown, ["1.23 s", "cannot keep up", "25 %", "12.5 requests/s"]);
 });

@@ -1,0 +1,52 @@
+// The advice of `baton advise`, for views that are visible. The router computes it once for all pages.
+
+import { getJson } from "./api.js";
+
+const EVERY_S = 60;
+
+/** Asks once a minute while its view is visible. */
+export class Advice {
+  #onAdvice;
+  #onProblem;
+  #timer = null;
+  #isWanted = false;
+  #lastMs = -Infinity;
+
+  /**
+   * @param onAdvice called with each answer
+   * @param onProblem called with the error of a question, and with `null` after an answer
+   */
+  constructor(onAdvice, onProblem) {
+    this.#onAdvice = onAdvice;
+    this.#onProblem = onProblem;
+    document.addEventListener("visibilitychange", () => this.#update());
+  }
+
+  start() {
+    this.#isWanted = true;
+    this.#update();
+  }
+
+  stop() {
+    this.#isWanted = false;
+    this.#update();
+  }
+
+  #update() {
+    clearInterval(this.#timer);
+    if (!this.#isWanted || document.hidden) return;
+    this.#timer = setInterval(() => this.#ask(), EVERY_S * 1000);
+    if (performance.now() - this.#lastMs >= EVERY_S * 1000) this.#ask();
+  }
+
+  async #ask() {
+    try {
+      const found = await getJson(`admin/advise?max_age_s=${EVERY_S}`, { isQuiet: true });
+      this.#lastMs = performance.now();
+      this.#onProblem(null);
+      this.#onAdvice(found);
+    } catch (error) {
+      this.#onProblem(error);
+    }
+  }
+}
