@@ -18,6 +18,7 @@ from baton.engine.draft.network import DraftFaults, DraftState
 from baton.engine.scheduling.step_cost_model import StepCostModel
 from decode_worker.speculation.draft_figures import DraftFigures, FigureBook, num_reached, traffic_kind
 from decode_worker.speculation.draft_length import DraftingPolicy, DraftPasses, VerificationPolicy
+from decode_worker.speculation.draft_step import DraftStep
 from decode_worker.speculation.forced import within_grammars
 from decode_worker.speculation.method import DraftMethod, Outlook, ReadsForwards
 from decode_worker.speculation.shadow import ShadowDrafts
@@ -52,34 +53,6 @@ class RegisteredMethod:
     is_verified_whole: bool = False
     passes: DraftPasses | None = None
     state: DraftState | None = None
-
-
-@dataclass(slots=True)
-class _Step:
-    """
-    Attributes:
-        wanting: sequences that have room for a draft.
-        room: maximum number of tokens to draft, by request id.
-        num_sequences: number of sequences that yield a token anyway.
-        num_tokens: without any draft.
-        context_tokens: in the contexts of all its sequences together.
-    """
-
-    wanting: Sequence[ScheduledSequence]
-    room: Mapping[str, int]
-    num_sequences: int
-    num_tokens: int
-    context_tokens: int
-
-    @classmethod
-    def of(cls, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> _Step:
-        return cls(
-            [sequence for sequence in plan if sequence.request.request_id in room],
-            room,
-            sum(sequence.samples for sequence in plan),
-            sum(sequence.num_tokens for sequence in plan),
-            sum(sequence.request.num_computed_tokens for sequence in plan),
-        )
 
 
 class SpeculationController:
@@ -133,7 +106,7 @@ class SpeculationController:
 
     def _propose(self, plan: Sequence[ScheduledSequence], room: Mapping[str, int]) -> dict[str, Draft]:
         self._drafters, self._proposed_by = {}, {}
-        step = _Step.of(plan, room)
+        step = DraftStep.of(plan, room)
         names = {self._chosen_method(sequence.request) for sequence in step.wanting}
         asked = self._methods_to_ask(names, step.num_sequences)
         if not asked:  # most steps of a large batch
@@ -243,7 +216,7 @@ class SpeculationController:
         return asked
 
     def _due(
-        self, name: str, step: _Step, best: Mapping[str, tuple[float, str, Draft]]
+        self, name: str, step: DraftStep, best: Mapping[str, tuple[float, str, Draft]]
     ) -> tuple[list[ScheduledSequence], dict[str, int]]:
         """The sequences for which a method should draft, given the drafts so far, and its room."""
         own = self._methods[name]
@@ -285,7 +258,7 @@ class SpeculationController:
         if own is None or not shadow.is_due or has_drafted:
             shadow.skip()
             return
-        step = _Step.of(plan, room)
+        step = DraftStep.of(plan, room)
         due = [s for s in step.wanting if self._may_shadow(shadow, s.request)]
         if not due:
             return
@@ -311,7 +284,7 @@ class SpeculationController:
         name: str,
         due: Sequence[ScheduledSequence],
         room: Mapping[str, int],
-        step: _Step,
+        step: DraftStep,
         figures: DraftFigures,
     ) -> dict[str, Draft]:
         """Asks a method for drafts, and adds what they cost to its figures."""
@@ -337,7 +310,7 @@ class SpeculationController:
         return drafts
 
     def _choose(
-        self, plan: Sequence[ScheduledSequence], best: Mapping[str, tuple[float, str, Draft]], step: _Step
+        self, plan: Sequence[ScheduledSequence], best: Mapping[str, tuple[float, str, Draft]], step: DraftStep
     ) -> dict[str, Draft]:
         """As much of each draft as pays; a token at least for requests that asked for the method by name.
 
