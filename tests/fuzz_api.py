@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as seeded
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
@@ -34,15 +35,16 @@ _ONE_OF = {
 """Kept in every fourth request: a request with several of them, or with a wrong one, is refused for that alone."""
 _ENDLESS = "/admin/live"
 """Ends after as many events as the request asks for, two seconds each."""
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 120.0
 _LIMITS = {"max_model_len": 256, "router": {"max_inflight": 16}}
 
 
-def fuzz(endpoint: str, num_cases: int, under: str = "/") -> Counter[str]:
+def fuzz(endpoint: str, num_cases: int, under: str = "/", seed: int = 0) -> Counter[str]:
     """Sends about so many requests, as many of each kind to each operation that takes input.
 
     Args:
         under: only operations whose path begins like this.
+        seed: determines the requests.
 
     Returns:
         The number of requests by operation and status.
@@ -61,11 +63,11 @@ def fuzz(endpoint: str, num_cases: int, under: str = "/") -> Counter[str]:
             num_each = num_cases // (len(GenerationMode) * len(with_input)) if operation in with_input else 1
             for mode in modes:
 
+                @seeded(seed)
                 @settings(
                     max_examples=num_each,
                     deadline=None,
                     database=None,
-                    derandomize=True,
                     phases=[Phase.generate],
                     suppress_health_check=list(HealthCheck),
                 )
@@ -85,20 +87,21 @@ def fuzz(endpoint: str, num_cases: int, under: str = "/") -> Counter[str]:
     return counts
 
 
-async def fuzz_simulated(num_cases: int, under: str = "/") -> Counter[str]:
+async def fuzz_simulated(num_cases: int, under: str = "/", seed: int = 0) -> Counter[str]:
     """Like :func:`fuzz`, with a router and workers of its own."""
     with TemporaryDirectory(prefix="baton-fuzz-") as folder:
         model = write_model_folder(Path(folder) / "tiny")
         async with router_under_test(Workers(), {**_LIMITS, "model": str(model)}) as target:
-            return await asyncio.to_thread(fuzz, target.endpoint, num_cases, under)
+            return await asyncio.to_thread(fuzz, target.endpoint, num_cases, under, seed)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=10_000, help="number of requests, about")
     parser.add_argument("--under", default="/", metavar="PATH", help="only operations whose path begins like this")
+    parser.add_argument("--seed", type=int, default=0, help="determines the requests")
     options = parser.parse_args()
-    counts = asyncio.run(fuzz_simulated(options.cases, options.under))
+    counts = asyncio.run(fuzz_simulated(options.cases, options.under, options.seed))
     for name, count in sorted(counts.items()):
         sys.stdout.write(f"{count:6} {name}\n")
     sys.stdout.write(f"{counts.total():6} in all\n")

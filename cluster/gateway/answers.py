@@ -23,6 +23,11 @@ class Answer(Protocol):
         """Adds the trace of choice ``index``, before the end of its output."""
         ...
 
+    def add_prompt(self, index: int, prompt: DescribedPrompt) -> None:
+        """Adds the log probabilities of a prompt to choice ``index``, before its first output. APIs whose requests
+        cannot ask for them leave this as it is."""
+        return
+
     def events(self, index: int, delta: OutputDelta, usage: Callable[[], Usage]) -> list[bytes]:
         """Events for new output of choice ``index``."""
         ...
@@ -40,7 +45,7 @@ class Answer(Protocol):
         ...
 
 
-class ChunkedAnswer:
+class ChunkedAnswer(Answer):
     """The answer of ``/v1/chat/completions`` and ``/v1/completions``: chunks of choices.
 
     Args:
@@ -64,7 +69,6 @@ class ChunkedAnswer:
         self._speculation[index] = speculation
 
     def add_prompt(self, index: int, prompt: DescribedPrompt) -> None:
-        """Adds the log probabilities of a prompt to choice ``index``, before its first output."""
         self._chosen_format().add_prompt(index, prompt)
 
     def events(self, index: int, delta: OutputDelta, usage: Callable[[], Usage]) -> list[bytes]:

@@ -279,9 +279,8 @@ class GenerationEndpoint:
             plan.echoed_top,
             plan.listed_top,
         )
-        if isinstance(job.answer, ChunkedAnswer):  # requests of other APIs cannot ask for them
-            for choice in range(plan.num_choices):
-                job.answer.add_prompt(first_choice + choice, described)
+        for choice in range(plan.num_choices):
+            job.answer.add_prompt(first_choice + choice, described)
 
     @asynccontextmanager
     async def _claim(self, request: Request, job: _Job) -> AsyncIterator[list[SequenceSpec]]:

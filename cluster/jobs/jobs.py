@@ -22,7 +22,7 @@ from cluster.jobs.job_types import Job, StoredFile, new_id
 from cluster.jobs.jobs_config import JobsConfig
 from cluster.jobs.pace import Pace
 from cluster.jobs.result_lines import LineSender
-from cluster.jobs.uploads import Upload
+from cluster.jobs.uploads import Upload, check_file_size
 from cluster.telemetry.job_figures import JobFigures
 
 BATCH_PURPOSE = "batch"
@@ -98,12 +98,17 @@ class Jobs:
         """The figures of all jobs, a few seconds old; ``None`` before the first ones."""
         return None if self._runner is None else self._runner.figures
 
-    async def upload(self, owner: str, filename: str) -> Upload:
+    async def upload(self, owner: str, filename: str, least_bytes: int = 0) -> Upload:
         """Begins a file; its owner sees it when it is complete.
 
+        Args:
+            least_bytes: the client has said that the file has at least so many bytes.
+
         Raises:
+            RequestTooLargeError: that is too large.
             JobsUnavailableError, StorageFullError: it cannot be written.
         """
+        check_file_size(least_bytes, self._config.max_file_bytes)
         await self._open()
         file_id = new_id("file-")
         new = await self._threads.run(self._storage.write, file_id)

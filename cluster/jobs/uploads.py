@@ -12,6 +12,15 @@ from cluster.jobs.job_threads import JobThreads
 from cluster.jobs.job_types import StoredFile
 
 
+def check_file_size(num_bytes: int, max_bytes: int) -> None:
+    """Raises :class:`RequestTooLargeError` if a file of so many bytes, or more, is too large."""
+    if num_bytes > max_bytes:
+        raise RequestTooLargeError(
+            f"The file is larger than the limit of {max_bytes} bytes (jobs.max_file_bytes). Divide it into several.",
+            param="file",
+        )
+
+
 class Upload:
     """The file becomes visible with :meth:`finish`. The caller must call :meth:`close` in any case.
 
@@ -35,12 +44,7 @@ class Upload:
             RequestTooLargeError: the file is too large.
             JobsUnavailableError, StorageFullError: it cannot be written.
         """
-        if self._new.num_bytes + len(data) > self._max_bytes:
-            raise RequestTooLargeError(
-                f"The file is larger than the limit of {self._max_bytes} bytes (jobs.max_file_bytes). Divide it into "
-                "several.",
-                param="file",
-            )
+        check_file_size(self._new.num_bytes + len(data), self._max_bytes)
         await self._threads.run(self._new.write, data)
 
     async def finish(self, keep_s: int | None) -> StoredFile:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from baton.core.errors import BatonError
 from baton.core.request import FinishReason
+from cluster.gateway.answers import Answer
 from cluster.gateway.anthropic.content_blocks import ContentBlocks
 from cluster.gateway.anthropic.errors import anthropic_error
 from cluster.gateway.anthropic.schemas import MessagesRequest
@@ -16,8 +17,8 @@ from cluster.gateway.output_processor import OutputDelta
 from cluster.gateway.server_events import encode_typed_event
 
 
-class MessagesAnswer:
-    """Implements :class:`~cluster.gateway.answers.Answer`. There is one choice."""
+class MessagesAnswer(Answer):
+    """There is one choice."""
 
     heartbeat = encode_typed_event({"type": "ping"})
 

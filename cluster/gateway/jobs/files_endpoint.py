@@ -25,6 +25,8 @@ EXPIRY_ANCHOR = "created_at"
 SHORTEST_EXPIRY_S, LONGEST_EXPIRY_S = 3600, 30 * 86_400
 _UPLOADS_AT_ONCE = 16
 _WRITE_BYTES = 2**20
+_MAX_FORM_BYTES = 2**20
+"""What a form has besides its file is shorter."""
 _MAX_DRAINED_BYTES = 4 * 2**30
 """So much of a refused upload is read and dropped, since many clients read the answer only after they have sent all."""
 
@@ -86,6 +88,7 @@ class FilesEndpoint:
     async def _receive(self, request: Request) -> StoredFile:
         jobs = enabled(self._jobs)
         form = FormReader(request.headers.get("content-type"), FILE_FIELD)
+        least_bytes = max(0, int(request.headers.get("content-length", 0)) - _MAX_FORM_BYTES)
         if self._num_uploads == _UPLOADS_AT_ONCE:
             raise EndpointFullError(
                 f"{_UPLOADS_AT_ONCE} files are being uploaded, which is the limit. Try again in a minute.",
@@ -98,7 +101,7 @@ class FilesEndpoint:
             async for chunk in request.stream():
                 for piece in form.feed(chunk):
                     if isinstance(piece, FileBegins):
-                        upload = await jobs.upload(owner_of(request), piece.filename)
+                        upload = await jobs.upload(owner_of(request), piece.filename, least_bytes)
                     else:
                         buffered += piece
                 if upload is not None and len(buffered) >= _WRITE_BYTES:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from baton.core.errors import BatonError
 from baton.core.request import FinishReason
+from cluster.gateway.answers import Answer
 from cluster.gateway.chat_api import AnswerSetting
 from cluster.gateway.openai.responses import ChoiceOutput, Json, Usage
 from cluster.gateway.output_events import events_of, settled
@@ -19,8 +20,8 @@ _TEXT_FORMAT = {"type": "text"}
 _RATE_LIMITED = 429
 
 
-class ResponsesAnswer:
-    """Implements :class:`~cluster.gateway.answers.Answer`. There is one choice."""
+class ResponsesAnswer(Answer):
+    """There is one choice."""
 
     heartbeat = COMMENT
 

@@ -205,6 +205,18 @@ async def test_a_file_over_the_limit_is_refused_and_leaves_nothing(
     assert (await client.files.list()).data == []
 
 
+async def test_a_file_that_is_announced_as_too_large_is_refused_unwritten(
+    url: str, config: JobsConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    monkeypatch.setattr(NewFile, "write", lambda _, data: written.append(len(data)))
+    async with httpx.AsyncClient(base_url=url) as http:
+        answer = await http.post("/v1/files", data={"purpose": "batch"}, files={"file": bytes(2**22)})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (413, "file")
+    assert not written
+    assert not list(config.folder.glob("file-*"))
+
+
 async def test_an_upload_goes_to_the_disk_in_pieces(
     generator: FakeGenerator, config: JobsConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
