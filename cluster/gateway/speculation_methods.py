@@ -13,7 +13,7 @@ Json = dict[str, Any]
 _CHAIN = "chains, up to speculation.max_draft_tokens"
 _TREE = "trees, up to speculation.max_tree_tokens"
 _CODE = "Write a Python function that counts the words of a text, and one that counts its lines."
-_COPY = "Repeat this list twice, word for word: red apples, green pears, blue plums, yellow lemons, black grapes."
+_PATTERN = "Write a JSON list of six people with the keys name, age and city."
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ SPECULATION_METHODS = (
         "answers that quote their prompt: extraction, edits, code",
         "N. Yang et al.: Inference with Reference",
         "2304.04487",
-        _COPY,
+        _PATTERN,
     ),
     SpeculationMethodCard(
         "suffix",
@@ -82,7 +82,7 @@ SPECULATION_METHODS = (
         "the same; and agents, whose requests repeat each other",
         "G. Oliaro et al.: SuffixDecoding",
         "2411.04975",
-        _COPY,
+        _PATTERN,
     ),
     SpeculationMethodCard(
         "lookahead",
