@@ -1,12 +1,14 @@
 """Do the figures that a worker reports of its drafts explain its speed-up? ``python -m benchmarks.draft_figures``.
 
 Runs cells of ``benchmarks.speculation``, and computes the speed-up a second time as the page and ``baton advise`` do:
-from the acceptance by position and the cost at the size of the batch, for the mean length of the drafts.
+from the acceptance by position and the cost at the size of the batch, for the mean length of the drafts. Drafts are
+chains, as in the formula.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -45,7 +47,14 @@ def predicted_speedup(controller: SpeculationController, method: str, batch: int
 
 
 def compare(
-    config: BatonConfig, report: Reporter, methods: tuple[str, ...], workloads: tuple[str, ...], batch: int, tokens: int
+    config: BatonConfig,
+    report: Reporter,
+    methods: Sequence[str],
+    workloads: Sequence[str],
+    *,
+    batch: int,
+    pairs: int,
+    tokens: int,
 ) -> RenderableType:
     """A row for each method and workload."""
     target = load_target(config)
@@ -58,7 +67,7 @@ def compare(
             report(f"{method}, {workload.name}")
             own = factory.speculative(method)  # its figures are those of this row alone
             cell = Cell(method, workload.name, 0.0, batch)
-            batches = [workload.take(index * batch, batch) for index in range(-(-len(workload.prompts) // batch))]
+            batches = [workload.take(index * batch, batch) for index in range(pairs)]
             result = measure(cell, factory.plain(), own.engine, own.meter, batches, tokens, target.loaded.eos_token_ids)
             predicted = predicted_speedup(own.controller, method, batch)
             gains = (result.speedup, min(result.speedups), max(result.speedups))
@@ -75,13 +84,21 @@ def command(
     methods: Annotated[str, typer.Option(help="Methods, such as eagle3,suffix.")] = "eagle3,suffix",
     workloads: Annotated[str, typer.Option(help="Workloads, such as chat,summarise.")] = "chat,summarise",
     batch: Annotated[int, typer.Option(help="Concurrent sequences.")] = 1,
+    pairs: Annotated[int, typer.Option(min=1, help="Runs with and without speculation of each row.")] = 8,
     max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens per answer.")] = 128,
 ) -> None:
     """Compare measured speed-ups with those that a worker's figures predict."""
     become_like_a_worker()
-    names = [names_if_given("--methods", methods), names_if_given("--workloads", workloads)]
     with Reporter() as report:
-        shown = compare(load_config(config, overrides_of(assignments)), report, *names, batch, max_tokens)
+        shown = compare(
+            load_config(config, overrides_of(assignments, speculation__tree_max_batch=0)),
+            report,
+            names_if_given("--methods", methods),
+            names_if_given("--workloads", workloads),
+            batch=batch,
+            pairs=pairs,
+            tokens=max_tokens,
+        )
     print_report(shown)
 
 

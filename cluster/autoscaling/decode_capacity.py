@@ -24,20 +24,13 @@ def decode_forecast(demand: Demand, costs: PoolCosts, workers: int) -> PoolForec
 
     Local prompts have TTFT targets. The attainment of a class is the lower of the two.
     """
-    parts = [part for part in demand.present if part.output_tokens > 1]
-    token_rate = sum(part.rate * (part.output_tokens - 1) for part in parts)
-    local = demand.split()[1] if demand.local_share > 0 else Demand()
+    parts, token_rate = _decoding(demand)
+    local = _local(demand)
     if token_rate <= 0:  # requests for one token do not decode
         return prefill_forecast(local, costs, workers)
     alone_s, added_s = _prompts_s(local, costs)
-    context = sum(part.rate * (part.output_tokens - 1) * _context(part) for part in parts) / token_rate
-    slowdown = 1.0 / (1.0 - min(added_s / workers, tuning.LARGEST_PROMPT_SHARE))
-    seats = _seats(costs, parts)
-
-    @cache
-    def tpot_s(batch: int) -> float:
-        return costs.tpot_ms(batch, context) * slowdown / 1e3
-
+    context = _mean_context(parts, token_rate)
+    seats, tpot_s = _seats(costs, parts), _slowed_tpot_s(costs, context, added_s / workers)
     attainable = [_largest_batch(part, costs, seats, tpot_s, demand.local_share < 1) for part in parts]
     per_worker = min(batch for batch, _ in attainable)
     concurrency = _concurrency(token_rate, workers, seats, tpot_s)
@@ -62,6 +55,46 @@ def decode_forecast(demand: Demand, costs: PoolCosts, workers: int) -> PoolForec
     work_s = at_work / sum(part.rate for part in parts)
     keeps = keeps and utilisation <= 1.0
     return PoolForecast(workers, utilisation, attainment, keeps, work_s, at_work, per_worker, tuple(hopeless))
+
+
+def expected_tpot_ms(demand: Demand, costs: PoolCosts, workers: int) -> float | None:
+    """Mean time per output token, whether it meets the targets or not.
+
+    ``None`` if the workers cannot keep up, or no answer has a second token.
+    """
+    parts, token_rate = _decoding(demand)
+    if token_rate <= 0:
+        return None
+    added_s = _prompts_s(_local(demand), costs)[1]
+    tpot_s = _slowed_tpot_s(costs, _mean_context(parts, token_rate), added_s / workers)
+    concurrency = _concurrency(token_rate, workers, _seats(costs, parts), tpot_s)
+    return None if concurrency is None else concurrency / token_rate * 1e3
+
+
+def _decoding(demand: Demand) -> tuple[list[ClassDemand], float]:
+    """Returns (the classes that decode, their tokens per second)."""
+    parts = [part for part in demand.present if part.output_tokens > 1]
+    return parts, sum(part.rate * (part.output_tokens - 1) for part in parts)
+
+
+def _local(demand: Demand) -> Demand:
+    """The prompts that decode workers compute."""
+    return demand.split()[1] if demand.local_share > 0 else Demand()
+
+
+def _slowed_tpot_s(costs: PoolCosts, context: float, prompt_share: float) -> Callable[[int], float]:
+    """Seconds per token by batch, on a worker that spends this share of its time on prompts."""
+    slowdown = 1.0 / (1.0 - min(prompt_share, tuning.LARGEST_PROMPT_SHARE))
+
+    @cache
+    def tpot_s(batch: int) -> float:
+        return costs.tpot_ms(batch, context) * slowdown / 1e3
+
+    return tpot_s
+
+
+def _mean_context(parts: list[ClassDemand], token_rate: float) -> float:
+    return sum(part.rate * (part.output_tokens - 1) * _context(part) for part in parts) / token_rate
 
 
 def _context(part: ClassDemand) -> float:

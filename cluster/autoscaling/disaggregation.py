@@ -9,7 +9,7 @@ from enum import StrEnum
 from baton.core.roles import DECODE, PREFILL
 from cluster.autoscaling import tuning
 from cluster.autoscaling.costs import PoolCosts
-from cluster.autoscaling.decode_capacity import decode_forecast
+from cluster.autoscaling.decode_capacity import decode_forecast, expected_tpot_ms
 from cluster.autoscaling.demand import Demand
 
 
@@ -28,7 +28,7 @@ class Source(StrEnum):
     """Where a figure comes from: counted traffic, the latency model's fit to measured steps, or a forecast."""
 
     MEASURED = "measured"
-    FITTED = "fitted to measured steps"
+    FITTED = "fitted"
     PREDICTED = "predicted"
 
 
@@ -38,7 +38,7 @@ class Figure:
 
     Attributes:
         unit: ``requests``, ``requests/s``, ``tokens``, ``ms`` or ``share``.
-        value: ``None`` if the workers could not keep up.
+        value: ``None`` if the workers could not keep up, or no answer has a second token.
     """
 
     name: str
@@ -78,8 +78,8 @@ def judge_disaggregation(
     """
     verdict, text = _verdict(demand.rate, sum(sizes.values()), pools, aggregated)
     rates = (
-        Figure("Highest rate within the targets, best two pools", pools, "requests/s", Source.PREDICTED),
-        Figure("Highest rate within the targets, workers that do both", aggregated, "requests/s", Source.PREDICTED),
+        Figure("Highest rate within targets, best two pools", pools, "requests/s", Source.PREDICTED),
+        Figure("Highest rate within targets, doing both", aggregated, "requests/s", Source.PREDICTED),
     )
     return Disaggregation(verdict, text, (*_traffic(demand), *_work(demand, costs, sizes), *rates))
 
@@ -137,17 +137,17 @@ def _work(demand: Demand, costs: Mapping[str, PoolCosts], sizes: Mapping[str, in
     prompts_s = sum(rate * costs[PREFILL].prefill_ms(own.uncached_tokens, own.cached_tokens) for rate, own in groups)
     handoffs_s = sum(rate * costs[DECODE].handoff_ms(own.uncached_tokens) for rate, own in groups)
     prefill_ms, handoff_ms = prompts_s / demand.rate, handoffs_s / demand.rate
-    apart = _tpot_ms(demand, costs[DECODE], sizes[DECODE])
-    beside = _tpot_ms(demand.with_local_share(1.0), costs[DECODE], workers)
-    undisturbed = _tpot_ms(demand.with_local_share(0.0), costs[DECODE], workers)
+    apart = expected_tpot_ms(demand, costs[DECODE], sizes[DECODE])
+    beside = expected_tpot_ms(demand.with_local_share(1.0), costs[DECODE], workers)
+    undisturbed = expected_tpot_ms(demand.with_local_share(0.0), costs[DECODE], workers)
     share = prefill_ms / (prefill_ms + _decode_ms(demand, costs[DECODE], sizes[DECODE]))
     return (
         Figure("Prefill of a prompt", prefill_ms, "ms", Source.FITTED),
         Figure("Hand-off of its KV", handoff_ms, "ms", Source.FITTED),
         Figure("Share of the work that is prefill", share, "share", Source.FITTED),
         Figure("TPOT, two pools as now", apart, "ms", Source.PREDICTED),
-        Figure("TPOT, workers that do both", beside, "ms", Source.PREDICTED),
-        Figure("TPOT, the same without prompts between the steps", undisturbed, "ms", Source.PREDICTED),
+        Figure("TPOT, doing both", beside, "ms", Source.PREDICTED),
+        Figure("TPOT, the same without prompts in between", undisturbed, "ms", Source.PREDICTED),
     )
 
 
@@ -156,15 +156,6 @@ def _decode_ms(demand: Demand, costs: PoolCosts, workers: int) -> float:
     forecast = decode_forecast(demand.with_local_share(0.0), costs, workers)
     sequences = max(1.0, forecast.concurrency / workers)
     return forecast.concurrency / sequences / demand.rate * 1e3
-
-
-def _tpot_ms(demand: Demand, costs: PoolCosts, workers: int) -> float | None:
-    """Mean time per output token; ``None`` if the workers cannot keep up, or no answer has a second token."""
-    token_rate = sum(part.rate * max(0.0, part.output_tokens - 1) for part in demand.present)
-    forecast = decode_forecast(demand, costs, workers)
-    if not token_rate or forecast.utilisation > 1.0:
-        return None
-    return forecast.concurrency / token_rate * 1e3
 
 
 def rate_text(value: float) -> str:

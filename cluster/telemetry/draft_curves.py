@@ -11,7 +11,7 @@ from cluster.telemetry.draft_metrics import batch_label, kind_labels
 _ENOUGH_JUDGED = 50
 """Judged tokens that make the acceptance of a position: of one half, the error is 7 % then."""
 _CLEAR_GAP = 0.05
-"""Difference of two speed-ups that is worth a sentence."""
+"""Difference of two speed-ups that is worth a sentence, relative to the measured one."""
 
 
 def measured_figures(entry: worker_pb2.MethodStats) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def formula_errors(by_formula: PayoffCurve, measured: PayoffCurve, entry: worker
     """Where one α for all positions, and a c without verification, lead to another result; as sentences."""
     alpha, chances = by_formula.acceptance.by_position[0], measured.acceptance.by_position
     texts = []
-    gaps = [one - other for one, other in zip(by_formula.speedups, measured.speedups, strict=True)]
+    gaps = [one / other - 1.0 for one, other in zip(by_formula.speedups, measured.speedups, strict=True)]
     length = max(range(len(gaps)), key=lambda index: abs(gaps[index]))
     if len(chances) > 1 and abs(gaps[length]) >= _CLEAR_GAP:
         goes = "falls" if chances[-1] < chances[0] else "rises"
@@ -56,16 +56,22 @@ def formula_errors(by_formula: PayoffCurve, measured: PayoffCurve, entry: worker
             f"{len(chances)}. The formula takes {alpha:.2f} everywhere, and gets {by_formula.speedups[length]:.2f} "
             f"instead of {measured.speedups[length]:.2f} for k = {length + 1}."
         )
-    for cost in sorted(entry.costs, key=lambda cost: cost.size_class):
-        whole = cost.drafting + cost.verifying
-        free = payoff_curve(measured.acceptance, cost.drafting).peak_speedup
-        real = payoff_curve(measured.acceptance, whole).peak_speedup
-        if free - real >= _CLEAR_GAP:
-            texts.append(
-                f"Verification is not free: in batches of {batch_label(cost.size_class)} it is {cost.verifying:.2f} of "
-                f"c = {whole:.2f}. If it were, the best speed-up would be {free:.2f} instead of {real:.2f}."
-            )
+    if (loss := max((_verification_loss(measured.acceptance, cost) for cost in entry.costs), default=None)) is not None:
+        gap, text = loss
+        texts += [text] if gap >= _CLEAR_GAP else []
     return texts
+
+
+def _verification_loss(acceptance: Acceptance, cost: worker_pb2.DraftCost) -> tuple[float, str]:
+    """What the verification takes from the best speed-up in batches of a size: as a share, and as sentences."""
+    whole = cost.drafting + cost.verifying
+    free, real = (payoff_curve(acceptance, each).peak_speedup for each in (cost.drafting, whole))
+    text = (
+        f"Verification is not free: in batches of {batch_label(cost.size_class)} it is "
+        f"{cost.verifying / whole if whole else 0.0:.0%} of c = {whole:.3f}. If it were, the best speed-up would be "
+        f"{free:.2f} instead of {real:.2f}."
+    )
+    return free / real - 1.0, text
 
 
 def _kind(kind: worker_pb2.DraftKind) -> dict[str, Any]:

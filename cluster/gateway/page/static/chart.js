@@ -67,7 +67,8 @@ export function barChart(values, marks = [], baseline = null, line = []) {
   for (const { index, text, kind } of marks) {
     const anchor = index < 2 ? "start" : index > values.length - 3 ? "end" : "middle";
     const x = anchor === "middle" ? middle(index) : middle(index) + (anchor === "start" ? -slot / 3 : slot / 3);
-    const below = values.slice(Math.max(0, index - MARK_BARS), index + 1); // the text is wider than its bar
+    // The text is wider than its bar.
+    const below = [values, line].flatMap((each) => each.slice(Math.max(0, index - MARK_BARS), index + MARK_BARS));
     drawing.append(
       svg(
         "text",

@@ -127,7 +127,7 @@ def test_figures_stand_behind_the_verdict():
     assert figures["Hand-off of its KV"].value == pytest.approx(3.0)
     apart, beside, undisturbed = (
         figures[f"TPOT, {which}"].value
-        for which in ("two pools as now", "workers that do both", "the same without prompts between the steps")
+        for which in ("two pools as now", "doing both", "the same without prompts in between")
     )
     assert 8.0 < undisturbed < apart < beside
     assert 0.0 < figures["Share of the work that is prefill"].value < 1.0

@@ -88,7 +88,7 @@ def test_the_measured_curve_stands_beside_the_formula():
     assert (formula["best"], measured["best"]) == (advice["best_by_formula"], advice["best_measured"])
     decay, verification = advice["formula_errors"]
     assert decay.startswith("Acceptance falls with depth: 0.70 at position 1, 0.35 at position 2. The formula takes")
-    assert verification.startswith("Verification is not free: in batches of 1 it is 0.05 of c = 0.15.")
+    assert verification.startswith("Verification is not free: in batches of 1 it is 33% of c = 0.150.")
 
 
 def test_even_acceptance_has_no_fault_of_depth():
