@@ -1,8 +1,8 @@
 """Do the figures that a worker reports of its drafts explain its speed-up? ``python -m benchmarks.draft_figures``.
 
 Runs cells of ``benchmarks.speculation``, and computes the speed-up a second time as the page and ``baton advise`` do:
-from the acceptance by position and the cost at the size of the batch, for the mean length of the drafts. Drafts are
-chains, as in the formula.
+from the acceptance by position and the cost at the size of the batch, for the mean length of the drafts and
+the share of rounds that have one. Drafts are chains, as in the formula.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Annotated
 import typer
 from rich.console import RenderableType
 
-from baton.core.draft_payoff import payoff_curve
 from baton.core.figure_table import figure_table
 from baton.core.option_text import names_if_given
 from baton.core.speculation_rates import size_class
@@ -32,18 +31,22 @@ from decode_worker.draft_reports import fill_speculation
 from decode_worker.speculation.controller import SpeculationController
 
 
-def predicted_speedup(controller: SpeculationController, method: str, batch: int) -> float | None:
-    """The speed-up by the reported figures of ``method``, between those of the lengths around the mean one."""
+def predicted_speedup(controller: SpeculationController, method: str, batch: int, share: float = 1.0) -> float | None:
+    """The speed-up by the reported figures of ``method`` for drafts of the mean length; ``None`` without figures.
+
+    Args:
+        share: of the rounds that have a draft; the others are plain steps.
+    """
     stats = worker_pb2.WorkerStats()
     fill_speculation(stats, controller, 0.0)
     entry = next((entry for entry in stats.methods if entry.method == method), None)
     cost = next((cost for cost in entry.costs if cost.size_class == size_class(batch)), None) if entry else None
     if entry is None or cost is None or not entry.recent_acceptance:
         return None
-    gains = payoff_curve(measured_acceptance(entry), cost.drafting + cost.verifying).speedups
-    low = min(int(entry.recent_length), len(gains) - 1)
-    before = gains[low - 1] if low else 1.0
-    return before + (gains[low] - before) * (entry.recent_length - low)
+    acceptance, length = measured_acceptance(entry), entry.recent_length
+    shorter, longer = (acceptance.expected_tokens(int(length) + more) for more in (0, 1))
+    tokens = shorter + (longer - shorter) * (length - int(length))
+    return (1.0 + share * (tokens - 1.0)) / (1.0 + share * (cost.drafting + cost.verifying) * length)
 
 
 def compare(
@@ -61,7 +64,9 @@ def compare(
     loaded = load_workloads(workloads, {}, target.tokenizer)
     longest = max(len(prompt) for workload in loaded for prompt in workload.prompts)
     factory = EngineFactory(target, batch, longest, tokens)
-    table = figure_table("method", "workload", "pairs", "speed-up", "lowest", "highest", "by its figures", num_left=2)
+    table = figure_table(
+        "method", "workload", "pairs", "speed-up", "lowest", "highest", "drafted", "by figures", num_left=2
+    )
     for method in methods:
         for workload in loaded:
             report(f"{method}, {workload.name}")
@@ -69,10 +74,12 @@ def compare(
             cell = Cell(method, workload.name, 0.0, batch)
             batches = [workload.take(index * batch, batch) for index in range(pairs)]
             result = measure(cell, factory.plain(), own.engine, own.meter, batches, tokens, target.loaded.eos_token_ids)
-            predicted = predicted_speedup(own.controller, method, batch)
+            share = result.tally.by_method[method] / result.tally.num_rounds
+            predicted = predicted_speedup(own.controller, method, batch, share)
             gains = (result.speedup, min(result.speedups), max(result.speedups))
             shown = "-" if predicted is None else f"{predicted:.2f}"
-            table.add_row(method, workload.name, str(len(result.speedups)), *(f"{gain:.2f}" for gain in gains), shown)
+            row = [str(len(result.speedups)), *(f"{gain:.2f}" for gain in gains), f"{share:.0%}", shown]
+            table.add_row(method, workload.name, *row)
     return table
 
 
