@@ -38,18 +38,23 @@ _BYTES_PER_TOKEN = 8
 """A token id has four bytes; twice as many leave room for output tokens, whose ids come separately."""
 _MAX_DETAILS_BYTES = 2000  # sent in HTTP/2 headers, up to three characters a byte; peers refuse above 8 KiB
 
-CHANNEL_OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+_KEEPALIVE: list[tuple[str, Any]] = [
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
+]
+"""Both sides ping a silent peer: the end of a process behind a cut link closes no connection of the others."""
+CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    *_KEEPALIVE,
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
 SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    *_KEEPALIVE,
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),

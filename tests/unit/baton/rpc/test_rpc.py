@@ -25,6 +25,7 @@ from baton.core.errors import (
     WorkerLostError,
     error_classes,
 )
+from baton.rpc import channel as channel_module
 from baton.rpc.channel import PeerServer, create_channel, error_from_rpc, reporting_errors
 from baton.rpc.wire import worker_pb2
 from tests.credentials import CREDENTIALS
@@ -203,3 +204,23 @@ async def test_requests_that_cannot_be_parsed_get_a_typed_refusal(kind: str, cap
     assert error.message == "A request of /test.Service/Call cannot be parsed."
     assert handled == [right]
     assert not [record for record in caplog.records if not record.name.startswith("asyncio")]  # of earlier tests' loops
+
+
+async def test_a_server_closes_the_connection_of_a_peer_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peer is behind a link that was cut: nothing comes from it any more, not even the end of its connection."""
+    sooner = {"grpc.keepalive_time_ms": 200, "grpc.keepalive_timeout_ms": 200}
+    options = [(name, sooner.pop(name, value)) for name, value in channel_module.SERVER_OPTIONS]
+    assert not sooner, "without its own keepalive, a server would keep it for two hours"
+    monkeypatch.setattr(channel_module, "SERVER_OPTIONS", [*options, ("grpc.http2.ping_timeout_ms", 200)])
+    server = PeerServer(CREDENTIALS)
+    host, port = server.bind("127.0.0.1").rsplit(":", 1)
+    await server.start()
+    try:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")  # a preface and empty settings
+        async with asyncio.timeout(20):
+            while await reader.read(1024):
+                pass
+        writer.close()
+    finally:
+        await server.stop(grace=0)
