@@ -35,7 +35,7 @@ _ONE_OF = {
 """Kept in every fourth request: a request with several of them, or with a wrong one, is refused for that alone."""
 _ENDLESS = "/admin/live"
 """Ends after as many events as the request asks for, two seconds each."""
-_TIMEOUT_S = 120.0
+_TIMEOUT_S = 30.0
 _LIMITS = {"max_model_len": 256, "router": {"max_inflight": 16}}
 
 
