@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import sys
 from collections.abc import Iterator
@@ -13,11 +12,6 @@ _YOUNG_OBJECTS = 3_000
 _MIDDLE_ROUNDS, _OLD_ROUNDS = 10, 30
 """Collections of a generation per collection of the next one. The last one looks at every object: 200 ms for those of
 8,000 sequences, which is not worth it for less than a million new objects."""
-_LATEST_ROUNDS = 300
-"""The same with :class:`QuietCollections`: after nine million new objects without a quiet moment."""
-_QUIET_BLOCKS = 400_000
-"""Blocks of memory beyond those of the loaded objects. A full collection of so many takes about 20 ms."""
-_QUIET_POLL_S = 1.0
 _SWITCH_INTERVAL_S = 0.0005
 """Switch interval of threads. The default of 5 ms would delay tokens."""
 
@@ -37,31 +31,6 @@ def spare_pauses() -> None:
     """Like :func:`collect_rarely`, for processes in which computing threads share the interpreter with a loop."""
     collect_rarely()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-
-
-class QuietCollections:
-    """Full collections wait for a moment with few objects, since their pause grows with the number of objects.
-
-    Create it after :func:`collect_rarely`. A process that is never quiet has its full collections ten times as rarely.
-    """
-
-    def __init__(self) -> None:
-        self._num_loaded = sys.getallocatedblocks()
-        gc.set_threshold(_YOUNG_OBJECTS, _MIDDLE_ROUNDS, _LATEST_ROUNDS)
-
-    async def run(self) -> None:
-        """Collects at quiet moments until it is cancelled."""
-        while True:
-            await asyncio.sleep(_QUIET_POLL_S)
-            self.collect_if_quiet()
-
-    def collect_if_quiet(self) -> bool:
-        """Collects if a collection is due and would be short. Returns whether it did."""
-        num_rounds = gc.get_count()[2]
-        if num_rounds < _OLD_ROUNDS or sys.getallocatedblocks() - self._num_loaded > _QUIET_BLOCKS:
-            return False
-        gc.collect()
-        return True
 
 
 @contextmanager

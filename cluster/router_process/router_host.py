@@ -21,7 +21,7 @@ from baton.engine.models.tokenizer import Tokenizer
 from baton.explain.timelines import TimelineStore
 from baton.process.background import BackgroundTasks
 from baton.process.descriptors import raise_descriptor_limit
-from baton.process.garbage import QuietCollections, spare_pauses
+from baton.process.garbage import spare_pauses
 from baton.process.listening import listen
 from cluster.config.config import BatonConfig
 from cluster.control_plane import ControlPlane
@@ -100,7 +100,6 @@ class RouterHost:
         self._scaling: asyncio.Task[None] | None = None
         self._feeding: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._collecting: asyncio.Task[None] | None = None
         self._watching_gcs: asyncio.Task[None] | None = None
         self._background = BackgroundTasks()
         self._timelines = TimelineStore(self._config.router.timelines_kept)
@@ -263,7 +262,7 @@ class RouterHost:
 
     async def stop(self) -> None:
         self._is_stopping = True
-        for task in (self._scaling, self._watching, self._collecting, self._watching_gcs, self._running_jobs):
+        for task in (self._scaling, self._watching, self._watching_gcs, self._running_jobs):
             if task is not None:
                 task.cancel()
         if self._feeding is not None:
@@ -342,7 +341,6 @@ class RouterHost:
             watch = GcsWatch(ray.get_runtime_context().gcs_address, logger.error)
             self._watching_gcs = self._background.spawn(watch.run())
         spare_pauses()
-        self._collecting = self._background.spawn(QuietCollections().run())
         if self._index == LEADER:
             self._scaling = self._background.spawn(self._plane.autoscaler.run())
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.process.garbage import QuietCollections, rare_collections, spare_pauses
+from baton.process.garbage import rare_collections, spare_pauses
 
 
 @pytest.fixture(autouse=True)
@@ -41,22 +41,3 @@ def test_a_measurement_leaves_the_collector_settings_unchanged():
         assert gc.get_threshold()[0] > thresholds[0]
     assert gc.get_threshold() == thresholds
     assert gc.get_freeze_count() == 0
-
-
-def test_full_collections_wait_for_a_moment_with_few_objects():
-    collections = QuietCollections()
-    assert not collections.collect_if_quiet()  # it is quiet, but no collection is due
-    for _ in range(30):
-        gc.collect(1)
-    many = [object() for _ in range(500_000)]
-    assert not collections.collect_if_quiet()
-    many.clear()
-    assert collections.collect_if_quiet()
-    assert gc.get_count()[2] == 0
-
-
-def test_full_collections_come_at_last_without_a_quiet_moment():
-    spare_pauses()
-    before = gc.get_threshold()[2]
-    QuietCollections()
-    assert before < gc.get_threshold()[2] < 1000
