@@ -21,10 +21,7 @@ _MAX_WAITING_DELTAS = 256
 _MAX_STARTING = 32
 """Sequences of requests with several that may wait for their first token, of one request and of all together; further
 ones wait, so that others can start, and so that first tokens do not come in crowds."""
-_STARTS_PER_PASS = 1
-_CHUNKS_PER_PASS = 16
-"""Chunks that sequences of requests with several read in one pass of the event loop. What another stream sends passes
-the loop several times on its way, and must wait for everything else in each of these passes."""
+_STARTS_PER_PASS = 4
 _MAX_RUNNING = 256
 """Sequences of requests with several that may run at a time, shared evenly among these requests, so that neither their
 tokens nor their ends come in crowds."""
@@ -34,12 +31,11 @@ _ENDS_PER_PASS = 8
 
 
 class Starts:
-    """Paces the sequences of all requests with several of them: their starts, and then their reading."""
+    """Paces the starts of sequences, for all requests with several of them."""
 
     def __init__(self) -> None:
         self._room = asyncio.Semaphore(_MAX_STARTING)
         self._turns = Turns(_STARTS_PER_PASS)
-        self._reads = Turns(_CHUNKS_PER_PASS)
         self._num_requests = 0
 
     @contextmanager
@@ -62,10 +58,6 @@ class Starts:
         async with self._room:
             await self._turns.wait()
             yield
-
-    async def next_chunk(self) -> None:
-        """Waits until a sequence that has started may read its next chunk, or end."""
-        await self._reads.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +174,6 @@ class _MergedSequences:
                 self._inbox.put_nowait((spec.index, delta))
                 if first_token is not None:
                     first_token.set()  # now, so that what waits for it comes later in the inbox, too
-                await self._starts.next_chunk()
 
 
 async def _run_one(generator: Generator, spec: SequenceSpec) -> AsyncGenerator[OutputDelta, None]:
