@@ -13,6 +13,7 @@ from baton.kv_transfer.base import Reservation, TransferOffer
 from tests.kv_receiver import NUM_BLOCKS, Receiver, SourceKV
 from tests.observers import CallOn
 from tests.tiny_models import random_prompts
+from tests.waiting import until
 
 ID = "transfer-1"
 
@@ -54,11 +55,12 @@ async def test_freed_room_goes_to_the_next_reservation(receiver: Receiver) -> No
 
 
 async def reserve_in_order(receiver: Receiver, *offers: TransferOffer) -> list[asyncio.Task[Reservation]]:
-    """Begins reservations, each after the one before has taken its place in the line."""
+    """Begins reservations, each after the one before has room or its place in the line."""
     tasks = []
     for offer in offers:
-        tasks.append(asyncio.create_task(receiver.importer.reserve(offer)))
-        await asyncio.sleep(0.02)
+        line, length = receiver.importer._line, len(receiver.importer._line)
+        tasks.append(task := asyncio.create_task(receiver.importer.reserve(offer)))
+        await until(lambda task=task, line=line, length=length: task.done() or len(line) > length)
     return tasks
 
 
