@@ -108,7 +108,8 @@ def initial_draft(settings: DraftModelSettings, target: LoadedModel) -> tuple[Ll
 def _main_components(rows: torch.Tensor, size: int) -> torch.Tensor:
     """Each row in the ``size`` directions that keep most of all rows; float32 ``[num_rows, size]``."""
     full = rows.float()
-    return full @ torch.linalg.eigh(full.T @ full).eigenvectors[:, -size:]
+    directions: torch.Tensor = torch.linalg.eigh(full.T @ full).eigenvectors[:, -size:]
+    return full @ directions
 
 
 def _layers_to_copy(config: LlamaConfig, target: PreTrainedModel) -> tuple[int, ...]:
