@@ -215,7 +215,8 @@ def command(
     ] = None,
     model: Annotated[str | None, typer.Option(help="The same as --set model=...")] = None,
     draft: Annotated[
-        str | None, typer.Option(help="The same as --set speculation.draft=...: auto, none, a folder or a hub id.")
+        str | None,
+        typer.Option(help="The same as --set speculation.draft=...: auto, none, a bundled one, a folder or a hub id."),
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="The same as --set dtype=... With float32, tokens must be equal.")

@@ -17,6 +17,10 @@ DRAFT_METHODS = ("draft_model", "eagle", "eagle3", "medusa")
 """Speculation methods that need a draft of their kind."""
 
 
+BUNDLED_DRAFTS = ("eagle3",)
+"""The drafts that come with the default model, by the methods that they are for."""
+
+
 SpeculationMethod = Literal[
     "auto",
     "none",

@@ -10,7 +10,7 @@ from baton.core.errors import ConfigError, InternalError
 from baton.core.request import FinishReason, Request, SamplingParams, TokenOutput
 from baton.engine.engine import Engine
 from baton.train.dataset import AnswerDataset, Sample
-from baton.train.prompts import PromptFormat, is_usable_turn
+from baton.train.prompts import PromptFormat, Turns, is_usable_turn
 from baton.train.stopping import Stop, check, never
 
 _SHARD_SAMPLES = 64
@@ -46,11 +46,18 @@ class CollectSettings:
 
 @dataclass(slots=True)
 class _Job:
-    """A user turn to be sampled, or a prompt to be answered."""
+    """A user turn to be sampled, or a prompt to be answered.
+
+    Attributes:
+        turns: the conversation up to the answer.
+        further: the user's turns after the answer.
+    """
 
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     is_turn: bool
+    turns: Turns = ()
+    further: Turns = ()
     token_ids: list[int] = field(default_factory=list)
 
 
@@ -59,7 +66,7 @@ class Collector:
 
     Args:
         engine: an engine of the target without other requests.
-        prompts: user turns from files, used once in order, then again with other seeds.
+        prompts: the user's turns of each conversation, used once in order, then again with other seeds.
         report: called after each answer with the number of answer tokens so far.
         stop: checked after each engine step.
 
@@ -72,7 +79,7 @@ class Collector:
         engine: Engine,
         chat: PromptFormat,
         eos_token_ids: frozenset[int],
-        prompts: Sequence[str],
+        prompts: Sequence[Turns],
         dataset: AnswerDataset,
         settings: CollectSettings,
         report: Callable[[int], None] = lambda num_tokens: None,
@@ -148,7 +155,7 @@ class Collector:
             progress["file_prompts"] = index + 1
             yield self._answer_job(self._prompts[index % len(self._prompts)], index)
 
-    def _answer_job(self, turn: str, index: int) -> _Job:
+    def _answer_job(self, turns: Turns, index: int) -> _Job:
         settings = self._settings
         rounds = index // max(1, len(self._prompts))
         params = SamplingParams(
@@ -156,7 +163,13 @@ class Collector:
             temperature=settings.temperatures[(index + rounds) % len(settings.temperatures)],
             seed=settings.seed + 2 * index + 1,
         )
-        return _Job(self._chat.prompt(turn), params, is_turn=False)
+        return _Job(self._chat.prompt(turns[0]), params, is_turn=False, turns=turns[:1], further=turns[1:])
+
+    def _next_job(self, job: _Job) -> _Job:
+        """The job of the user's next turn after the answer of ``job``."""
+        answer = self._chat.tokenizer.decode(job.token_ids).strip()
+        turns = (*job.turns, answer, job.further[0])
+        return _Job(self._chat.prompt(*turns), job.params, is_turn=False, turns=turns, further=job.further[1:])
 
     def _start(self, job: _Job) -> None:
         if len(job.prompt_token_ids) > self._settings.max_prompt_tokens:
@@ -182,13 +195,15 @@ class Collector:
             turn = self._chat.tokenizer.decode(job.token_ids).strip()
             if reason is FinishReason.STOP and is_usable_turn(turn) and turn not in self._turns_seen:
                 self._turns_seen.add(turn)
-                self._ready.append(self._answer_job(turn, len(self._turns_seen)))
+                self._ready.append(self._answer_job((turn,), len(self._turns_seen)))
             else:
                 self._count_fruitless()
         elif len(job.token_ids) >= _MIN_ANSWER_TOKENS:
             self._num_fruitless = 0
             self._finished.append(Sample((*job.prompt_token_ids, *job.token_ids), len(job.prompt_token_ids)))
             self._report(self._num_tokens())
+            if job.further:
+                self._ready.append(self._next_job(job))
         else:
             self._count_fruitless()
 

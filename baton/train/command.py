@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ from baton.train.eagle3 import Eagle3Method
 from baton.train.medusa import MedusaMethod
 from baton.train.options import Eagle3Options, MedusaOptions, TrainOptions
 from baton.train.output_folder import check_output
-from baton.train.prompts import ChatFormat, PlainFormat, PromptFormat, read_prompts
+from baton.train.prompt_templates import PromptTemplates
+from baton.train.prompts import ChatFormat, PlainFormat, PromptFormat, Turns, read_prompts
 from baton.train.run import Method, train
 from baton.train.settings import DraftModelSettings, Eagle3Settings, MedusaSettings
 from baton.train.stopping import Stop, StoppedError
@@ -76,8 +78,7 @@ def _run(
     kind: str, options: TrainOptions, command: str, stop: Stop, on_ready: Callable[[], None], display: Display
 ) -> RenderableType:
     make_method = _prepare(options)
-    files = options.prompts or []
-    prompts = read_prompts(files)
+    prompts = _all_prompts(options)
     if options.out is not None:  # checked before a model is fetched
         check_output(options.out, kind)
     source = resolve_model(options.model, display.say)
@@ -96,7 +97,7 @@ def _run(
     facts = CardFacts(
         target_name=name,
         license=options.license or (_DEFAULT_MODEL_LICENSE if is_default_model(options.model) else _UNKNOWN_LICENSE),
-        data=_describe(dataset, files),
+        data=_describe(dataset, options),
         command=command,
     )
     result = train(
@@ -104,6 +105,15 @@ def _run(
         stop=stop, cache_states=options.cache_states,
     )  # fmt: skip
     return summary(result)
+
+
+def _all_prompts(options: TrainOptions) -> list[Turns]:
+    """The prompts of the files and those from templates, mixed if there are both."""
+    prompts = read_prompts(options.prompts or [])
+    if options.template_prompts:
+        prompts += PromptTemplates.load().prompts(options.template_prompts, options.seed)
+        random.Random(options.seed).shuffle(prompts)
+    return prompts
 
 
 def _prepare(options: TrainOptions) -> Callable[[LoadedModel, Tokenizer], Method]:
@@ -133,7 +143,7 @@ def _collect(
     options: TrainOptions,
     target: LoadedModel,
     tokenizer: Tokenizer,
-    prompts: Sequence[str],
+    prompts: Sequence[Turns],
     folder: Path,
     stop: Stop,
     display: Display,
@@ -202,9 +212,9 @@ def _collect_settings(
 
 
 def _what_answers_depend_on(
-    settings: CollectSettings, target: LoadedModel, prompts: Sequence[str]
+    settings: CollectSettings, target: LoadedModel, prompts: Sequence[Turns]
 ) -> Mapping[str, Any]:
-    digest = hashlib.blake2b("\0".join(prompts).encode(), digest_size=8).hexdigest()
+    digest = hashlib.blake2b("\0".join("\1".join(turns) for turns in prompts).encode(), digest_size=8).hexdigest()
     return {
         "target": target.fingerprint,
         "temperatures": settings.temperatures,
@@ -216,10 +226,13 @@ def _what_answers_depend_on(
     }
 
 
-def _describe(dataset: AnswerDataset, files: Sequence[Path]) -> str:
+def _describe(dataset: AnswerDataset, options: TrainOptions) -> str:
     settings = dataset.settings
     temperatures = " and ".join(f"{temperature:g}" for temperature in settings["temperatures"])
+    files = options.prompts
     sources = [f"from {', '.join(path.name for path in files)}"] if files else []
+    if options.template_prompts:
+        sources.append("made from baton's templates")
     if settings["self_prompts"]:
         sources.append("that the target wrote itself")
     return (

@@ -93,6 +93,9 @@ def initial_draft(settings: DraftModelSettings, target: LoadedModel) -> tuple[Ll
         draft.lm_head.weight.copy_(model.get_output_embeddings().weight)
         draft.get_input_embeddings().requires_grad_(settings.train_embedding)
         draft.lm_head.requires_grad_(settings.train_embedding)
+    elif config.hidden_size < model.get_input_embeddings().weight.shape[1]:
+        embedding = model.get_input_embeddings().weight
+        draft.get_input_embeddings().weight.copy_(_main_components(embedding, config.hidden_size))
     layers = _layers_to_copy(config, model)
     sources: Any = find_decoder_layers(model)
     for layer, index in zip(draft.model.layers, layers, strict=False):
@@ -100,6 +103,13 @@ def initial_draft(settings: DraftModelSettings, target: LoadedModel) -> tuple[Ll
     if layers:
         draft.model.norm.load_state_dict(model.get_decoder().norm.state_dict())
     return draft.to(model.device), layers
+
+
+def _main_components(rows: torch.Tensor, size: int) -> torch.Tensor:
+    """Each row in the ``size`` directions that keep most of all rows; float32 ``[num_rows, size]``."""
+    full = rows.float()
+    directions: torch.Tensor = torch.linalg.eigh(full.T @ full).eigenvectors[:, -size:]
+    return full @ directions
 
 
 def _layers_to_copy(config: LlamaConfig, target: PreTrainedModel) -> tuple[int, ...]:

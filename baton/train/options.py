@@ -37,6 +37,10 @@ class TrainOptions(Section):
             description='JSONL file of {"prompt": ...}; may be repeated. Default: the target writes its own prompts.'
         ),
     ] = None
+    template_prompts: Annotated[
+        int,
+        Field(ge=0, description="Number of prompts made from baton's templates: code, translation, several turns, …"),
+    ] = 0
     tokens: Annotated[
         int, Field(ge=1, description="Number of answer tokens to collect. More data helps more than more epochs.")
     ] = 1_000_000
@@ -47,9 +51,7 @@ class TrainOptions(Section):
     ] = "0,0.8"
     self_prompts: Annotated[
         float | None,
-        Field(
-            ge=0, le=1, description="Share of the prompts that the target writes itself. Default: 0.5 with --prompts."
-        ),
+        Field(ge=0, le=1, description="Share of the prompts that the target writes itself. Default: 0.5 with others."),
     ] = None
     batch: Annotated[
         int, Field(ge=1, description="Number of concurrent conversations while answers are collected.")

@@ -1,5 +1,7 @@
 """The sources of training prompts: files of prompts, and the target itself.
 
+A prompt has one or several turns of the user; the target answers each of them.
+
 A chat model can also write user turns: given its template up to the user's turn, it generates one (Xu et al.,
 "Magpie", arXiv 2406.08464).
 """
@@ -20,9 +22,14 @@ _MIN_TURN_CHARS = 12
 _MAX_TURN_CHARS = 1200
 _MIN_LETTERS = 0.6
 
+Turns = tuple[str, ...]
+"""The turns of a conversation: the user's alone, or the user's and the target's alternately."""
 
-def read_prompts(paths: Iterable[Path]) -> list[str]:
+
+def read_prompts(paths: Iterable[Path]) -> list[Turns]:
     """Reads prompts from JSON-lines files, one object with a ``prompt`` per line, in the order of the files.
+
+    A prompt is a text, or a list of the texts of several turns.
 
     Raises:
         ConfigError: a file cannot be read, or a line is malformed; the message names the line.
@@ -39,14 +46,15 @@ def read_prompts(paths: Iterable[Path]) -> list[str]:
     return prompts
 
 
-def _prompt_of(line: str, where: str) -> str:
+def _prompt_of(line: str, where: str) -> Turns:
     try:
         prompt = json.loads(line)["prompt"]
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f'prompts: {where} is not of the form {{"prompt": "…"}}.') from error
-    if not isinstance(prompt, str) or not prompt.strip():
+    turns = prompt if isinstance(prompt, list) else [prompt]
+    if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
         raise ConfigError(f"prompts: {where} has no text in prompt.")
-    return prompt
+    return tuple(turns)
 
 
 class PromptFormat(Protocol):
@@ -62,8 +70,8 @@ class PromptFormat(Protocol):
     @property
     def before_user(self) -> tuple[int, ...] | None: ...
 
-    def prompt(self, user_turn: str) -> tuple[int, ...]:
-        """The token ids up to the beginning of the answer."""
+    def prompt(self, *turns: str) -> tuple[int, ...]:
+        """The token ids up to the beginning of the answer. The first and the last turn are the user's."""
         ...
 
 
@@ -74,8 +82,8 @@ class PlainFormat:
     tokenizer: Tokenizer
     before_user: None = None
 
-    def prompt(self, user_turn: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(user_turn))
+    def prompt(self, *turns: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode("\n\n".join(turns)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +102,10 @@ class ChatFormat:
             raise ConfigError("the model's chat template does not render the user's text, so no turn can be sampled.")
         return cls(tokenizer, tuple(tokenizer.encode(before, add_special_tokens=False)))
 
-    def prompt(self, user_turn: str) -> tuple[int, ...]:
-        text = self.tokenizer.render_chat([{"role": "user", "content": user_turn}])
+    def prompt(self, *turns: str) -> tuple[int, ...]:
+        roles = ("user", "assistant")
+        messages = [{"role": roles[index % 2], "content": turn} for index, turn in enumerate(turns)]
+        text = self.tokenizer.render_chat(messages)
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
 

@@ -131,7 +131,7 @@ class DraftModelSettings(TrainingSettings):
     Attributes:
         num_layers: number of layers.
         hidden_size: ``None`` means the target's size; the draft then starts with the target's embedding and, if both
-            are Llamas, with some of its layers.
+            are Llamas, with some of its layers. A smaller one starts with the main components of the embedding.
         num_heads: attention heads; ``None`` means as many as the target's head size gives.
         num_kv_heads: ``None`` means the target's share of ``num_heads``.
         intermediate_size: size of the feed-forward; ``None`` means the target's in proportion to ``hidden_size``.

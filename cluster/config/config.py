@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from baton.core.config_section import NonEmptyString, PositiveInt, PositiveSeconds, Section
 from baton.core.errors import ConfigError
 from baton.core.logs import LogConfig
+from baton.core.roles import BUNDLED_DRAFTS
 from baton.engine.models.default_model import DEFAULT_MODEL_NAME, is_default_model
 from baton.kv_transfer.kv_transfer_config import KVTransferConfig
 from cluster.admission.admission_config import AdmissionConfig
@@ -271,7 +272,7 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = 
         return _locate(key, reference, folders)
 
     speculation = config.speculation
-    if speculation.draft not in ("auto", "none"):
+    if speculation.draft not in ("auto", "none", *BUNDLED_DRAFTS):
         draft = located("speculation.draft", speculation.draft)
         speculation = speculation.model_copy(update={"draft": draft})
     simulation = config.simulation

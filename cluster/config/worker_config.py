@@ -97,7 +97,8 @@ class SpeculationConfig(Section):
     """auto: the method that promises most tokens per millisecond, if any; none; or the name of a method."""
     draft: DraftReference = "auto"
     """A draft checkpoint (EAGLE or Medusa heads, or a smaller model of the same vocabulary): a folder or a hub id.
-    auto: the draft that comes with the default model, none for other models. none: no draft."""
+    eagle3: the head that comes with the default model. auto: eagle3 for the default model, none for others. none: no
+    draft."""
     draft_on_prefill: bool = True
     """Prefill workers run the draft over the prompt, and its KV is sent with the model's."""
     max_draft_tokens: Annotated[int, Field(ge=1, le=MAX_NODES)] = 8

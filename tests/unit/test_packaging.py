@@ -111,6 +111,18 @@ def test_neither_tests_nor_benchmarks_are_installed():
     assert {Path(*package.split(".")) for package in packages} == sources
 
 
+def test_data_files_are_installed():
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    installed = {
+        file
+        for package, patterns in tools["setuptools"]["package-data"].items()
+        for pattern in patterns
+        for file in ROOT.glob(f"{package.replace('.', '/')}/{pattern}")
+    }
+    files = {file for package in PACKAGES for file in (ROOT / package).rglob("*") if file.is_file()}
+    assert {file for file in files if "assets" in file.parts or file.suffix == ".yaml"} <= installed
+
+
 def test_the_command_is_installed():
     (command,) = metadata.entry_points(group="console_scripts", name="baton")
     assert command.value == "cluster.cli.command:main"

@@ -11,6 +11,7 @@ from typing import Any
 from huggingface_hub import snapshot_download
 
 from baton.core.errors import ConfigError
+from baton.core.roles import BUNDLED_DRAFTS
 from baton.engine.models.model_source import is_hub_id
 
 CONFIG_NAME = "config.json"
@@ -57,9 +58,9 @@ def find_checkpoint(reference: str | Path) -> Path:
     if not isinstance(reference, str) or not is_hub_id(reference):
         problem = "is a file, not a folder" if path.exists() else "does not exist"
         raise ConfigError(
-            f"draft checkpoint: {str(reference)!r} {problem}. Expected a folder with {CONFIG_NAME} and "
-            "weights, or a hub "
-            "id of the form owner/name. Correct the path; relative paths start at the current folder."
+            f"draft checkpoint: {str(reference)!r} {problem}. Expected a folder with {CONFIG_NAME} and weights, a hub "
+            f"id of the form owner/name, or, for the default model, {', '.join(BUNDLED_DRAFTS)}. Correct the path; "
+            "relative paths start at the current folder."
         )
     try:
         return Path(snapshot_download(reference, allow_patterns=["*.json", "*.safetensors", "*.bin", "*.pt"]))

@@ -55,7 +55,7 @@ def load_draft(reference: str, model: str, model_path: str, target: LoadedModel)
     """Loads the draft of ``speculation.draft`` in the target's dtype and on its device.
 
     Args:
-        reference: ``auto``, ``none``, a folder or a hub id.
+        reference: as for :func:`baton.engine.draft.references.resolve_draft`.
         model: the target, as the configuration names it.
         model_path: location of the target's tokenizer.
 

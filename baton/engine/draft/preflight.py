@@ -44,7 +44,7 @@ def check_draft(reference: str, method: str, model: str, model_folder: Path) -> 
     """Fetches the draft of ``speculation.draft`` if needed, and compares it with the target. Reads no weights.
 
     Args:
-        reference: ``auto``, ``none``, a folder or a hub id.
+        reference: as for :func:`baton.engine.draft.references.resolve_draft`.
         method: the configured ``speculation.method``.
         model: the target, as the configuration names it.
         model_folder: folder of the target.

@@ -8,39 +8,53 @@ from pathlib import Path
 from typing import Any, Literal
 
 from baton.core.errors import ConfigError
-from baton.core.roles import DRAFT_METHODS
+from baton.core.roles import BUNDLED_DRAFTS, DRAFT_METHODS
 from baton.engine.draft.checkpoint_files import CONFIG_NAME, find_checkpoint, read_config
-from baton.engine.models.default_model import is_default_model
+from baton.engine.models.default_model import DEFAULT_MODEL_NAME, is_default_model
 from baton.engine.models.model_source import resolve_model
 
 AUTO = "auto"
 NONE = "none"
-_DEFAULT_HEAD = "smollm2-135m-instruct-eagle3"
+_AUTO_DRAFT = "eagle3"
 _MEDUSA_KEYS = ("medusa_num_heads", "medusa_num_layers")
 _EAGLE_KEYS = ("draft_vocab_size", "speculators_model_type", "eagle_config")
 
 
+def bundled_draft(name: str) -> Path:
+    """The folder of one of :data:`baton.core.roles.BUNDLED_DRAFTS`."""
+    return Path(str(resources.files("baton.engine.draft") / "assets" / f"{DEFAULT_MODEL_NAME}-{name}"))
+
+
 def default_draft(model: str) -> Path | None:
-    """The draft that baton contains for the configured model; ``None`` for other models."""
-    if not is_default_model(model):
-        return None
-    folder = Path(str(resources.files("baton.engine.draft") / "assets" / _DEFAULT_HEAD))
-    return folder if (folder / CONFIG_NAME).is_file() else None
+    """The draft that ``auto`` is for the configured model; ``None`` for other models than the default one."""
+    return bundled_draft(_AUTO_DRAFT) if is_default_model(model) else None
 
 
 def resolve_draft(reference: str, model: str) -> str | Path | None:
     """Resolves a reference to what is loaded.
 
     Args:
-        reference: ``auto``, ``none``, a folder or a hub id.
+        reference: ``auto``, ``none``, one of :data:`baton.core.roles.BUNDLED_DRAFTS`, a folder or a hub id.
         model: the target, as the configuration names it.
 
     Returns:
         ``None`` when there is nothing to load.
+
+    Raises:
+        ConfigError: the reference names a draft of the default model, but the model is another one.
     """
     if reference == NONE:
         return None
-    return default_draft(model) if reference == AUTO else reference
+    if reference == AUTO:
+        return default_draft(model)
+    if reference not in BUNDLED_DRAFTS:
+        return reference
+    if not is_default_model(model):
+        raise ConfigError(
+            f"speculation.draft is {reference}, which comes with the default model ({DEFAULT_MODEL_NAME}), but the "
+            f"model is {model}. Give the folder or the hub id of a draft for this model, or none."
+        )
+    return bundled_draft(reference)
 
 
 def kind_of(reference: str | Path) -> Literal["draft_model", "eagle", "medusa"]:
@@ -93,5 +107,5 @@ def check_method(method: str, draft: str | None, name: str | None, key: str = "s
         loaded = "no draft is loaded" if draft is None else f"{name} is for the method {draft}"
         raise ConfigError(
             f"{key} is {method}, but {loaded}. Set speculation.draft to a checkpoint "
-            "of that kind (auto: the EAGLE-3 head that comes with the default model), or choose another method."
+            f"of that kind (the default model comes with {', '.join(BUNDLED_DRAFTS)}), or choose another method."
         )

@@ -17,13 +17,13 @@ from baton.engine.models.tokenizer import Tokenizer
 from baton.train import collect
 from baton.train.collect import Collector, CollectSettings
 from baton.train.dataset import AnswerDataset
-from baton.train.prompts import ChatFormat, PlainFormat, PromptFormat
+from baton.train.prompts import ChatFormat, PlainFormat, PromptFormat, Turns
 from baton.train.stopping import StoppedError
 from baton.train.target_engine import answering_engine
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.baton.train.conftest import sharp_target
 
-PROMPTS = tuple(f"hello {word} {number}" for word in ("fox", "dog", "lazy") for number in range(6))
+PROMPTS = tuple((f"hello {word} {number}",) for word in ("fox", "dog", "lazy") for number in range(6))
 Collect = Callable[..., AnswerDataset]
 
 
@@ -40,7 +40,7 @@ def chat(tokenizer: Tokenizer) -> ChatFormat:
 
 @pytest.fixture
 def collect_answers(tmp_path: Path, speaker: LoadedModel) -> Collect:
-    def run(chat: PromptFormat, prompts: Sequence[str] = PROMPTS, **options: Any) -> AnswerDataset:
+    def run(chat: PromptFormat, prompts: Sequence[Turns] = PROMPTS, **options: Any) -> AnswerDataset:
         hooks = {name: options.pop(name) for name in ("report", "stop") if name in options}
         defaults = {"num_tokens": 400, "max_answer_tokens": 16, "max_prompt_tokens": 60, "self_prompt_share": 0.0}
         settings = CollectSettings(**{**defaults, "batch_size": 6, **options})
@@ -67,7 +67,7 @@ def test_answers_come_from_the_target(collect_answers: Collect, chat: ChatFormat
     assert dataset.num_answer_tokens >= 400
     assert told == sorted(told)
     assert told[-1] >= 400
-    known = {chat.prompt(prompt) for prompt in PROMPTS}
+    known = {chat.prompt(*turns) for turns in PROMPTS}
     for sample in list(dataset)[:3]:
         prompt = sample.token_ids[: sample.num_prompt_tokens]
         assert prompt in known
@@ -98,7 +98,7 @@ def test_interrupted_collection_keeps_its_answers_and_resumes(collect_answers: C
 
 def test_a_model_without_a_template_gets_plain_prompts(collect_answers: Collect, tokenizer: Tokenizer) -> None:
     dataset = collect_answers(PlainFormat(tokenizer))
-    known = {tuple(tokenizer.encode(prompt)) for prompt in PROMPTS}
+    known = {tuple(tokenizer.encode(*turns)) for turns in PROMPTS}
     assert {sample.token_ids[: sample.num_prompt_tokens] for sample in dataset} <= known
 
 
@@ -120,6 +120,18 @@ def test_turns_written_by_the_target_are_answered(
     prompts = {sample.token_ids[: sample.num_prompt_tokens] for sample in dataset}
     assert prompts <= {chat.prompt(f"what about the fox {number}?") for number in range(1000)}
     assert len(prompts) > 10
+
+
+def test_later_turns_follow_the_answers_of_the_target(
+    collect_answers: Collect, chat: ChatFormat, tokenizer: Tokenizer
+) -> None:
+    turns = [("hello fox", "and the dog?")]
+    dataset = collect_answers(chat, turns, temperatures=(0.0,), num_tokens=200, max_prompt_tokens=100)
+    first = next(iter(dataset))
+    assert first.token_ids[: first.num_prompt_tokens] == chat.prompt("hello fox")
+    answer = tokenizer.decode(list(first.token_ids[first.num_prompt_tokens :])).strip()
+    wanted = chat.prompt("hello fox", answer, "and the dog?")
+    assert wanted in {sample.token_ids[: sample.num_prompt_tokens] for sample in dataset}
 
 
 def test_collecting_without_prompts_needs_a_chat_template(collect_answers: Collect, tokenizer: Tokenizer) -> None:

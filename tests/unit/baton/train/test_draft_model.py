@@ -63,6 +63,14 @@ def test_a_different_width_starts_from_random_weights(target: LoadedModel) -> No
     assert not torch.equal(ours, others)
 
 
+def test_a_narrower_draft_starts_with_the_main_components_of_the_embedding(target: LoadedModel) -> None:
+    draft, _ = initial_draft(DraftModelSettings(num_layers=1, hidden_size=16), target)
+    own, theirs = draft.get_input_embeddings().weight, target.model.get_input_embeddings().weight.float()
+    left, values, _ = torch.linalg.svd(theirs, full_matrices=False)
+    best = left[:, :16] * values[:16]
+    assert torch.allclose(own @ own.T, best @ best.T, atol=1e-4)
+
+
 def test_a_target_that_is_not_a_llama_provides_its_embedding() -> None:
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=96, n_embd=32, n_layer=3, n_head=4, n_positions=64))

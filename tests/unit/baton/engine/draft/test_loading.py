@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from baton.core.errors import ConfigError, UnsupportedModelError
+from baton.core.roles import BUNDLED_DRAFTS
+from baton.engine.draft.checkpoint_files import CONFIG_NAME
 from baton.engine.draft.loading import load_draft
-from baton.engine.draft.references import default_draft
+from baton.engine.draft.references import bundled_draft, default_draft, kind_of, resolve_draft
 from baton.engine.models.float32_products import LEAST_ROWS
 from baton.engine.models.model_loader import LoadedModel, prepare_model
 from tests.tiny_drafts import (
@@ -27,6 +29,7 @@ from tests.tiny_drafts import (
 from tests.tiny_tokenizers import byte_level_tokenizer
 
 SIZE = byte_level_tokenizer().vocab_size
+_LARGEST_BUNDLE = 20 * 2**20  # bytes; every installation has them
 
 
 @pytest.fixture
@@ -101,8 +104,24 @@ def test_no_draft_is_loaded_when_none_is_configured(target: LoadedModel, model_p
     assert default_draft("some/model") is None
 
 
+@pytest.mark.parametrize("name", BUNDLED_DRAFTS)
+def test_bundled_drafts_go_by_their_names(name: str) -> None:
+    folder = bundled_draft(name)
+    assert resolve_draft(name, "default") == folder
+    assert kind_of(folder) == ("eagle" if name == "eagle3" else name)
+    files = {file.name: file.stat().st_size for file in folder.iterdir()}
+    assert {CONFIG_NAME, "model.safetensors", "README.md", "training_log.json"} <= files.keys()
+    assert sum(files.values()) <= _LARGEST_BUNDLE
+    with pytest.raises(ConfigError, match=rf"speculation\.draft is {name}, which comes with the default model .*some/"):
+        resolve_draft(name, "some/model")
+
+
+def test_auto_is_the_bundled_head_of_the_default_model() -> None:
+    assert resolve_draft("auto", "default") == resolve_draft("eagle3", "default")
+
+
 def test_missing_drafts_are_refused(target: LoadedModel, model_path: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nowhere"):
+    with pytest.raises(ConfigError, match=r"nowhere.*for the default model, eagle3"):
         load_draft(str(tmp_path / "nowhere"), "some/model", model_path, target)
     empty = tmp_path / "empty"
     empty.mkdir()
