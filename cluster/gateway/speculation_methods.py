@@ -117,7 +117,7 @@ SPECULATION_METHODS = (
         "Y. Li et al.: EAGLE-3: Scaling up Inference Acceleration via Training-Time Test",
         "2503.01840",
         "What is the difference between weather and climate?",
-        "auto (the default model's own head), or FOLDER of an EAGLE-3 head",
+        "eagle3 (with the default model), or FOLDER of an EAGLE-3 head",
     ),
     SpeculationMethodCard(
         "medusa",
