@@ -1,4 +1,4 @@
-"""Options that hold several values in one text: lists, ``kind:key=value,...``, durations, known names."""
+"""Options that hold several values in one text: lists, ``kind:key=value,...``, durations, known names, addresses."""
 
 from __future__ import annotations
 
@@ -122,3 +122,10 @@ def duration_s(option: str, text: str) -> float:
     if not seconds:
         raise ConfigError(f"{option}: {text!r} is not a duration above 0. Expected one such as 500ms, 2s or 10min.")
     return seconds
+
+
+def is_host_and_port(text: str) -> bool:
+    """Whether it has the form ``HOST:PORT``, with a port from 1 to 65535."""
+    host, _, port = text.rpartition(":")
+    is_host = bool(host) and not any(char.isspace() or char == "/" for char in host)
+    return is_host and port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 2**16

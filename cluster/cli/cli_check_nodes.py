@@ -44,7 +44,7 @@ def check_all_nodes(config: BatonConfig, *, as_json: bool) -> None:
         sys.stdout.write(json.dumps(_values(report), indent=2) + "\n")
     else:
         print_report(render(report))
-    if any(problem.is_fatal for problem in report.problems):
+    if not report.nodes or any(problem.is_fatal for problem in report.problems):
         raise typer.Exit(1)
 
 

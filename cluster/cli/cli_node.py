@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from baton.core.option_text import is_host_and_port
 from baton.process.ports import PortRange
 from baton.process.stop_signals import StopEvent, StopSignals
 from cluster.cli.cli_reporter import error_console
@@ -21,7 +21,6 @@ from cluster.nodes.ray_token import FILE_VARIABLE, ensure_token
 if TYPE_CHECKING:
     from cluster.nodes.ray_node import NodeOptions
 
-_HEAD = re.compile(r"\S+:\d{1,5}")
 
 app = typer.Typer(help="Make machines a cluster for `baton up` (docs/machines.md).", no_args_is_help=True)
 
@@ -88,8 +87,10 @@ def join(
     """
     from cluster.nodes.ray_node import run_member
 
-    if not _HEAD.fullmatch(head):
-        raise typer.BadParameter(f"{head!r} is not an address; expected HOST:PORT, such as 10.0.0.1:6379.")
+    if not is_host_and_port(head):
+        raise typer.BadParameter(
+            f"{head!r} is not an address; expected HOST:PORT with a port from 1 to 65535, such as 10.0.0.1:6379."
+        )
     _use_token_file(token_file)
     options = _options(pool, address, cpus, gpus, label, port, worker_ports, drain_timeout)
     _run(lambda report, stop: run_member(head, options, report, stop))

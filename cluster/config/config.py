@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +14,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from baton.core.config_section import NonEmptyString, PositiveInt, PositiveSeconds, Section
 from baton.core.errors import ConfigError
 from baton.core.logs import LogConfig
+from baton.core.option_text import is_host_and_port
 from baton.core.roles import BUNDLED_DRAFTS
 from baton.engine.models.default_model import DEFAULT_MODEL_NAME, is_default_model
 from baton.kv_transfer.kv_transfer_config import KVTransferConfig
@@ -32,7 +32,6 @@ from cluster.registry.liveness_config import LivenessConfig
 from cluster.routing.routing_config import RoutingConfig
 from cluster.telemetry.telemetry_config import TelemetryConfig
 
-_HOST_AND_PORT = re.compile(r"[^/\s]+:\d{1,5}")
 _LOCAL_CPUS = 64
 
 
@@ -64,7 +63,7 @@ class RayConfig(Section):
     @field_validator("address")
     @classmethod
     def _address_of_a_cluster(cls, address: str | None) -> str | None:
-        if address is not None and address != "auto" and not _HOST_AND_PORT.fullmatch(address):
+        if address is not None and address != "auto" and not is_host_and_port(address):
             raise ValueError(
                 f"{address!r} is not an address; expected auto, host:port, or null for a local cluster. Instead of a"
                 " ray:// address, use auto on a machine of that cluster"
@@ -322,7 +321,7 @@ def _locate(key: str, reference: str, folders: Sequence[Path]) -> str:
         if candidate.exists():
             return str(candidate.resolve())
     if expanded.is_absolute() or reference.startswith((".", "~")) or expanded.suffix == ".gguf":
-        looked = " and ".join(str(folder / expanded) for folder in folders)
+        looked = " and ".join(dict.fromkeys(str(folder / expanded) for folder in folders))
         raise ConfigError(
             f"{key}: {reference} is a local path, but there is no file or folder at {looked}. Correct the path."
         )

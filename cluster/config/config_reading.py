@@ -38,6 +38,9 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_SECRET = "router.api_keys"
+"""Values there may be keys, and no message quotes them."""
+
 _StrictLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"), list("-+.0123456789")
 )
@@ -124,6 +127,7 @@ def explain(error: ValidationError, schema: type[BaseModel], source: str, overri
 
 def _explain_one(path: str, fault: dict[str, Any], schema: type[BaseModel]) -> str:
     kind, message, value = fault["type"], str(fault["msg"]), fault["input"]
+    shown = "something else" if path.startswith(_SECRET) else _shown(value)
     if kind in ("extra_forbidden", "invalid_key"):
         return _unknown_key(path, schema)
     if kind == "value_error":
@@ -132,12 +136,12 @@ def _explain_one(path: str, fault: dict[str, Any], schema: type[BaseModel]) -> s
     if kind == "missing":
         return f"{path} is missing and has no default; add it."
     if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return f"{path} must be a section with keys of its own, got {_shown(value)}."
+        return f"{path} must be a section with keys of its own, got {shown}."
     if kind in ("bool_parsing", "bool_type"):
-        return f"{path} must be true or false, got {_shown(value)}."
+        return f"{path} must be true or false, got {shown}."
     text = message.replace("Input should be", "must be").replace("String should have", "must have")
     near = _nearest(value, fault.get("ctx", {}).get("expected", ""))
-    return f"{path} {text}, got {_shown(value)}.{near}"
+    return f"{path} {text}, got {shown}.{near}"
 
 
 def _unknown_key(path: str, schema: type[BaseModel]) -> str:

@@ -227,8 +227,8 @@ def test_an_unwritable_folder_is_refused_before_loading_a_model(bench, tmp_path)
     [
         (["--methods", "auto,ngrm"], "no speculation method 'ngrm'; expected one of: auto, none, draft_model,"),
         (["--methods", "ngrm"], "Did you mean ngram?"),
-        (["--workloads", "poems"], "no workload 'poems'; expected one of: chat, code, summarise, story."),
-        (["--workloads", "mine", "--prompts", "my=x.jsonl"], "expected one of: chat, code, summarise, story, my."),
+        (["--workloads", "poems"], "no workload 'poems'; expected one of: chat, code, summarise, story, explanation,"),
+        (["--workloads", "mine", "--prompts", "my=x.jsonl"], "rewriting, table, translation, my."),
         (["--batches", "1,two"], "--batches must be whole numbers"),
         (["--batches", "0"], "--batches, --rounds and --requests must be at least 1"),
         (["--batches", ""], "--batches needs at least one number"),

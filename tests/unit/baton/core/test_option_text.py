@@ -4,7 +4,7 @@ import pytest
 
 from baton.core.config_section import parse_duration_s
 from baton.core.errors import ConfigError
-from baton.core.option_text import duration_s, integers, names, numbers
+from baton.core.option_text import duration_s, integers, is_host_and_port, names, numbers
 
 
 @pytest.mark.parametrize("text", ["500ms", "2s", "1.5 s", ".5s", "10min", "10m", "1h", "250us", "3", "2S"])
@@ -37,3 +37,13 @@ def test_a_value_that_is_not_a_number_is_refused(text):
 def test_a_value_that_is_not_a_whole_number_is_refused(text):
     with pytest.raises(ConfigError, match="--batches must be whole numbers"):
         integers("--batches", text)
+
+
+@pytest.mark.parametrize("text", ["head:1", "10.0.0.1:65535", "[::1]:6379", "a-b.example:80"])
+def test_addresses_with_a_port(text):
+    assert is_host_and_port(text)
+
+
+@pytest.mark.parametrize("text", ["head", "head:", ":80", "head:0", "head:65536", "head:123456", "a b:80", "ray://a:1"])
+def test_other_texts_are_no_addresses(text):
+    assert not is_host_and_port(text)

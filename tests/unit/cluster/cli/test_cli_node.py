@@ -21,6 +21,7 @@ def test_the_token_is_made_once_and_printed(baton, tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         (["join", "somewhere"], "expected HOST:PORT"),
+        (["join", "somewhere:99999"], "with a port from 1 to 65535"),
         (["join", "h:1", "--label", "rack"], "expected KEY=VALUE"),
         (["join", "h:1", "--worker-ports", "7"], "expected one such as 20000-20100"),
         (["join", "h:1", "--pool", "both"], "'both' is not one of"),

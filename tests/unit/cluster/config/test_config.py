@@ -147,6 +147,8 @@ def test_a_configuration_is_immutable():
                 ("None", "None"),
             )
         ),
+        ("router: {api_keys: {alice: sk-alice}}", "router.api_keys must be a valid list, got something else."),
+        ("ray: {address: 'head:99999'}", "'head:99999' is not an address"),
         ("speculation: {draft: ''}", "speculation.draft must have at least 1 character, got ''."),
         ("model: ''", "model must have at least 1 character, got ''."),
         ("prefill: {resources: {labels: {a: 1}}}", "prefill.resources.labels.a must be a valid string, got 1."),
@@ -212,6 +214,11 @@ def test_a_wrong_configuration_is_explained(tmp_path, text, expected):
     message = error_for(tmp_path, text)
     assert expected in message
     assert str(tmp_path / "baton.yaml") in message
+
+
+def test_no_message_quotes_a_key(tmp_path):
+    for text in ("{alice: sk-alice}", "sk-alice", "[sk-alice]", "[{name: sk-alice, key: [sk-alice]}]"):
+        assert "sk-alice" not in error_for(tmp_path, f"router: {{api_keys: {text}}}")
 
 
 def test_all_faults_are_named_at_once(tmp_path):
