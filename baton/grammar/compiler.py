@@ -86,6 +86,10 @@ class GrammarCompiler:
             ) from error
 
 
+_EXPLAINED = {"NoExtensionBias": "a part of it, such as a $ref, leads back to itself and to nothing else"}
+"""The library's words that mean nothing to a user."""
+
+
 def _compile(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
     """Compiles a grammar, with its first mask: that may take a second, which later states are spared."""
     matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=_limits())
@@ -116,4 +120,5 @@ def _limits() -> LLParserLimits:
 def _reason(text: str) -> str:
     """An error of the library, short and without its final period."""
     lines = [line.strip() for line in text.replace("<non-verbose/>", "").splitlines() if line.strip()]
-    return " ".join(lines)[:_NUM_ERROR_CHARS].rstrip(".") or "no reason is given"
+    reason = " ".join(lines)[:_NUM_ERROR_CHARS].rstrip(".") or "no reason is given"
+    return _EXPLAINED.get(reason, reason)

@@ -99,6 +99,8 @@ def test_a_broken_gbnf_grammar_is_named() -> None:
         ({"oneOf": [{"type": "string"}, {"type": "string"}]}, "oneOf constraints are not supported"),
         ({"type": "object", "x-guidance": {"lenient": True}, "not": {}}, "not"),
         (False, "Unsatisfiable"),
+        ({"$ref": "#"}, "leads back to itself"),
+        ({"allOf": [{"$ref": "#"}]}, "leads back to itself"),
     ],
 )
 def test_what_a_schema_asks_in_vain_is_named(schema: Any, reason: str) -> None:
