@@ -75,12 +75,11 @@ class SpeculativeEngine:
     def profile(self) -> None:
         """Lets the engine learn costs as a decode worker does at its start, and nothing else."""
         loaded, network = self.engine.runner.loaded, self.controller.network_method
-        self.controller.is_profiled = True
-        for method in (NONE, network) if network else (NONE,):
-            for index, (batch, output_tokens) in enumerate(DRAFT_RUNS):
-                name = f"profile-{method}-{index}"
-                run_batch(self.engine, synthetic_requests(loaded, name, batch, 2, output_tokens, method), self.meter)
-        self.controller.is_profiled = False
+        with self.controller.profiling():
+            for method in (NONE, network) if network else (NONE,):
+                for index, (batch, length) in enumerate(DRAFT_RUNS):
+                    requests = synthetic_requests(loaded, f"profile-{method}-{index}", batch, 2, length, method)
+                    run_batch(self.engine, requests, self.meter)
 
 
 def load_target(config: BatonConfig) -> Target:

@@ -68,11 +68,8 @@ class DecodeRole:
         self._kv_service.start(host)
 
     async def profile(self) -> None:
-        self._speculation.is_profiled = True
-        try:
+        with self._speculation.profiling():
             await profile_steps(self._engine, self._max_model_len, draft_method=self._speculation.network_method)
-        finally:
-            self._speculation.is_profiled, self._speculation.num_drafted = False, 0
 
     def watch_cache(self) -> AsyncGenerator[worker_pb2.CacheEvents]:
         return watch_messages(self._engine.blocks.prefix_cache.events, DECODE_PAUSE_S)

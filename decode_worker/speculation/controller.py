@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -88,8 +89,7 @@ class SpeculationController:
         self._proposed_by: dict[str, str] = {}
         self._drafters: dict[str, list[str]] = {}
         self._faults = DraftFaults()
-        self.is_profiled = False
-        """While True, the outcome of drafts is ignored, since the texts are synthetic. Their costs are learned."""
+        self._is_profiled = False
         self.num_failures = 0
         """The number of times that a method failed."""
         self.figures = FigureBook()
@@ -152,13 +152,22 @@ class SpeculationController:
                 in_step=True,
             )
 
+    @contextmanager
+    def profiling(self) -> Iterator[None]:
+        """Inside, drafts are for synthetic requests: their costs are learned, and nothing else of them remains."""
+        self._is_profiled = True
+        try:
+            yield
+        finally:
+            self._is_profiled, self.num_drafted, self.figures = False, 0, FigureBook()
+
     @property
     def network_method(self) -> str | None:
         """The name of the method with a network, if one is loaded."""
         return next((name for name, own in self._methods.items() if own.passes is not None), None)
 
     def observe(self, result: VerifyResult) -> None:
-        if self.is_profiled:
+        if self._is_profiled:
             return
         request = result.sequence.request
         request_id = request.request_id
