@@ -1,15 +1,15 @@
 // The advice of `baton advise`, for views that are visible. The router computes it once for all pages.
 
 import { getJson } from "./api.js";
+import { WhileVisible } from "./while_visible.js";
 
 const EVERY_S = 60;
 
 /** Asks once a minute while its view is visible. */
-export class Advice {
+export class Advice extends WhileVisible {
   #onAdvice;
   #onProblem;
   #timer = null;
-  #isWanted = false;
   #lastMs = -Infinity;
 
   /**
@@ -17,24 +17,14 @@ export class Advice {
    * @param onProblem called with the error of a question, and with `null` after an answer
    */
   constructor(onAdvice, onProblem) {
+    super();
     this.#onAdvice = onAdvice;
     this.#onProblem = onProblem;
-    document.addEventListener("visibilitychange", () => this.#update());
   }
 
-  start() {
-    this.#isWanted = true;
-    this.#update();
-  }
-
-  stop() {
-    this.#isWanted = false;
-    this.#update();
-  }
-
-  #update() {
+  needed(isNeeded) {
     clearInterval(this.#timer);
-    if (!this.#isWanted || document.hidden) return;
+    if (!isNeeded) return;
     this.#timer = setInterval(() => this.#ask(), EVERY_S * 1000);
     if (performance.now() - this.#lastMs >= EVERY_S * 1000) this.#ask();
   }

@@ -2,37 +2,26 @@
 
 import { call } from "./api.js";
 import { eventsOf } from "./events.js";
+import { WhileVisible } from "./while_visible.js";
 
 const RETRY_MS = 3000;
 
-export class LiveSnapshots {
+export class LiveSnapshots extends WhileVisible {
   #onSnapshot;
   #onState;
   #running = null;
-  #isWanted = false;
 
   /**
    * @param onSnapshot called with each snapshot
    * @param onState called with `connecting`, `live`, `lost` or `paused` and, after an error, its text
    */
   constructor(onSnapshot, onState) {
+    super();
     this.#onSnapshot = onSnapshot;
     this.#onState = onState;
-    document.addEventListener("visibilitychange", () => this.#update());
   }
 
-  start() {
-    this.#isWanted = true;
-    this.#update();
-  }
-
-  stop() {
-    this.#isWanted = false;
-    this.#update();
-  }
-
-  #update() {
-    const isNeeded = this.#isWanted && !document.hidden;
+  needed(isNeeded) {
     if (isNeeded && !this.#running) {
       this.#running = new AbortController();
       this.#run(this.#running.signal);
