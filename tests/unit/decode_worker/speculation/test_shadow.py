@@ -8,15 +8,23 @@ from baton.core.drafts import ROOT, Draft, ScheduledSequence
 from baton.core.errors import ConfigError
 from baton.core.request import Request, SamplingParams
 from baton.engine.contracts import VerifyResult
+from baton.engine.draft.loading import LoadedDraft
+from baton.engine.draft.model.draft_model import DraftModel
+from baton.engine.models.model_loader import LoadedModel, prepare_model
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.options import RunnerOptions
 from baton.rpc.wire import worker_pb2
 from cluster.config.worker_config import SpeculationConfig
 from decode_worker.draft_reports import fill_speculation
 from decode_worker.speculation.controller import RegisteredMethod, SpeculationController
+from decode_worker.speculation.draft_figures import DraftFigures
 from decode_worker.speculation.ngram import NgramProposer
 from decode_worker.speculation.registry import create_controller
 from decode_worker.speculation.shadow import ShadowDrafts
-from tests.drafting import engine_over
+from tests.drafting import BLOCK_SIZE, engine_over
 from tests.engine_runs import build_runner, run_tokens
+from tests.method_drafts import draft_for
+from tests.tiny_drafts import VOCAB, tiny_target
 from tests.tiny_models import tiny_model
 
 CHAIN = Draft((1, 2, 3))
@@ -123,6 +131,42 @@ def test_tokens_are_those_of_plain_decoding():
     assert controller.shadow is not None
     assert controller.shadow.figures.num_drafts > 0
     assert not any(own.num_drafts for own in controller.figures.by_method.values())
+
+
+PROMPTS = [[n + 1, 5, 6, 7, 9] for n in range(3)]
+
+
+def runner_of(target: LoadedModel, draft: LoadedDraft | None = None) -> ModelRunner:
+    network = None if draft is None else draft.network
+    return ModelRunner(target, 96, BLOCK_SIZE, RunnerOptions(decoder="transformers"), draft=network)
+
+
+def shadowed_tokens(
+    target: LoadedModel, draft: LoadedDraft | None, shadow: str
+) -> tuple[DraftFigures, list[list[int]]]:
+    """What became of the drafts of ``shadow`` in each step, and the tokens of plain decoding beside it."""
+    config = SpeculationConfig(method="none", shadow=shadow, shadow_share=1.0, max_draft_tokens=4)
+    runner = runner_of(target, draft)
+    controller = create_controller(config, runner, draft)
+    tokens = run_tokens(engine_over(runner, controller), PROMPTS, 16)
+    assert controller.shadow is not None
+    return controller.shadow.figures, tokens
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "medusa", "draft_model"])
+def test_networks_draft_beside_plain_decoding(method, tmp_path):
+    target = prepare_model(tiny_target(), "float32")
+    drafts, plain = shadowed_tokens(target, draft_for(method, target, tmp_path), method)
+    assert drafts.num_drafts > 0
+    assert plain == run_tokens(engine_over(runner_of(target)), PROMPTS, 16)
+
+
+def test_a_draft_model_that_is_the_target_is_always_right():
+    target = prepare_model(tiny_target(), "float32")
+    own = LoadedDraft("draft_model", "itself", DraftModel(prepare_model(tiny_target(), "float32"), VOCAB))
+    drafts, _ = shadowed_tokens(target, own, "draft_model")
+    assert drafts.reached[:4] == drafts.accepted[:4]
+    assert drafts.reached[3] > 0
 
 
 def test_a_shadow_that_needs_a_draft_is_refused_without_one():
