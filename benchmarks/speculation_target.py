@@ -93,7 +93,8 @@ def load_target(config: BatonConfig) -> Target:
     loaded = load_served_model(
         source, config.dtype, pick_device(config.engine.device), config.engine.weights, config.engine.decoder
     )
-    draft = load_draft(config.speculation.draft, config.model, source.path, loaded)
+    speculation = config.speculation
+    draft = load_draft(speculation.draft, config.model, source.path, loaded, speculation.wanted_draft)
     return Target(config, loaded, Tokenizer.load(source.path), draft)
 
 

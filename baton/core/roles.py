@@ -17,7 +17,7 @@ DRAFT_METHODS = ("draft_model", "eagle", "eagle3", "medusa")
 """Speculation methods that need a draft of their kind."""
 
 
-BUNDLED_DRAFTS = ("eagle3",)
+BUNDLED_DRAFTS = ("eagle3", "medusa", "draft_model")
 """The drafts that come with the default model, by the methods that they are for."""
 
 

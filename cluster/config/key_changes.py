@@ -52,6 +52,8 @@ _RULES: Mapping[str, Need] = {
     "decode.workers": Need.SIZE,
     "speculation": Need.DECODE,
     "speculation.draft": Need.WORKERS,
+    "speculation.method": Need.WORKERS,  # draft: auto follows method and shadow
+    "speculation.shadow": Need.WORKERS,
     "speculation.draft_on_prefill": Need.WORKERS,
     "engine": Need.WORKERS,
     "engine.block_size": Need.ROUTER,  # the router's prefix index counts in blocks

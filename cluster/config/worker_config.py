@@ -97,8 +97,8 @@ class SpeculationConfig(Section):
     """auto: the method that promises most tokens per millisecond, if any; none; or the name of a method."""
     draft: DraftReference = "auto"
     """A draft checkpoint (EAGLE or Medusa heads, or a smaller model of the same vocabulary): a folder or a hub id.
-    eagle3: the head that comes with the default model. auto: eagle3 for the default model, none for others. none: no
-    draft."""
+    eagle3, medusa, draft_model: those that come with the default model. auto: for the default model, the one that
+    ``method`` or ``shadow`` needs, or eagle3; none for others. none: no draft."""
     draft_on_prefill: bool = True
     """Prefill workers run the draft over the prompt, and its KV is sent with the model's."""
     max_draft_tokens: Annotated[int, Field(ge=1, le=MAX_NODES)] = 8
@@ -138,6 +138,11 @@ class SpeculationConfig(Section):
                 "set method: none, or leave shadow out"
             )
         return self
+
+    @property
+    def wanted_draft(self) -> SpeculationMethod | None:
+        """The method that ``draft: auto`` chooses a draft for; ``None`` if no method is configured."""
+        return self.shadow if self.method == "none" else self.method
 
     def chain_tokens(self, method: ChainMethod) -> int:
         """Maximum number of drafted tokens in a chain of a method."""

@@ -112,7 +112,10 @@ def load_worker_model(
         limit_memory(config, pool, memory)
     loaded = load_served_model(source, config.dtype, device, engine.weights, engine.decoder, group)
     runs_draft = pool == DECODE or config.speculation.draft_on_prefill
-    draft = load_draft(config.speculation.draft, config.model, source.path, loaded) if runs_draft else None
+    draft = None
+    if runs_draft:
+        wanted = config.speculation.wanted_draft
+        draft = load_draft(config.speculation.draft, config.model, source.path, loaded, wanted)
     if group is not None and group.rank:
         draft = None  # it was needed only because drafts read the target, which takes all ranks
     network = None if draft is None else draft.network

@@ -4,7 +4,6 @@ rounds are what was drafted and accepted."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ import torch
 from baton.core.chunk_budget import SchedulerLimits
 from baton.core.request import Request, SamplingParams, TokenOutput
 from baton.engine.draft.loading import LoadedDraft, load_draft
-from baton.engine.draft.medusa.heads import load_medusa
 from baton.engine.engine import Engine
 from baton.engine.kv_cache.block_manager import BlockManager
 from baton.engine.models.model_loader import LoadedModel, load_model
@@ -23,7 +21,6 @@ from baton.engine.scheduling.scheduler import Scheduler
 from cluster.config.worker_config import SpeculationConfig
 from decode_worker.speculation.registry import create_controller
 from decode_worker.speculation.verification import create_verifier
-from tests.medusa_copies import write_copies_of_the_lm_head
 from tests.witness import Witness
 
 NUM_TOKENS = 32
@@ -105,16 +102,18 @@ def test_tokens_match_plain_decoding_without_a_draft(lab: Lab, method: str) -> N
     [
         ("eagle3", SpeculationConfig(max_draft_tokens=4, tree_max_batch=0), 21),
         ("eagle3", SpeculationConfig(max_tree_tokens=12, tree_max_batch=8), 21),
+        ("medusa", SpeculationConfig(max_tree_tokens=12), 12),
+        ("draft_model", SpeculationConfig(max_draft_tokens=4, tree_max_batch=0), 12),
         # Goes by what steps take here and now, and may rightly find that nothing pays.
         ("auto", SpeculationConfig(max_tree_tokens=12, tree_max_batch=8), 0),
     ],
-    ids=["chains", "trees", "auto"],
+    ids=["chains", "trees", "medusa", "draft-model", "auto"],
 )
-def test_tokens_match_plain_decoding_with_the_bundled_head(
+def test_tokens_match_plain_decoding_with_a_bundled_draft(
     lab: Lab, method: str, limits: SpeculationConfig, least_accepted: int
 ) -> None:
     model = lab.load()
-    draft = load_draft("auto", "default", lab.source.path, model)
+    draft = load_draft("auto", "default", lab.source.path, model, method)
     assert draft is not None
     answers, accepted = lab.run(model, draft, method, limits)
     assert answers == lab.plain
@@ -129,12 +128,3 @@ def test_tokens_match_plain_decoding_with_a_draft_model(lab: Lab) -> None:
     answers, accepted = lab.run(model, draft, "draft_model", SpeculationConfig(max_draft_tokens=4, tree_max_batch=0))
     assert answers == lab.plain
     assert accepted > 50
-
-
-def test_tokens_match_plain_decoding_with_medusa_heads(lab: Lab, tmp_path: Path) -> None:
-    """Untrained heads: each repeats the model's own guess of the next token."""
-    model = lab.load()
-    write_copies_of_the_lm_head(model.model, tmp_path, num_heads=3)
-    heads = load_medusa(tmp_path, model.model, torch.float32, torch.device("cpu"))
-    answers, _ = lab.run(model, LoadedDraft("medusa", "copies", heads), "medusa", SpeculationConfig(max_tree_tokens=12))
-    assert answers == lab.plain

@@ -51,13 +51,16 @@ class LoadedDraft:
     network: DraftNetwork
 
 
-def load_draft(reference: str, model: str, model_path: str, target: LoadedModel) -> LoadedDraft | None:
+def load_draft(
+    reference: str, model: str, model_path: str, target: LoadedModel, method: str | None = None
+) -> LoadedDraft | None:
     """Loads the draft of ``speculation.draft`` in the target's dtype and on its device.
 
     Args:
         reference: as for :func:`baton.engine.draft.references.resolve_draft`.
         model: the target, as the configuration names it.
         model_path: location of the target's tokenizer.
+        method: the method that ``auto`` chooses a draft for.
 
     Returns:
         ``None`` when there is nothing to load.
@@ -66,7 +69,7 @@ def load_draft(reference: str, model: str, model_path: str, target: LoadedModel)
         ConfigError: the checkpoint is missing or broken.
         UnsupportedModelError: it belongs to another target or cannot be used; the message says what differs.
     """
-    found = resolve_draft(reference, model)
+    found = resolve_draft(reference, model, method)
     if found is None:
         return None
     dtype, device = TORCH_DTYPES[target.dtype_name], target.model.device

@@ -54,7 +54,7 @@ def check_draft(reference: str, method: str, model: str, model_folder: Path) -> 
         UnsupportedModelError: it belongs to another target or is of a kind that baton does not support.
         ModelUnavailableError: a draft model cannot be fetched or converted.
     """
-    found = resolve_draft(reference, model)
+    found = resolve_draft(reference, model, method)
     if found is None:
         check_method(method, None, None)
         return

@@ -25,17 +25,24 @@ def bundled_draft(name: str) -> Path:
     return Path(str(resources.files("baton.engine.draft") / "assets" / f"{DEFAULT_MODEL_NAME}-{name}"))
 
 
-def default_draft(model: str) -> Path | None:
-    """The draft that ``auto`` is for the configured model; ``None`` for other models than the default one."""
-    return bundled_draft(_AUTO_DRAFT) if is_default_model(model) else None
+def default_draft(model: str, method: str | None = None) -> Path | None:
+    """The draft that ``auto`` is for the configured model; ``None`` for other models than the default one.
+
+    Args:
+        method: the method that is wanted. The draft is for this method if one of those included is.
+    """
+    if not is_default_model(model):
+        return None
+    return bundled_draft(method if method in BUNDLED_DRAFTS else _AUTO_DRAFT)
 
 
-def resolve_draft(reference: str, model: str) -> str | Path | None:
+def resolve_draft(reference: str, model: str, method: str | None = None) -> str | Path | None:
     """Resolves a reference to what is loaded.
 
     Args:
         reference: ``auto``, ``none``, one of :data:`baton.core.roles.BUNDLED_DRAFTS`, a folder or a hub id.
         model: the target, as the configuration names it.
+        method: the method that ``auto`` chooses a draft for; see :func:`default_draft`.
 
     Returns:
         ``None`` when there is nothing to load.
@@ -46,7 +53,7 @@ def resolve_draft(reference: str, model: str) -> str | Path | None:
     if reference == NONE:
         return None
     if reference == AUTO:
-        return default_draft(model)
+        return default_draft(model, method)
     if reference not in BUNDLED_DRAFTS:
         return reference
     if not is_default_model(model):

@@ -43,6 +43,15 @@ def test_single_methods_may_have_longer_drafts():
     assert SpeculationConfig().largest_draft == 16
 
 
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [({}, "auto"), ({"method": "medusa"}, "medusa"), ({"method": "none"}, None),
+     ({"method": "none", "shadow": "draft_model"}, "draft_model")],
+)  # fmt: skip
+def test_a_draft_is_chosen_for_the_method_that_drafts(values: dict[str, str], wanted: str | None):
+    assert SpeculationConfig.model_validate(values).wanted_draft == wanted
+
+
 def test_the_gpu_example_places_pools_on_different_accelerators():
     config = load_config(DEPLOY / "gpu-cluster.yaml")
     assert config.prefill.resources.accelerator_type == "H100"

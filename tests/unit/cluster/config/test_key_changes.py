@@ -43,7 +43,8 @@ def test_every_rule_is_about_a_key_or_a_section() -> None:
     ("values", "replaced"),
     [
         ({"prefill": {"chunk_tokens": 64}}, {"prefill": ["prefill.chunk_tokens"], "decode": []}),
-        ({"speculation": {"method": "ngram"}}, {"prefill": [], "decode": ["speculation.method"]}),
+        ({"speculation": {"max_tree_tokens": 9}}, {"prefill": [], "decode": ["speculation.max_tree_tokens"]}),
+        ({"speculation": {"method": "medusa"}}, {"prefill": ["speculation.method"], "decode": ["speculation.method"]}),
         ({"decode": {"resources": {"labels": {"a": "b"}}}}, {"prefill": [], "decode": ["decode.resources.labels.a"]}),
         ({"model": "/m"}, {"prefill": ["model"], "decode": ["model"]}),
         ({"decode": {"workers": 3}, "slo": {"default": "batch"}}, {"prefill": [], "decode": []}),

@@ -116,12 +116,19 @@ def test_bundled_drafts_go_by_their_names(name: str) -> None:
         resolve_draft(name, "some/model")
 
 
-def test_auto_is_the_bundled_head_of_the_default_model() -> None:
-    assert resolve_draft("auto", "default") == resolve_draft("eagle3", "default")
+@pytest.mark.parametrize("method", ["auto", "none", "suffix", "eagle", None])
+def test_auto_is_the_bundled_head_of_the_default_model(method: str | None) -> None:
+    assert resolve_draft("auto", "default", method) == bundled_draft("eagle3")
+
+
+@pytest.mark.parametrize("name", BUNDLED_DRAFTS)
+def test_auto_is_the_draft_of_a_method_that_has_one(name: str) -> None:
+    assert resolve_draft("auto", "default", name) == bundled_draft(name)
+    assert resolve_draft("auto", "some/model", name) is None
 
 
 def test_missing_drafts_are_refused(target: LoadedModel, model_path: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere.*for the default model, eagle3"):
+    with pytest.raises(ConfigError, match=r"nowhere.*for the default model, eagle3, medusa, draft_model"):
         load_draft(str(tmp_path / "nowhere"), "some/model", model_path, target)
     empty = tmp_path / "empty"
     empty.mkdir()
