@@ -30,12 +30,18 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.2
 _LAST_CONTROLLER_S = 5.0
 """A controller whose `baton up` was killed ends in about a second."""
+_CONTROLLER_TRIES = 3
+"""Controllers in a row that may die before they have taken over router and workers."""
 _STOP_TIMEOUT_S = 45.0
 _RELOAD_TIMEOUT_S = 20.0
 _LOST_DURING_UPGRADE = (
     "The upgrade has failed: the controller was lost. Another one restores the old settings, as `baton status` shows. "
     "Try again when no worker has the new ones."
 )
+
+
+class _ControllerLostError(WorkerLostError):
+    """The controller's process has ended, rather than that it failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,7 @@ class Cluster:
         while not self._wait_for_controller(stop, on_pass):
             self._report("the controller is lost; starting another one, which takes over router and workers")
             lost_s = time.monotonic()
-            self._start_controller()
+            self._replace_controller()
             self._report(f"the cluster has a controller again, after {time.monotonic() - lost_s:.1f} s")
 
     def reload(self, config: BatonConfig) -> None:
@@ -164,6 +170,17 @@ class Cluster:
                     end_survivors(self._config.ray.namespace)
             if self._connection is not None:
                 self._connection.close()
+
+    def _replace_controller(self) -> None:
+        """Starts another controller, and the next one if that is lost before it has taken over."""
+        for _ in range(_CONTROLLER_TRIES - 1):
+            try:
+                return self._start_controller()
+            except _ControllerLostError as error:
+                if not self._gcs_lives():
+                    raise
+                self._report(f"the new controller is lost, too; starting the next one: {error.message}")
+        return self._start_controller()
 
     def _start_controller(self) -> None:
         survivors = None
@@ -303,4 +320,5 @@ def _as_baton_error(error: RayError) -> BatonError:
     cause = getattr(error, "cause", None)
     if isinstance(cause, BatonError):
         return cause
-    return WorkerLostError(f"The cluster's controller failed: {short_reason(error)}")
+    kind = _ControllerLostError if _is_loss(error) else WorkerLostError
+    return kind(f"The cluster's controller failed: {short_reason(error)}")

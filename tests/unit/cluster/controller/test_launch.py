@@ -141,6 +141,19 @@ def test_a_dead_controller_is_replaced_where_router_and_workers_outlive_it(launc
     assert launched.swept == ["baton"]
 
 
+def test_a_controller_that_dies_while_it_takes_over_is_replaced_a_few_times(launched: Launched) -> None:
+    stop = StopEvent()
+    last = Actor(start=STARTED, next_report=Reference("decode-2 is ready"))
+    launched.controllers = [Actor(start=STARTED, wait=DEAD), Actor(start=DEAD), last]
+    cluster = launched.start("head:6379")
+    cluster.wait(stop, lambda: stop.set() if "decode-2 is ready" in launched.reports else None)
+    assert "the new controller is lost, too; starting the next one" in " ".join(launched.reports)
+    launched.controllers = [Actor(start=STARTED, wait=DEAD), *(Actor(start=DEAD) for _ in range(3)), last]
+    with pytest.raises(WorkerLostError, match="controller failed: its process died"):
+        launched.start("head:6379").wait(StopEvent())
+    assert launched.controllers == [last], "a controller that always dies ends the cluster"
+
+
 def test_a_local_cluster_ends_with_its_controller(launched: Launched) -> None:
     launched.controllers = [Actor(start=STARTED, wait=DEAD)]
     with pytest.raises(WorkerLostError, match="controller failed: its process died"):
