@@ -64,6 +64,10 @@ class RunningCluster(Protocol):
         """Whether the upgrade that was begun has ended. Raises BatonError if it has failed."""
         ...
 
+    def not_ready(self) -> list[str] | None:
+        """What is not ready at last; ``None`` while there is hope. Raises BatonError if that cannot be found out."""
+        ...
+
     def stop(self) -> None: ...
 
 

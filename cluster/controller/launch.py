@@ -69,6 +69,7 @@ class Cluster:
         self._controller: Any = None
         self._next_report: Any = None
         self._upgrade: _Upgrade | None = None
+        self._settling: tuple[Any, Any] | None = None  # a controller, and its call
         self._gcs_address = ray.get_runtime_context().gcs_address
 
     @classmethod
@@ -154,6 +155,32 @@ class Cluster:
         if self._config is not upgrade.config:
             raise WorkerLostError(_LOST_DURING_UPGRADE)
         return True
+
+    def not_ready(self) -> list[str] | None:
+        """What is not ready although the cluster has had time for it, for people; ``None`` while it has time.
+
+        Call it again until there is an answer. The time is ``ray.start_timeout_s`` from the first call on, and again
+        from the start of a controller that replaces a lost one.
+
+        Raises:
+            BatonError: the controller cannot say.
+        """
+        if self._settling is None:
+            self._settling = self._controller, self._controller.settle.remote()
+        controller, call = self._settling
+        if not ray.wait([call], timeout=0)[0]:
+            return None
+        try:
+            texts: list[str] = ray.get(call)
+        except RayError as error:
+            if not _is_loss(error) or self._config.ray.is_local:
+                self._settling = None
+                raise _as_baton_error(error) from error
+            if controller is not self._controller:
+                self._settling = None  # ask the new one
+            return None
+        self._settling = None
+        return texts
 
     def stop(self) -> None:
         """Stops router and workers, and disconnects from Ray if this process connected to it or started it."""

@@ -239,3 +239,15 @@ def test_a_controller_that_ray_only_believes_alive_is_forgotten(launched: Launch
     launched.controllers = [Actor(start=STARTED)]
     assert launched.start("head:6379").endpoint == "http://here:8000"
     assert launched.fake.killed == [dead]
+
+
+def test_what_is_not_ready_is_asked_of_the_next_controller_if_the_first_is_lost(launched: Launched) -> None:
+    dead, alive = Actor(start=STARTED, settle=DEAD), Actor(start=STARTED, settle=Reference(["decode-2 is starting"]))
+    launched.controllers = [dead, alive, Actor(start=STARTED, settle=DEAD)]
+    cluster = launched.start("head:6379")
+    assert cluster.not_ready() is None
+    assert cluster.not_ready() is None, "the loss is noticed elsewhere"
+    cluster._start_controller()
+    assert [cluster.not_ready(), cluster.not_ready()] == [None, ["decode-2 is starting"]]
+    with pytest.raises(WorkerLostError, match="controller failed"):
+        launched.start(None).not_ready()
