@@ -145,7 +145,7 @@ def _follow(before: RunState, show: Callable[[str], None]) -> str:
     number, num_shown = (before.upgrade.number if before.upgrade else 0) + 1, 0
     while True:
         now = read_state()
-        if now is None or now.pid != before.pid or not before.is_running():
+        if now is None or not before.is_same_run(now) or not before.is_running():
             raise ConfigError(f"The cluster (process {before.pid}) has ended during the upgrade. See its log.")
         upgrade = now.upgrade
         if upgrade is not None and upgrade.number >= number:
