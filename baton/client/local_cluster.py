@@ -25,6 +25,7 @@ from baton.process.start_mark import start_mark
 ENDPOINT_VARIABLE = "BATON_ENDPOINT"
 _USUAL_ENDPOINT = "http://127.0.0.1:8000"
 _PROBE_S = 1.0
+_MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,9 +235,10 @@ def no_cluster() -> str:
         pass
     text = f"No cluster runs on this machine, as far as {state_file()} says."
     own = state_file().parent
-    others = [file.parent.name for file in own.parent.glob(f"*/{state_file().name}") if file.parent != own]
+    others = sorted(file.parent.name for file in own.parent.glob(f"*/{state_file().name}") if file.parent != own)
     if others:
-        text += f" There are records of other machines: {', '.join(sorted(others))}."
+        more = ", …" if len(others) > _MAX_NAMED else ""
+        text += f" There are records of other machines: {', '.join(others[:_MAX_NAMED])}{more}."
     if _is_baton(_USUAL_ENDPOINT):
         text += (
             f" But {_USUAL_ENDPOINT} is a cluster, which another user or a service may run: name it with --endpoint, "
