@@ -16,6 +16,7 @@ from baton.engine.models.model_cache import CACHE_VARIABLE, cache_dir
 from baton.process.start_mark import start_mark
 
 ENDPOINT_VARIABLE = "BATON_ENDPOINT"
+RUN_VARIABLE = "BATON_RUN"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,12 @@ class RunState:
 
 
 def run_folder() -> Path:
-    """Folder of the state file and of the logs of detached runs."""
-    return cache_dir() / "run"
+    """Folder of the state file and of the logs of detached runs: ``$BATON_RUN``, else ``run`` in the cache's folder.
+
+    Machines and pods that share the cache's folder need the variable, or they take each other's record for their own.
+    """
+    chosen = os.environ.get(RUN_VARIABLE)
+    return Path(chosen).expanduser().absolute() if chosen else cache_dir() / "run"
 
 
 def state_file() -> Path:
@@ -174,7 +179,7 @@ def _upgrade_file() -> Path:
 
 
 def _write(file: Path, values: dict[str, Any]) -> None:
-    with writing(file, f"Free some space there, or set {CACHE_VARIABLE} to another folder."):
+    with writing(file, f"Free some space there, or set {RUN_VARIABLE} or {CACHE_VARIABLE} to another folder."):
         replace_file(file, json.dumps(values, indent=2))
 
 
