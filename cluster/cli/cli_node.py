@@ -111,8 +111,8 @@ def drain(
 ) -> None:
     """Drain a node whose pod is about to end, and wait until it has left the cluster.
 
-    Its workers get no new requests, and end when those in flight have ended. Needs the cluster's token. A node of
-    `baton node join` drains itself when that ends, and joins again after this command.
+    Its workers get no new requests, and end when those in flight have ended. Needs the cluster's token. Ending
+    `baton node join` does the same for the node that it runs.
     """
     from cluster.config.network_config import own_addresses
     from cluster.nodes.node_leaving import leave_cluster
