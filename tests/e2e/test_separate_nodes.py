@@ -68,8 +68,9 @@ class Nodes(SeparateNodes):
             "return_token_ids": True,
         }
 
-    def num_in_flight(self) -> int:
-        return int(self.cluster.get("/admin/status")["requests"]["in_flight"])
+    def num_in_flight(self, pool: str) -> int:
+        """The sequences on the pool's workers."""
+        return sum(int(worker["in_flight"]) for worker in self.cluster.workers(pool))
 
     def live_pids(self, pool: str) -> list[int | None]:
         """The processes of the pool's workers that are not dead; ``None`` for one that has not started."""
@@ -224,7 +225,8 @@ def test_a_node_that_is_drained_finishes_its_requests(nodes: Nodes) -> None:
     before, body = nodes.ready_pid("decode"), nodes.request(0) | LONG
     with ThreadPoolExecutor(1) as threads:
         answer = threads.submit(nodes.cluster.post, "/v1/completions", body)
-        nodes.wait_for(lambda: answer.done() or nodes.num_in_flight(), "the request")
+        # A sequence that still waits for a worker would find none.
+        nodes.wait_for(lambda: answer.done() or nodes.num_in_flight("decode") == LONG["n"], "the request")
         drained = drain(nodes, nodes.decode, "--timeout", "120")
         assert (drained.returncode, drained.stdout) == (0, ""), drained.stderr
         assert lengths(answer.result()) == [100] * 64
@@ -250,7 +252,8 @@ def test_a_node_that_is_told_to_end_finishes_its_requests(nodes: Nodes) -> None:
     body = nodes.request(0) | LONG
     with ThreadPoolExecutor(1) as threads:
         answer = threads.submit(nodes.cluster.post, "/v1/completions", body)
-        nodes.wait_for(lambda: answer.done() or nodes.num_in_flight(), "the request")
+        # A sequence that still waits for a worker would find none.
+        nodes.wait_for(lambda: answer.done() or nodes.num_in_flight("decode") == LONG["n"], "the request")
         nodes.joined["decode"].send_signal(signal.SIGTERM)
         assert nodes.joined["decode"].wait(60) == 0
         assert lengths(answer.result()) == [100] * 64
