@@ -23,6 +23,7 @@ from baton.engine.models.model_cache import CACHE_VARIABLE, cache_dir
 from baton.process.start_mark import start_mark
 
 ENDPOINT_VARIABLE = "BATON_ENDPOINT"
+RUN_VARIABLE = "BATON_RUN"
 _USUAL_ENDPOINT = "http://127.0.0.1:8000"
 _PROBE_S = 1.0
 _MAX_NAMED = 5
@@ -108,7 +109,12 @@ class RunState:
 
 
 def run_folder() -> Path:
-    """This machine's folder of the state file and of the logs of detached runs."""
+    """This machine's folder of the state file and of the logs of detached runs: ``$BATON_RUN``, else one in the cache.
+
+    Machines that share the cache's folder have a folder each there, by their names.
+    """
+    if chosen := os.environ.get(RUN_VARIABLE):
+        return Path(chosen).expanduser().absolute()
     return cache_dir() / "run" / (socket.gethostname() or "localhost")
 
 
@@ -188,7 +194,7 @@ def _upgrade_file() -> Path:
 
 
 def _write(file: Path, values: dict[str, Any]) -> None:
-    with writing(file, f"Set {CACHE_VARIABLE} to another folder."):
+    with writing(file, f"Set {RUN_VARIABLE} or {CACHE_VARIABLE} to another folder."):
         replace_file(file, json.dumps(values, indent=2))
 
 

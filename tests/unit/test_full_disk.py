@@ -132,7 +132,8 @@ def test_a_record_on_a_full_disk_is_an_error(
 ) -> None:
     monkeypatch.setenv("BATON_CACHE", str(disk))
     with pytest.raises(
-        BatonError, match=rf"{disk}/run/{socket.gethostname()}/{name} cannot be written: {FULL}.*set BATON_CACHE"
+        BatonError,
+        match=rf"{disk}/run/{socket.gethostname()}/{name} cannot be written: {FULL}.*set BATON_RUN or BATON_CACHE",
     ):
         write()
 

@@ -1,5 +1,6 @@
 """The router's client rebuilds errors, reads streams to their end, and finds the endpoint."""
 
+import socket
 from dataclasses import replace
 
 import httpx
@@ -242,3 +243,13 @@ async def test_a_trailing_newline_is_not_part_of_the_key(monkeypatch, router):
     monkeypatch.setenv("BATON_API_KEY", "sk-secret-0123456789abcdef\r\n")
     async with RouterClient(router.endpoint) as connected:
         assert await connected.model() == "fake"
+
+
+def test_the_folder_of_the_record_can_be_chosen(tmp_path, monkeypatch):
+    """Pods of several clusters may share one volume of models."""
+    write_state(RunState.of_this_process({}))
+    assert state_file() == tmp_path / "run" / socket.gethostname() / "cluster.json"
+    monkeypatch.setenv("BATON_RUN", str(tmp_path / "own"))
+    assert read_state() is None
+    write_state(RunState.of_this_process({}))
+    assert (tmp_path / "own" / "cluster.json").exists()
