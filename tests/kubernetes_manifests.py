@@ -11,6 +11,7 @@ import yaml
 from baton.core.roles import POOLS
 from cluster.config.config import BatonConfig, load_config
 from cluster.controller.placement import Node, describe_request, fits_somewhere
+from tests.kubernetes_connections import MOUNTED, connection_problems, mounted_files, scheme
 
 Document = dict[str, Any]
 _UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -53,7 +54,13 @@ def problems(documents: Sequence[Document], folder: Path, ray_version: str) -> l
         if not 0 <= group["minReplicas"] <= group["maxReplicas"]:
             found.append(f"{group['groupName']}: minReplicas is more than maxReplicas")
     config = load_config(_write_configuration(documents, folder))
-    return [*found, *_selector_problems(documents), *_head_problems(cluster, config), *_place_problems(cluster, config)]
+    return [
+        *found,
+        *_selector_problems(documents),
+        *_head_problems(cluster, config),
+        *_place_problems(cluster, config),
+        *connection_problems(documents, config, folder),
+    ]
 
 
 def pods(cluster: Document) -> Iterator[tuple[str, Document]]:
@@ -102,7 +109,7 @@ def _head_problems(cluster: Document, config: BatonConfig) -> Iterator[str]:
     pod = group["template"]
     (container,) = pod["spec"]["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    if ports.get("http") != config.router.port or config.router.host != "0.0.0.0":
+    if ports.get(scheme(config)) != config.router.port or config.router.host != "0.0.0.0":
         yield "the router does not listen on the port of the pod"
     if group["rayStartParams"].get("num-cpus") != "0":
         yield "the head takes workers"
@@ -162,11 +169,17 @@ def _selector_problems(documents: Sequence[Document]) -> Iterator[str]:
 
 
 def _write_configuration(documents: Sequence[Document], folder: Path) -> Path:
-    """Writes the mounted files of the head as the pod sees them, with keys in place of those of the Secret."""
+    """Writes the mounted files of the head as the pod sees them, with keys in place of those of the Secret.
+
+    Those that the configuration names by an absolute path are below ``folder``, and empty.
+    """
     (config_map,) = of_kind(documents, "ConfigMap")
     for name, text in config_map["data"].items():
-        (folder / name).write_text(text, encoding="utf-8")
+        (folder / name).write_text(text.replace(MOUNTED, f"{folder}{MOUNTED}"), encoding="utf-8")
     config = yaml.safe_load(config_map["data"]["config.yaml"])
+    for file in mounted_files(config):
+        (folder / file.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file.lstrip("/")).touch()
     for key in config["router"].get("api_keys", []):
         (folder / key["key_file"]).write_text(f"the-key-of-the-{key['name']}", encoding="ascii")
     return folder / "config.yaml"

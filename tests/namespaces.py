@@ -56,6 +56,10 @@ class Host:
         """Whether a program that was started here has ended."""
         return any(process.poll() is not None for process in self._processes)
 
+    def forget_ended(self) -> None:
+        """Takes programs that have ended as expected out of :meth:`has_ended`."""
+        self._processes = [process for process in self._processes if process.poll() is None]
+
     def run(self, arguments: Sequence[str], timeout_s: float) -> str:
         """What a program prints.
 

@@ -81,9 +81,14 @@ class SeparateNodes:
         self.wait_for(lambda: "has joined" in self.log_of(host, "node").read_text(), name)
 
     def up(self, settings: Mapping[str, Any], variables: Mapping[str, str] | None = None) -> None:
-        """Starts a cluster on the nodes, and waits until it is ready; the arguments are those of :meth:`begin_up`."""
+        """Starts a cluster on the nodes, and waits until ``baton up`` says that it is ready.
+
+        That is later than `/ready`, which one worker in each pool is enough for. The arguments are those of
+        :meth:`begin_up`.
+        """
         self.begin_up(settings, variables)
-        self.wait_for(lambda: self.cluster.get("/ready"), "the cluster")
+        log = self.log_of(self.head, "up")
+        self.wait_for(lambda: self.cluster.endpoint in log.read_text().splitlines(), "the cluster")
 
     def begin_up(self, settings: Mapping[str, Any], variables: Mapping[str, str] | None = None) -> None:
         """Starts ``baton up``.

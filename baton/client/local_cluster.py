@@ -1,14 +1,21 @@
-"""The record of the cluster that ``baton up`` runs on this machine, for other commands to find it."""
+"""The record of the cluster that ``baton up`` runs on this machine, for other commands to find it.
+
+Machines and containers may share the cache folder, as with a shared home or one volume for models. Each has a folder
+of its own for its record, by its host name: no command acts on the record of another one.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+import httpx
 
 from baton.core.errors import ConfigError
 from baton.core.files import replace_file, writing
@@ -16,6 +23,10 @@ from baton.engine.models.model_cache import CACHE_VARIABLE, cache_dir
 from baton.process.start_mark import start_mark
 
 ENDPOINT_VARIABLE = "BATON_ENDPOINT"
+RUN_VARIABLE = "BATON_RUN"
+_USUAL_ENDPOINT = "http://127.0.0.1:8000"
+_PROBE_S = 1.0
+_MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +103,19 @@ class RunState:
         """Whether the recorded process is still running."""
         return start_mark(self.pid) == self.start
 
+    def is_same_run(self, other: RunState | None) -> bool:
+        """Whether the other record is of this run, at whatever time."""
+        return other is not None and (other.pid, other.start) == (self.pid, self.start)
+
 
 def run_folder() -> Path:
-    """Folder of the state file and of the logs of detached runs."""
-    return cache_dir() / "run"
+    """This machine's folder of the state file and of the logs of detached runs: ``$BATON_RUN``, else one in the cache.
+
+    Machines that share the cache's folder have a folder each there, by their names.
+    """
+    if chosen := os.environ.get(RUN_VARIABLE):
+        return Path(chosen).expanduser().absolute()
+    return cache_dir() / "run" / (socket.gethostname() or "localhost")
 
 
 def state_file() -> Path:
@@ -174,14 +194,13 @@ def _upgrade_file() -> Path:
 
 
 def _write(file: Path, values: dict[str, Any]) -> None:
-    with writing(file, f"Free some space there, or set {CACHE_VARIABLE} to another folder."):
+    with writing(file, f"Set {RUN_VARIABLE} or {CACHE_VARIABLE} to another folder."):
         replace_file(file, json.dumps(values, indent=2))
 
 
-def clear_state(pid: int) -> None:
-    """Removes the record if it is the one of ``pid``."""
-    state = read_state()
-    if state is not None and state.pid == pid:
+def clear_state(run: RunState) -> None:
+    """Removes the record if it is of this run."""
+    if run.is_same_run(read_state()):
         state_file().unlink(missing_ok=True)
 
 
@@ -199,10 +218,47 @@ def find_endpoint(option: str | None = None) -> str:
     state = read_state()
     how = f"Start one with `baton up`, or name one with --endpoint or {ENDPOINT_VARIABLE}."
     if state is None or not (state.is_running() or (state.outlives_its_process and state.endpoint)):
-        raise ConfigError(f"No cluster runs on this machine. {how}")
+        raise ConfigError(f"{no_cluster()} {how}")
     if state.endpoint is None:
         raise ConfigError(f"The cluster (process {state.pid}) is still starting. Try again when it is ready.")
     return state.endpoint
+
+
+def no_cluster() -> str:
+    """Sentences for a user whose cluster was not found; they name clusters that the user may have meant.
+
+    Raises:
+        ConfigError: the record exists, and only another user can read it.
+    """
+    try:
+        state_file().open("rb").close()
+    except PermissionError as error:
+        raise ConfigError(
+            f"The cluster's record {state_file()} belongs to another user. Run the command as that user, or name the "
+            f"cluster with --endpoint or {ENDPOINT_VARIABLE} where the command takes one."
+        ) from error
+    except OSError:
+        pass
+    text = f"No cluster runs on this machine, as far as {state_file()} says."
+    own = state_file().parent
+    others = sorted(file.parent.name for file in own.parent.glob(f"*/{state_file().name}") if file.parent != own)
+    if others:
+        more = ", …" if len(others) > _MAX_NAMED else ""
+        text += f" There are records of other machines: {', '.join(others[:_MAX_NAMED])}{more}."
+    if _is_baton(_USUAL_ENDPOINT):
+        text += (
+            f" But {_USUAL_ENDPOINT} is a cluster, which another user or a service may run: name it with --endpoint, "
+            f"or run the command as that user with that user's {CACHE_VARIABLE}."
+        )
+    return text
+
+
+def _is_baton(endpoint: str) -> bool:
+    try:
+        answer = httpx.get(endpoint, headers={"Accept": "application/json"}, timeout=_PROBE_S, trust_env=False)
+        return bool(answer.json()["name"] == "baton")
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _base_url(text: str) -> str:

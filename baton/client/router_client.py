@@ -36,6 +36,14 @@ class RouterUnreachableError(BatonError):
     http_status = 503
 
 
+class UntrustedRouterError(BatonError):
+    """The endpoint's certificate is not one that this client accepts."""
+
+    code = "router_untrusted"
+    grpc_status = "UNAVAILABLE"
+    http_status = 503
+
+
 class ResponseError(BatonError):
     """The router refused or failed a request with an error that has no class of its own here."""
 
@@ -242,12 +250,13 @@ class RouterClient:
             raise RouterUnreachableError(f"{response.url} did not answer with a JSON object.")
         return values
 
-    def _unreachable(self, error: httpx.HTTPError) -> RouterUnreachableError:
+    def _unreachable(self, error: httpx.HTTPError) -> BatonError:
         # A protocol error may quote headers, including the key.
         reason = type(error).__name__ if isinstance(error, httpx.ProtocolError) else str(error) or type(error).__name__
         hint = "Is the cluster running? See `baton up`."
         if "CERTIFICATE_VERIFY_FAILED" in reason:
             hint = f"Name a file with the certificate of the router, or of its issuer, with --ca or in {CA_VARIABLE}."
+            return UntrustedRouterError(f"No answer from {self.endpoint} ({reason}). {hint}")
         return RouterUnreachableError(f"No answer from {self.endpoint} ({reason}). {hint}")
 
 

@@ -12,15 +12,19 @@ from pathlib import Path
 
 from baton.core.errors import StorageError, StorageFullError
 
-_ADVICE = "Free some space there, or choose another folder."
+_ADVICE = "Choose another folder."
 
 
 @contextmanager
-def writing(path: Path, advice: str = _ADVICE, also: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+def writing(
+    path: Path, advice: str = _ADVICE, also: tuple[type[Exception], ...] = (), if_full: str | None = None
+) -> Iterator[None]:
     """Turns any ``OSError`` into an error that names ``path`` and says what to do.
 
     Args:
-        also: what else a library raises when it cannot write.
+        advice: what to do, as a sentence.
+        also: what else a library raises when it cannot write. Its reason may be a full disk.
+        if_full: what to do if the disk is full; ``None``: free some space there, or what ``advice`` says.
 
     Raises:
         StorageFullError: its disk is full.
@@ -32,6 +36,8 @@ def writing(path: Path, advice: str = _ADVICE, also: tuple[type[Exception], ...]
     except failures as error:
         reason = getattr(error, "strerror", None) or error
         kind = StorageFullError if is_full(error) else StorageError
+        if kind is StorageFullError or not isinstance(error, OSError):
+            advice = if_full or f"Free some space there, or {advice[0].lower()}{advice[1:]}"
         raise kind(f"{path} cannot be written: {reason}. {advice}") from error
 
 

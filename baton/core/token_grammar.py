@@ -8,15 +8,17 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from baton.core.errors import BatonError
+
 
 class TokenGrammar(Protocol):
     """The state of a grammar behind a request's output tokens. Only the engine's thread uses it.
 
     Attributes:
-        error: why no token is allowed any more; empty as long as some are.
+        error: why no token is allowed any more; ``None`` as long as some are.
     """
 
-    error: str
+    error: BatonError | None
 
     def allowed(self, output: Sequence[int], drafted: Sequence[int] = ()) -> npt.NDArray[np.int32] | None:
         """The tokens that may follow ``output`` and then ``drafted``, as bits: token ``i`` is bit ``i % 32`` of word

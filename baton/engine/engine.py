@@ -200,9 +200,9 @@ class Engine:
         error: BatonError | None = None
         scores, request.prompt_logprobs = request.prompt_logprobs, None
         if (reason is None and result.next_token is None) or not (scores is None or scores.is_valid):
-            grammar_error = request.grammar.error if request.grammar else ""
+            grammar_error = request.grammar.error if request.grammar else None
             reason = FinishReason.ERROR
-            error = InternalError(grammar_error or "the model produced logits that are not finite")
+            error = grammar_error or InternalError("the model produced logits that are not finite")
             self.scheduler.blocks.forget(request)
         if reason is None and request.hands_off:
             reason = FinishReason.HANDED_OFF

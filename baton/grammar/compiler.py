@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from functools import cached_property
-from threading import Lock
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
+from baton.grammar.bounds import check_schemas
+from baton.grammar.special_tokens import hide_special_tokens, refer_by_id
 from baton.grammar.state import GrammarState
 
 MAX_GRAMMAR_CHARS = 256 * 1024
 _CACHED_GRAMMARS = 32
 _NUM_ERROR_CHARS = 300
+_STACK_BYTES = 512 * 2**20
+"""Of the thread that compiles a grammar. llguidance recurses along chains of references, and a process whose stack
+overflows ends. Chains of :data:`MAX_GRAMMAR_CHARS` need a tenth of it; only what is used takes memory."""
+_STACK_SIZE_LOCK = threading.Lock()
 
 
 class GrammarCompiler:
@@ -32,7 +40,8 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._eos_token_ids = sorted(eos_token_ids)
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._lock = Lock()
+        self._special_ids: dict[str, int] = {}
+        self._lock = threading.Lock()
 
     def load(self) -> None:
         """Reads the vocabulary, so that the first grammar need not wait for it. Does nothing where this fails: the
@@ -65,7 +74,8 @@ class GrammarCompiler:
         with self._lock:
             vocabulary, found = self._vocabulary, self._compiled.get(grammar)
         if found is None:
-            found = _compile(vocabulary, grammar)
+            check_schemas(grammar)
+            found = _in_deep_thread(lambda: _compile(vocabulary, _by_id(grammar, self._special_ids)))
         with self._lock:
             self._compiled[grammar] = found
             self._compiled.move_to_end(grammar)
@@ -79,6 +89,7 @@ class GrammarCompiler:
         try:
             if not content:
                 raise ValueError("it has no tokenizer.json")
+            content, self._special_ids = hide_special_tokens(content)
             return LLTokenizer(content, n_vocab=self._vocab_size, eos_token=self._eos_token_ids or None)
         except ValueError as error:
             raise UnsupportedParameterError(
@@ -88,6 +99,40 @@ class GrammarCompiler:
 
 _EXPLAINED = {"NoExtensionBias": "a part of it, such as a $ref, leads back to itself and to nothing else"}
 """The library's words that mean nothing to a user."""
+
+
+def _by_id(grammar: str, ids: Mapping[str, int]) -> str:
+    """The grammar with references to special tokens by id, since they have other names in the vocabulary."""
+    try:
+        content = json.loads(grammar)
+        parts = content["grammars"]
+    except (ValueError, KeyError, TypeError):
+        return refer_by_id(grammar, ids)
+    for part in parts:
+        if part.get("lark_grammar"):
+            part["lark_grammar"] = refer_by_id(part["lark_grammar"], ids)
+    return json.dumps(content, ensure_ascii=False)
+
+
+def _in_deep_thread(compile_grammar: Callable[[], LLMatcher]) -> LLMatcher:
+    """Calls the function in a thread with a stack of :data:`_STACK_BYTES`."""
+    outcome: Future[LLMatcher] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(compile_grammar())
+        except Exception as error:  # noqa: BLE001 - raised in the caller's thread
+            outcome.set_exception(error)
+
+    with _STACK_SIZE_LOCK:
+        usual = threading.stack_size(_STACK_BYTES)
+        try:
+            thread = threading.Thread(target=run, name="grammar", daemon=True)
+            thread.start()
+        finally:
+            threading.stack_size(usual)
+    thread.join()
+    return outcome.result()
 
 
 def _compile(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:

@@ -8,9 +8,13 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher
 
-from baton.core.errors import InvalidRequestError
+from baton.core.errors import BatonError, InternalError, InvalidRequestError
 
 _BITS = 32
+_TOO_COMPLEX = (
+    "The grammar became too complex for its limits while the answer was made. Make the schema or expression simpler: "
+    "smaller numbers of repetitions, fewer alternatives that begin alike."
+)
 
 
 class GrammarState:
@@ -25,18 +29,20 @@ class GrammarState:
         output: tokens that the request has already.
 
     Raises:
-        InvalidRequestError: the grammar does not allow these tokens.
+        InvalidRequestError: the grammar does not allow these tokens, or is too complex.
     """
 
     def __init__(self, matcher: LLMatcher, vocab_size: int, output: Sequence[int] = ()) -> None:
-        self.error = ""
+        self.error: BatonError | None = None
         self._matcher = matcher
         self._num_words = -(-vocab_size // _BITS)
         self._num_output = 0
         self._path: list[int] = []
         self._advance(output)
+        if isinstance(self.error, InvalidRequestError):
+            raise self.error
         if self.error:
-            raise InvalidRequestError(f"The grammar does not allow the tokens before this call: {self.error}")
+            raise InvalidRequestError(f"The grammar does not allow the tokens before this call: {self.error.message}")
 
     def allowed(self, output: Sequence[int], drafted: Sequence[int] = ()) -> npt.NDArray[np.int32] | None:
         self._advance(output)
@@ -46,7 +52,7 @@ class GrammarState:
         if not self.error:
             self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
             if self._matcher.is_error():  # its limits of time and memory
-                self.error = "the grammar became too complex for its limits"
+                self.error = InvalidRequestError(_TOO_COMPLEX)
                 words[:] = 0
         return words
 
@@ -66,7 +72,9 @@ class GrammarState:
         self._walk(())
         added = list(output[self._num_output :])
         if self._matcher.try_consume_tokens(added) < len(added):
-            self.error = "its tokens left the grammar"
+            is_at_limit = self._matcher.is_error()  # a token that is merely refused is none
+            left = InternalError("its tokens left the grammar")
+            self.error = InvalidRequestError(_TOO_COMPLEX) if is_at_limit else left
         self._num_output = len(output)
 
     def _walk(self, drafted: Sequence[int]) -> int:

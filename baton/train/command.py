@@ -18,6 +18,7 @@ from baton.engine.models.model_cache import cache_dir
 from baton.engine.models.model_loader import LoadedModel, load_model, pick_device
 from baton.engine.models.model_source import resolve_model
 from baton.engine.models.tokenizer import Tokenizer
+from baton.train.alone import alone_in
 from baton.train.card import CardFacts
 from baton.train.collect import Collector, CollectSettings
 from baton.train.dataset import AnswerDataset
@@ -92,18 +93,20 @@ def _run(
     on_ready()
     method = make_method(target, tokenizer)
     work = options.work or cache_dir() / "train" / f"{Path(source.name).name}-{target.fingerprint[:8]}"
-    dataset = _collect(options, target, tokenizer, prompts, work / "answers", stop, display)
-    name = _DEFAULT_MODEL_CARD_NAME if is_default_model(options.model) else source.name
-    facts = CardFacts(
-        target_name=name,
-        license=options.license or (_DEFAULT_MODEL_LICENSE if is_default_model(options.model) else _UNKNOWN_LICENSE),
-        data=_describe(dataset, options),
-        command=command,
-    )
-    result = train(
-        method, target, [dataset], output, work / kind, facts, display.progressed,
-        stop=stop, cache_states=options.cache_states,
-    )  # fmt: skip
+    with alone_in(work):
+        dataset = _collect(options, target, tokenizer, prompts, work / "answers", stop, display)
+        name = _DEFAULT_MODEL_CARD_NAME if is_default_model(options.model) else source.name
+        facts = CardFacts(
+            target_name=name,
+            license=options.license
+            or (_DEFAULT_MODEL_LICENSE if is_default_model(options.model) else _UNKNOWN_LICENSE),
+            data=_describe(dataset, options),
+            command=command,
+        )
+        result = train(
+            method, target, [dataset], output, work / kind, facts, display.progressed,
+            stop=stop, cache_states=options.cache_states,
+        )  # fmt: skip
     return summary(result)
 
 

@@ -211,7 +211,8 @@ def train(
 
 
 def _writing(output: Path) -> AbstractContextManager[None]:
-    return writing(output, "Free some space there, and repeat the command: it goes on from here.", (SafetensorError,))
+    resume = "Free some space there, and repeat the command: it goes on from here."
+    return writing(output, also=(SafetensorError,), if_full=resume)
 
 
 def _check_datasets(datasets: Sequence[AnswerDataset], target: LoadedModel) -> None:

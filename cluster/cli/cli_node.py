@@ -16,7 +16,7 @@ from baton.process.stop_signals import StopEvent, StopSignals
 from cluster.cli.cli_reporter import error_console
 from cluster.nodes.node_labels import NodePool
 from cluster.nodes.ray_ports import DEFAULT_FIRST, DEFAULT_WORKERS, RayPorts
-from cluster.nodes.ray_token import FILE_VARIABLE, ensure_token
+from cluster.nodes.ray_token import FILE_VARIABLE, ensure_token, require_token
 
 if TYPE_CHECKING:
     from cluster.nodes.ray_node import NodeOptions
@@ -87,13 +87,45 @@ def join(
     """
     from cluster.nodes.ray_node import run_member
 
-    if not is_host_and_port(head):
-        raise typer.BadParameter(
-            f"{head!r} is not an address; expected HOST:PORT with a port from 1 to 65535, such as 10.0.0.1:6379."
-        )
+    _check_address(head)
     _use_token_file(token_file)
     options = _options(pool, address, cpus, gpus, label, port, worker_ports, drain_timeout)
     _run(lambda report, stop: run_member(head, options, report, stop))
+
+
+@app.command()
+def drain(
+    head: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Address of the head, such as 10.0.0.1:6379.")],
+    address: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Address of the node. Default: those of this machine.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0, help="Longest wait, in seconds.")] = 600.0,
+    whole_cluster: Annotated[
+        bool,
+        typer.Option(
+            "--whole-cluster",
+            help="Only announce that the whole cluster ends: nodes drained after this stay until the head has ended.",
+        ),
+    ] = False,
+    token_file: TokenOption = None,
+) -> None:
+    """Drain a node whose pod is about to end, and wait until it has left the cluster.
+
+    Its workers get no new requests, and end when those in flight have ended. Needs the cluster's token. Ending
+    `baton node join` does the same for the node that it runs.
+    """
+    from cluster.config.network_config import own_addresses
+    from cluster.nodes.node_leaving import leave_cluster
+    from cluster.nodes.ray_head import RayHead
+
+    _check_address(head)
+    _use_token_file(token_file)
+    ray_head = RayHead(head, require_token())
+    if whole_cluster:
+        ray_head.announce_end()
+        return
+    report = _reporter()
+    leave_cluster(ray_head, own_addresses() if address is None else [address.strip("[]")], timeout, report)
 
 
 @app.command()
@@ -132,6 +164,13 @@ def _options(
     return NodeOptions(pool, address, cpus, gpus, pairs, ports, drain_timeout_s)
 
 
+def _check_address(head: str) -> None:
+    if not is_host_and_port(head):
+        raise typer.BadParameter(
+            f"{head!r} is not an address; expected HOST:PORT with a port from 1 to 65535, such as 10.0.0.1:6379."
+        )
+
+
 def _use_token_file(file: Path | None) -> None:
     """Lets this process and Ray's, which inherit the variable, find the token there."""
     if file is not None:
@@ -139,7 +178,12 @@ def _use_token_file(file: Path | None) -> None:
 
 
 def _run(node: Callable[[Callable[[str], None], StopEvent], None]) -> None:
-    console = error_console()
+    report = _reporter()
     with StopSignals() as signals:
         signals.end_of_start()
-        node(lambda line: console.print(line, markup=False, soft_wrap=True), signals.stop)
+        node(report, signals.stop)
+
+
+def _reporter() -> Callable[[str], None]:
+    console = error_console()
+    return lambda line: console.print(line, markup=False, soft_wrap=True)

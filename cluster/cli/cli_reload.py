@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from baton.client.local_cluster import ReloadOutcome, RunState, read_state
+from baton.client.local_cluster import ReloadOutcome, RunState, no_cluster, read_state
 from baton.core.errors import BatonError, ConfigError, DeadlineError
 from cluster.cli.run_record import RunRecord
 from cluster.config.config import BatonConfig
@@ -72,7 +72,7 @@ def running_state() -> RunState:
     """The record of the cluster that serves on this machine. Raises :class:`ConfigError` if there is none."""
     state = read_state()
     if state is None or not state.is_running():
-        raise ConfigError("No cluster runs on this machine. Start one with `baton up`.")
+        raise ConfigError(f"{no_cluster()} Start one with `baton up`.")
     if state.endpoint is None:
         raise ConfigError(f"The cluster (process {state.pid}) is still starting. Try again when it is ready.")
     return state
@@ -90,7 +90,7 @@ def _wait_for_news(before: RunState, timeout_s: float) -> ReloadOutcome:
     end_s = time.monotonic() + timeout_s
     while time.monotonic() < end_s:
         now = read_state()
-        if now is not None and now.pid == before.pid and now.reload is not None and now.reload != before.reload:
+        if now is not None and before.is_same_run(now) and now.reload is not None and now.reload != before.reload:
             return now.reload
         if not before.is_running():
             raise ConfigError(f"The cluster (process {before.pid}) has ended.")

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import psutil
 
-from baton.client.local_cluster import RunState, clear_state, read_state, run_folder
+from baton.client.local_cluster import RunState, clear_state, no_cluster, read_state, run_folder
 from baton.core.accelerators import MEMORY_BYTES
 from baton.core.errors import BatonError, ConfigError, DeadlineError
 from baton.core.files import writing
@@ -62,6 +62,10 @@ class RunningCluster(Protocol):
 
     def upgrade_ended(self) -> bool:
         """Whether the upgrade that was begun has ended. Raises BatonError if it has failed."""
+        ...
+
+    def not_ready(self) -> list[str] | None:
+        """What is not ready at last; ``None`` while there is hope. Raises BatonError if that cannot be found out."""
         ...
 
     def stop(self) -> None: ...
@@ -202,7 +206,7 @@ def run_in_foreground(
             if cluster is not None:
                 report("shutting down")
                 cluster.stop()
-            clear_state(state.pid)
+            clear_state(state)
 
 
 def run_detached(arguments: Sequence[str], report: Report) -> RunState:
@@ -215,7 +219,7 @@ def run_detached(arguments: Sequence[str], report: Report) -> RunState:
     """
     refuse_second_cluster()
     log_file = run_folder() / "baton.log"
-    with writing(log_file, f"Free some space there, or set {CACHE_VARIABLE} to another folder."):
+    with writing(log_file, f"Set {CACHE_VARIABLE} to another folder."):
         log_file.parent.mkdir(parents=True, exist_ok=True)
         if log_file.exists():
             log_file.replace(log_file.with_suffix(".previous.log"))
@@ -246,7 +250,8 @@ def _wait_until_ready(process: subprocess.Popen[bytes], log_file: Path, report: 
             has_ended = process.poll() is not None  # before reading, so that no output is missed
             news = log.read()
             state = read_state()
-            ready = state if state is not None and state.pid == process.pid and state.endpoint is not None else None
+            is_its_own = state is not None and state.pid == process.pid and state.is_running()
+            ready = state if state is not None and is_its_own and state.endpoint is not None else None
             if ready is not None:
                 news += log.read()  # completes the output from before it was ready
             for line in filter(None, map(str.strip, news.splitlines())):
@@ -295,11 +300,11 @@ def stop_cluster(
 
     Raises:
         DeadlineError: the cluster did not end in time; it continues to shut down.
-        ConfigError: the process belongs to another user.
+        ConfigError: the process, or its record, belongs to another user.
     """
     state = read_state()
     if state is None:
-        return "No cluster runs on this machine."
+        return no_cluster()
     if not state.is_running():
         num_left = 0
         if state.outlives_its_process:
@@ -307,7 +312,7 @@ def stop_cluster(
                 num_left = end_left(BatonConfig.from_dict(state.config), report)
             except BatonError as error:  # Ray has ended, or another `baton up` has taken the cluster over
                 report(error.message)
-        clear_state(state.pid)
+        clear_state(state)
         if num_left:
             return f"Ended {num_left} processes of the cluster at {state.endpoint}, whose `baton up` had been killed."
         return f"No cluster runs on this machine: the recorded one (process {state.pid}) has already ended."
@@ -325,7 +330,7 @@ def stop_cluster(
             f"The cluster (process {state.pid}) has not ended after {timeout_s:g} s but is still shutting down. "
             "Wait longer with --timeout."
         ) from error
-    clear_state(state.pid)
+    clear_state(state)
     return f"Stopped the cluster at {state.endpoint or '(still starting)'}."
 
 

@@ -27,6 +27,11 @@ from cluster.config.config_reading import parse_override
 from cluster.config.key_changes import UpgradePlan, plan_upgrade
 
 _POLL_S = 0.1
+_UPGRADED = "Upgraded: all workers run with the new configuration."
+_UPGRADED_PARTLY = (
+    "Upgraded: no worker has the old configuration, and new ones start with the new one. Not all are ready, as `baton "
+    "status` shows:"
+)
 
 
 class Upgradable(Protocol):
@@ -36,6 +41,8 @@ class Upgradable(Protocol):
 
     def upgrade_ended(self) -> bool: ...
 
+    def not_ready(self) -> list[str] | None: ...
+
 
 class Upgrader:
     """Upgrades the cluster that this process runs, as ``baton upgrade`` asks."""
@@ -44,13 +51,14 @@ class Upgrader:
         self._record = record
         self._cluster = cluster
         self._request: UpgradeRequest | None = None
+        self._is_settling = False  # whether the last upgrade has ended, and workers may still be starting
 
     def begin(self) -> bool:
         """Begins the upgrade that was asked for. Returns False if none was."""
         request = take_upgrade_request()
         if request is None:
             return False
-        if self._request is not None:  # the other command has not seen the running upgrade yet
+        if self._request is not None or self._is_settling:  # the other command has not seen the running upgrade yet
             self._record.report("a second upgrade was refused, because one runs already")
             return True
         self._record.begin_upgrade()
@@ -64,19 +72,33 @@ class Upgrader:
         return True
 
     def follow(self) -> None:
-        """Records the outcome when the upgrade has ended. Must be called several times per second."""
-        request = self._request
-        if request is None:
-            return
+        """Records the outcome when all workers are ready, or should be. Must be called several times per second."""
+        if self._request is not None:
+            self._follow_upgrade(self._request)
+        if self._is_settling:
+            self._follow_settling()
+
+    def _follow_upgrade(self, request: UpgradeRequest) -> None:
         try:
             if not self._cluster.upgrade_ended():
                 return
         except BatonError as error:
             self._end(error.message, is_applied=False)
             return
+        self._request, self._is_settling = None, True
         self._record.config = BatonConfig.from_dict(request.config)
         self._record.read_again = partial(read_configuration, request.file, request.assignments)
-        self._end("Upgraded: all workers run with the new configuration.", is_applied=True)
+        self._record.change()  # a reload while workers start must begin with the new configuration
+
+    def _follow_settling(self) -> None:
+        try:
+            left = self._cluster.not_ready()
+        except BatonError as error:
+            left = [f"unknown, since {error.message}"]
+        if left is None:
+            return
+        self._is_settling = False
+        self._end(f"{_UPGRADED_PARTLY} {'; '.join(left)}" if left else _UPGRADED, is_applied=True)
 
     def _end(self, text: str, *, is_applied: bool) -> None:
         self._request = None
@@ -123,7 +145,7 @@ def _follow(before: RunState, show: Callable[[str], None]) -> str:
     number, num_shown = (before.upgrade.number if before.upgrade else 0) + 1, 0
     while True:
         now = read_state()
-        if now is None or now.pid != before.pid or not before.is_running():
+        if now is None or not before.is_same_run(now) or not before.is_running():
             raise ConfigError(f"The cluster (process {before.pid}) has ended during the upgrade. See its log.")
         upgrade = now.upgrade
         if upgrade is not None and upgrade.number >= number:

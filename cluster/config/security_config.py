@@ -32,7 +32,8 @@ class SecurityConfig(Section):
         files = {"ca": self.ca, "certificate": self.certificate, "key": self.key}
         missing = [name for name, path in files.items() if path is None]
         if 0 < len(missing) < len(files):
-            raise ValueError(f"security needs ca, certificate and key together; {' and '.join(missing)} is missing")
+            verb = "is" if len(missing) == 1 else "are"
+            raise ValueError(f"security needs ca, certificate and key together; {' and '.join(missing)} {verb} missing")
         return self
 
     def credentials(self, secret: bytes) -> PeerCredentials:

@@ -24,6 +24,7 @@ from cluster.controller.node_watch import NodeWatch
 from cluster.controller.pool_member import ChangeOrigin
 from cluster.controller.rolling_upgrade import RollingUpgrade
 from cluster.controller.router_group import RouterGroup
+from cluster.controller.settling import settle
 from cluster.controller.shared_processes import simulated_processes
 from cluster.controller.survivors import Survivors
 from cluster.controller.worker_agreement import WorkerAgreement
@@ -182,6 +183,10 @@ class Controller:
         self._config = new
         for name, size in plan.sizes.items():
             self._pools[name].scale(size)
+
+    async def settle(self) -> list[str]:
+        """Waits until all workers are ready, at most ``ray.start_timeout_s``; returns what is not, for people."""
+        return await settle(self._pools, self._config.ray.start_timeout_s)
 
     def _refuse_during_upgrade(self) -> None:
         if self._is_upgrading:

@@ -30,12 +30,18 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.2
 _LAST_CONTROLLER_S = 5.0
 """A controller whose `baton up` was killed ends in about a second."""
+_CONTROLLER_TRIES = 3
+"""Controllers in a row that may die before they have taken over router and workers."""
 _STOP_TIMEOUT_S = 45.0
 _RELOAD_TIMEOUT_S = 20.0
 _LOST_DURING_UPGRADE = (
     "The upgrade has failed: the controller was lost. Another one restores the old settings, as `baton status` shows. "
     "Try again when no worker has the new ones."
 )
+
+
+class _ControllerLostError(WorkerLostError):
+    """The controller's process has ended, rather than that it failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,7 @@ class Cluster:
         self._controller: Any = None
         self._next_report: Any = None
         self._upgrade: _Upgrade | None = None
+        self._settling: tuple[Any, Any] | None = None  # a controller, and its call
         self._gcs_address = ray.get_runtime_context().gcs_address
 
     @classmethod
@@ -98,7 +105,7 @@ class Cluster:
         while not self._wait_for_controller(stop, on_pass):
             self._report("the controller is lost; starting another one, which takes over router and workers")
             lost_s = time.monotonic()
-            self._start_controller()
+            self._replace_controller()
             self._report(f"the cluster has a controller again, after {time.monotonic() - lost_s:.1f} s")
 
     def reload(self, config: BatonConfig) -> None:
@@ -149,6 +156,32 @@ class Cluster:
             raise WorkerLostError(_LOST_DURING_UPGRADE)
         return True
 
+    def not_ready(self) -> list[str] | None:
+        """What is not ready although the cluster has had time for it, for people; ``None`` while it has time.
+
+        Call it again until there is an answer. The time is ``ray.start_timeout_s`` from the first call on, and again
+        from the start of a controller that replaces a lost one.
+
+        Raises:
+            BatonError: the controller cannot say.
+        """
+        if self._settling is None:
+            self._settling = self._controller, self._controller.settle.remote()
+        controller, call = self._settling
+        if not ray.wait([call], timeout=0)[0]:
+            return None
+        try:
+            texts: list[str] = ray.get(call)
+        except RayError as error:
+            if not _is_loss(error) or self._config.ray.is_local:
+                self._settling = None
+                raise _as_baton_error(error) from error
+            if controller is not self._controller:
+                self._settling = None  # ask the new one
+            return None
+        self._settling = None
+        return texts
+
     def stop(self) -> None:
         """Stops router and workers, and disconnects from Ray if this process connected to it or started it."""
         controller, self._controller = self._controller, None
@@ -164,6 +197,17 @@ class Cluster:
                     end_survivors(self._config.ray.namespace)
             if self._connection is not None:
                 self._connection.close()
+
+    def _replace_controller(self) -> None:
+        """Starts another controller, and the next one if that is lost before it has taken over."""
+        for _ in range(_CONTROLLER_TRIES - 1):
+            try:
+                return self._start_controller()
+            except _ControllerLostError as error:
+                if not self._gcs_lives():
+                    raise
+                self._report(f"the new controller is lost, too; starting the next one: {error.message}")
+        return self._start_controller()
 
     def _start_controller(self) -> None:
         survivors = None
@@ -303,4 +347,5 @@ def _as_baton_error(error: RayError) -> BatonError:
     cause = getattr(error, "cause", None)
     if isinstance(cause, BatonError):
         return cause
-    return WorkerLostError(f"The cluster's controller failed: {short_reason(error)}")
+    kind = _ControllerLostError if _is_loss(error) else WorkerLostError
+    return kind(f"The cluster's controller failed: {short_reason(error)}")

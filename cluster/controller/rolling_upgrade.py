@@ -81,7 +81,7 @@ class RollingUpgrade:
             BatonError: a worker does not become ready; nothing is replaced any more. The pools that still have
                 outdated workers keep a spare one until :meth:`WorkerPool.use` or :meth:`WorkerPool.keep_spare`.
         """
-        await asyncio.gather(*(pool.wait_until_drained() for pool in self._pools.values()))
+        await self._all_drained()
         while left := {name: pool.outdated for name, pool in self._pools.items() if pool.outdated}:
             for name in left:
                 self._pools[name].keep_spare(1)
@@ -89,7 +89,10 @@ class RollingUpgrade:
             name = max(left, key=lambda name: len(left[name]))
             self._report(f"{name}: replacing the next of {len(left[name])} workers with old settings")
             self._pools[name].keep_spare(0)
-            await self._pools[name].wait_until_drained()
+            await self._all_drained()
+
+    async def _all_drained(self) -> None:
+        await asyncio.gather(*(pool.wait_until_drained() for pool in self._pools.values()))
 
     def _use(self, config: BatonConfig) -> None:
         processes = simulated_processes(config, self._secret)

@@ -47,7 +47,8 @@ class RayFolder:
 
     def __init__(self, parent: Path | None = None) -> None:
         root = _private_root(parent)
-        with writing(root, f"Ray needs {_LEAST_BYTES // 2**20} MiB there. Free some space, or set TMPDIR."):
+        needed = f"Ray needs {_LEAST_BYTES // 2**20} MiB there."
+        with writing(root, "Set TMPDIR to another folder.", if_full=f"{needed} Free some space, or set TMPDIR."):
             lock, self.path = _take_place(root)
             self._lock: int | None = lock
             _remove_old_sessions(self.path)

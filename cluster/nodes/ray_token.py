@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -62,14 +63,15 @@ def ensure_token() -> str:
     token = secrets.token_hex(_TOKEN_BYTES)
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Complete under its final name, since another process may be making one at the same time.
-        temporary = file.with_name(f".{file.name}.{os.getpid()}")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(token)
-        with suppress(FileExistsError):
-            os.link(temporary, file)
-        temporary.unlink()
+        # Complete under its final name, since another process, even of another machine, may be making one.
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+                stream.write(token)
+            with suppress(FileExistsError):
+                os.link(temporary, file)
+        finally:
+            Path(temporary).unlink()
     except OSError as error:
         raise ConfigError(
             f"Ray's token cannot be written to {file}: {error}. Set {FILE_VARIABLE} to a file that can be written."

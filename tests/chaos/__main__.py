@@ -35,6 +35,7 @@ from tests.namespaces import why_no_firewall, why_no_namespaces
 _NUM_PROMPTS = 12
 _OF_SEPARATE_HOSTS = ("links", "control")
 """Faults that need hosts of their own, or a Ray cluster that outlives its controller."""
+_OF_FIREWALLS = ("links",)
 
 
 def main() -> None:
@@ -58,17 +59,21 @@ def main() -> None:
     logging.basicConfig(format="%(asctime)s %(message)s")
     logging.getLogger("tests.chaos").setLevel(logging.INFO)
     console.print(f"seed {options.seed}")
-    no_hosts = "--one-host" if options.one_host else why_no_namespaces() or why_no_firewall()
-    groups = [group for group in options.faults if not (no_hosts and group in _OF_SEPARATE_HOSTS)]
-    if len(groups) < len(options.faults):
-        console.print(f"{' and '.join(_OF_SEPARATE_HOSTS)} have no faults: {no_hosts}")
+    no_hosts = "--one-host" if options.one_host else why_no_namespaces()
+    groups = list(options.faults)
+    for needing, lacking in ((_OF_SEPARATE_HOSTS, no_hosts), (_OF_FIREWALLS, no_hosts or why_no_firewall())):
+        if lacking and (impossible := [group for group in groups if group in needing]):
+            console.print(f"no faults of {' and '.join(impossible)}: {lacking}")
+            groups = [group for group in groups if group not in impossible]
+    if not groups:
+        parser.error("none of the faults is possible here")
     known, findings = questions(_NUM_PROMPTS), Findings()
 
     async def faults(running: Running) -> None:
         async with connect(running.endpoint) as http:
             target = Target(http, SIZE, running.hosts, running.pids, running.clocks)
             if "control" in groups:
-                # Since its first search for survivors, `baton up` has a connection to each of them. They are no leak.
+                # From its first search for survivors on, `baton up` keeps a connection to each of them.
                 await lose_controller(target)
             await run(
                 target,

@@ -10,6 +10,7 @@ from functools import partial
 
 import psutil
 
+from baton.core.roles import POOLS
 from tests.chaos.target import Target
 from tests.namespaces import Host
 
@@ -98,7 +99,13 @@ async def _no_memory(victim: Victim) -> None:
 
 
 async def lose_controller(target: Target) -> None:
-    """Kills the controller, and waits until `baton up` has started another one."""
+    """Kills the controller of a complete cluster, and waits until `baton up` has started another one.
+
+    Raises:
+        RecoveryError: the cluster is not complete, or has no controller, in time.
+    """
+    for pool in POOLS:
+        await target.until_complete(pool)
     [controller] = [process for process in map(psutil.Process, target.pids()) if _is_controller(process)]
     controller.kill()
     await asyncio.to_thread(controller.wait)

@@ -6,8 +6,10 @@ are those of the manifest, on ports of their own. KubeRay's part is the environm
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -36,6 +38,7 @@ def main(manifest: str) -> None:
     labels = ",".join(f"{key}={value}" for key, value in group["labels"].items())
     start_node = _START.format(cpus=4, rest=f"--address={_GCS} --labels={labels}")
 
+    variables |= {item["name"]: item["value"] for item in head["env"] if item["name"] == "BATON_RUN"}
     environment = {**os.environ, **variables}
     command = [*head["command"], head["args"][0].replace("/etc/baton/config.yaml", "/tmp/config.yaml")]
     baton = subprocess.Popen(command, env={**environment, "KUBERAY_GEN_RAY_START_CMD": start_head})
@@ -47,12 +50,15 @@ def main(manifest: str) -> None:
         (worker,) = group["template"]["spec"]["containers"]
         probe = worker["livenessProbe"]["httpGet"]
         _say(f"the probe of a node: {_status(probe['path'], probe['port'])}")
-        endpoint = f"http://127.0.0.1:{_ROUTER}"
-        subprocess.run(["baton", "submit", "--endpoint", endpoint, "Say hello.", "--max-tokens", "8"], check=True)
+        (port,) = (port for port in head["ports"] if port["containerPort"] == 8000)
+        endpoint = f"{port['name']}://127.0.0.1:{_ROUTER}"
+        submit = ["baton", "submit", "--endpoint", endpoint, "Say hello.", "--max-tokens", "8"]
+        subprocess.run(submit, check=True, env=environment)
+        host, gcs_port = _GCS.split(":")
         for container in (worker, head):
             hook = container["lifecycle"]["preStop"]["exec"]["command"]
-            hook = [part.replace(":8000", f":{_ROUTER}") for part in hook]
-            subprocess.run(hook, check=True, env={**environment, "FQ_RAY_IP": "127.0.0.1"})
+            hook = [part.replace(":8000", f":{_ROUTER}").replace(":6379", f":{gcs_port}") for part in hook]
+            subprocess.run(hook, check=True, env={**environment, "FQ_RAY_IP": host})
         baton.send_signal(signal.SIGTERM)
         _say(f"the head ended with status {baton.wait(120)}")
     finally:
@@ -79,11 +85,16 @@ def _wait(is_true: Any, process: subprocess.Popen[bytes]) -> None:
 
 
 def _status(path: str, port: int = _ROUTER) -> int | None:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
-            return int(answer.status)
-    except OSError:
-        return None
+    """The status of an answer by HTTP or HTTPS, with any certificate, as the kubelet asks."""
+    context = ssl._create_unverified_context()
+    for scheme in ("http", "https"):
+        try:
+            url = f"{scheme}://127.0.0.1:{port}{path}"
+            with urllib.request.urlopen(url, timeout=5, context=context) as answer:
+                return int(answer.status)
+        except (OSError, http.client.HTTPException):
+            continue
+    return None
 
 
 if __name__ == "__main__":

@@ -217,17 +217,18 @@ def test_scale_grows_and_shrinks_pools(baton: Callable[..., Result]) -> None:
 
 
 def test_down_ends_every_process_and_reports_when_no_cluster_runs(machine: Machine, up: Result) -> None:
-    state = json.loads((machine.folder / "cache" / "run" / "cluster.json").read_text())
+    [record] = (machine.folder / "cache" / "run").glob("*/cluster.json")
+    state = json.loads(record.read_text())
     processes = [psutil.Process(state["pid"]), *descendants(state["pid"])]
     assert len(processes) > 4
     stopped = machine.baton("down")
     assert (stopped.status, stopped.out) == (0, f"Stopped the cluster at {up.out.strip()}.\n")
     assert_gone(processes)
     again = machine.baton("down")
-    assert (again.status, again.out) == (0, "No cluster runs on this machine.\n")
+    assert (again.status, again.out) == (0, f"No cluster runs on this machine, as far as {record} says.\n")
     orphaned = machine.baton("submit", "Hello")
     assert orphaned.status == 1
-    assert "No cluster runs on this machine. Start one with `baton up`" in orphaned.err
+    assert f"No cluster runs on this machine, as far as {record} says. Start one with `baton up`" in orphaned.err
 
 
 @pytest.fixture

@@ -68,8 +68,9 @@ class Nodes(SeparateNodes):
             "return_token_ids": True,
         }
 
-    def num_in_flight(self) -> int:
-        return int(self.cluster.get("/admin/status")["requests"]["in_flight"])
+    def num_in_flight(self, pool: str) -> int:
+        """The sequences on the pool's workers."""
+        return sum(int(worker["in_flight"]) for worker in self.cluster.workers(pool))
 
     def live_pids(self, pool: str) -> list[int | None]:
         """The processes of the pool's workers that are not dead; ``None`` for one that has not started."""
@@ -206,12 +207,54 @@ def test_a_node_that_was_cut_off_is_used_again(nodes: Nodes, expected: Reference
     assert [nodes.tokens(index) for index in range(2)] == expected.tokens[:2]
 
 
-def test_a_node_that_is_told_to_end_finishes_its_requests(nodes: Nodes) -> None:
-    body = nodes.request(0) | {"max_tokens": 100, "ignore_eos": True, "n": 64}
+LONG = {"max_tokens": 100, "ignore_eos": True, "n": 64}
+
+
+def lengths(answer: dict[str, Any]) -> list[int]:
+    return [len(choice["token_ids"]) for choice in answer["choices"]]
+
+
+def drain(nodes: Nodes, host: Host, *options: str) -> subprocess.CompletedProcess[str]:
+    """Runs what a pod runs before its end."""
+    variables = [f"{name}={value}" for name, value in nodes.variables.items()]
+    command = ["env", *variables, *BATON, "node", "drain", f"{nodes.head.address}:{RAY_PORT}", *options]
+    return subprocess.run(host.command(command), capture_output=True, text=True, timeout=START_S)
+
+
+def test_a_node_that_is_drained_finishes_its_requests(nodes: Nodes) -> None:
+    before, body = nodes.ready_pid("decode"), nodes.request(0) | LONG
     with ThreadPoolExecutor(1) as threads:
         answer = threads.submit(nodes.cluster.post, "/v1/completions", body)
-        nodes.wait_for(lambda: answer.done() or nodes.num_in_flight(), "the request")
+        # A sequence that still waits for a worker would find none.
+        nodes.wait_for(lambda: answer.done() or nodes.num_in_flight("decode") == LONG["n"], "the request")
+        drained = drain(nodes, nodes.decode, "--timeout", "120")
+        assert (drained.returncode, drained.stdout) == (0, ""), drained.stderr
+        assert lengths(answer.result()) == [100] * 64
+    # The node has left, so what started it has nothing left to drain, as in a pod after its hook.
+    nodes.joined["decode"].send_signal(signal.SIGTERM)
+    assert nodes.joined["decode"].wait(60) == 0
+    nodes.decode.forget_ended()
+    nodes.join("decode", "decode")
+    nodes.wait_for(lambda: nodes.ready_pid("decode") not in (None, before), "the decode worker")
+
+
+def test_a_node_stays_when_the_whole_cluster_ends(nodes: Nodes, expected: Reference) -> None:
+    before = nodes.ready_pid("decode")
+    assert drain(nodes, nodes.head, "--whole-cluster").returncode == 0
+    drained = drain(nodes, nodes.decode, "--timeout", "8")
+    assert drained.returncode != 0
+    assert "the whole cluster ends" in drained.stderr
+    assert nodes.ready_pid("decode") == before
+    assert nodes.tokens(0) == expected.tokens[0]
+
+
+def test_a_node_that_is_told_to_end_finishes_its_requests(nodes: Nodes) -> None:
+    body = nodes.request(0) | LONG
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(nodes.cluster.post, "/v1/completions", body)
+        # A sequence that still waits for a worker would find none.
+        nodes.wait_for(lambda: answer.done() or nodes.num_in_flight("decode") == LONG["n"], "the request")
         nodes.joined["decode"].send_signal(signal.SIGTERM)
         assert nodes.joined["decode"].wait(60) == 0
-        assert [len(choice["token_ids"]) for choice in answer.result()["choices"]] == [100] * 64
+        assert lengths(answer.result()) == [100] * 64
     assert nodes.decode.pids() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import re
 import shlex
 from pathlib import Path
 
@@ -32,3 +33,15 @@ def test_systemd_waits_longer_than_a_node_drains() -> None:
     words = shlex.split(service["ExecStart"])
     assert int(service["TimeoutStopSec"]) > int(words[words.index("--drain-timeout") + 1]) + 30
     assert {service_of(each)["KillMode"] for each in UNITS} == {"mixed"}  # Ray's processes end after their workers
+
+
+def test_the_pages_commands_have_the_user_and_the_cache_of_the_units() -> None:
+    page = (UNITS[0].parents[2] / "docs" / "machines.md").read_text()
+    [found] = re.findall(r"^sudo -u (\w+) env HOME=(\S+) BATON_CACHE=(\S+) (\S+) status$", page, re.MULTILINE)
+    user, home, cache, program = found
+    for unit in UNITS:
+        service = service_of(unit)
+        assert (service["User"], shlex.split(service["ExecStart"])[0]) == (user, program)
+        assert "Environment" not in service, "would set something that the page does not know of"
+    assert f"--home-dir {home} {user}" in next(unit for unit in UNITS if "head" in unit.name).read_text()
+    assert cache == f"{home}/.cache/baton"

@@ -266,11 +266,12 @@ def resolve_max_tokens(
     return min(requested, room)
 
 
-def truncated(token_ids: list[int], limit: int | None, card: ModelCard) -> list[int]:
+def truncated(token_ids: list[int], limit: int | None, num_answer_tokens: int | None, card: ModelCard) -> list[int]:
     """The last tokens of a prompt.
 
     Args:
-        limit: ``truncate_prompt_tokens`` of the request.
+        limit: ``truncate_prompt_tokens`` of the request. -1 leaves room for the answer.
+        num_answer_tokens: how many tokens the request asks for; ``None`` means as many as there is room for.
 
     Raises:
         InvalidRequestError: the limit is neither positive nor -1.
@@ -282,7 +283,8 @@ def truncated(token_ids: list[int], limit: int | None, card: ModelCard) -> list[
             f"truncate_prompt_tokens must be at least 1, or -1 for as many as the context holds, got {shown(limit)}.",
             param="truncate_prompt_tokens",
         )
-    return token_ids[-(limit if limit > 0 else card.max_model_len - 1) :]
+    room = card.max_model_len - min(num_answer_tokens or 1, card.max_model_len - 1)
+    return token_ids[-(limit if limit > 0 else room) :]
 
 
 def resolve_seed(seed: int | None) -> int:

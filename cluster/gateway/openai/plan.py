@@ -166,7 +166,7 @@ class Planner:
         tools = self._tools(request)
         truncates = request.truncate_prompt_tokens is not None
         token_ids = await self._encoder.encode_chat(_chat_of(request, tools), card, may_be_long=truncates)
-        token_ids = truncated(token_ids, request.truncate_prompt_tokens, card)
+        token_ids = truncated(token_ids, request.truncate_prompt_tokens, requested, card)
         # Chat clients ask for a fixed number, and their history grows until both together exceed the context.
         names = "messages", max_tokens_param
         max_tokens = resolve_max_tokens(len(token_ids), requested, None, card, names, clips=True)
@@ -298,7 +298,8 @@ def _chat_of(request: ChatCompletionRequest, tools: ToolUse) -> Chat:
 def _plan_prompt(
     token_ids: list[int], echo_text: str, request: CompletionRequest, card: ModelCard, grammar: str
 ) -> PromptPlan:
-    token_ids = truncated(token_ids, request.truncate_prompt_tokens, card)
+    wanted = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    token_ids = truncated(token_ids, request.truncate_prompt_tokens, wanted, card)
     tells_prompt = request.echo or request.prompt_logprobs is not None
     has_output = request.max_tokens != 0 or not tells_prompt
     max_tokens = resolve_max_tokens(
@@ -351,6 +352,11 @@ def _check_completion_options(request: CompletionRequest) -> None:
         raise UnsupportedParameterError(
             f"best_of is only supported when it equals n ({shown(request.n)}), got {shown(request.best_of)}.",
             param="best_of",
+        )
+    if request.echo and request.truncate_prompt_tokens is not None:
+        raise UnsupportedParameterError(
+            "truncate_prompt_tokens cannot be combined with echo, which returns the whole prompt. Leave one out.",
+            param="truncate_prompt_tokens",
         )
 
 

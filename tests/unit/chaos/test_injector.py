@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 from collections.abc import Mapping
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from baton.core.roles import DECODE, POOLS, PREFILL
-from tests.chaos.faults import Fault, Victim
+from tests.chaos.faults import Fault, Victim, lose_controller
 from tests.chaos.injector import Injector
 from tests.chaos.plan import Planned, Stage
 from tests.chaos.target import RecoveryError, Target
@@ -98,3 +100,22 @@ async def test_a_host_with_two_workers_of_a_pool_is_not_cut_off(shares: bool, mo
     cut = Planned(fault("cut", is_of_host=True), Stage.QUEUED)
     await Injector(target).run(PREFILL, iter([cut]), asyncio.Event())
     assert struck == (["kill"] if shares else ["cut"])
+
+
+def a_process() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["sleep", "60"])
+
+
+async def test_the_controller_is_lost_only_when_the_cluster_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`baton up` ends if its first controller dies before all workers are ready."""
+    with a_process() as controller:
+        target = FakeTarget()
+        target.pids = lambda: [controller.pid]
+        monkeypatch.setattr("tests.chaos.faults._is_controller", lambda process: True)
+        target.find("decode-1")["state"] = "starting"
+        losing = asyncio.create_task(lose_controller(target))
+        assert not (await asyncio.wait({losing}, timeout=0.05))[0]
+        assert controller.poll() is None
+        target.find("decode-1")["state"] = "ready"
+        await losing
+        assert not psutil.pid_exists(controller.pid)

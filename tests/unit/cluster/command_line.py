@@ -53,7 +53,15 @@ class Cluster:
             return False
         if self.new.decode.kv_blocks == 13:
             raise BatonError("the old settings are back")
+        self.checks_left = 3
         return True
+
+    def not_ready(self):
+        self.checks_left -= 1
+        if self.checks_left > 0 or os.path.exists("settle"):
+            return None
+        self.tell("decode-3 has been waited for")
+        return ["decode-4 is starting (no room)"] if self.new.decode.kv_blocks == 17 else []
 
     def stop(self):
         print("stopped cleanly", flush=True)

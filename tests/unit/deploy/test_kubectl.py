@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.kubernetes_manifests import read
-from tests.unit.deploy.deploy_files import DEPLOY
+from tests.unit.deploy.deploy_files import MANIFEST_FILES
 
-MANIFESTS = sorted((DEPLOY / "kubernetes" / "manifests").glob("*.yaml"))
+MANIFESTS = list(MANIFEST_FILES)
 KINDS = {
     "v1": ("ConfigMap", "PersistentVolumeClaim", "Service"),
     "monitoring.coreos.com/v1": ("ServiceMonitor",),
@@ -74,11 +74,11 @@ def dry_run(cluster: str, file: Path, home: Path) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("file", MANIFESTS, ids=lambda file: file.stem)
-def test_kubectl_reads_the_manifests(cluster, file, tmp_path):
-    done = dry_run(cluster, file, tmp_path)
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_kubectl_reads_the_manifests(cluster, name, tmp_path):
+    done = dry_run(cluster, MANIFEST_FILES[name], tmp_path)
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == len(read(file.read_text(encoding="utf-8")))
+    assert len(done.stdout.splitlines()) == len(read(MANIFEST_FILES[name].read_text(encoding="utf-8")))
 
 
 PLANTED = {
@@ -90,7 +90,7 @@ PLANTED = {
 
 @pytest.mark.parametrize("line", PLANTED)
 def test_a_planted_error_is_found(cluster, line, tmp_path):
-    text = MANIFESTS[-1].read_text(encoding="utf-8")
+    text = MANIFEST_FILES["everything"].read_text(encoding="utf-8")
     assert line in text
     planted = tmp_path / "planted.yaml"
     planted.write_text(text.replace(line, PLANTED[line], 1), encoding="utf-8")

@@ -9,13 +9,13 @@ import pytest
 
 from baton.core.errors import ConfigError
 from tests.kubernetes_manifests import Document, of_kind, problems, ray_cluster, read
-from tests.unit.deploy.deploy_files import DEPLOY, RAY_VERSION
+from tests.unit.deploy.deploy_files import MANIFEST_FILES, RAY_VERSION
 
-MANIFESTS = ["cpu", "gpu"]
+MANIFESTS = ["cpu", "gpu", "everything"]
 
 
 def manifest(name: str) -> list[Document]:
-    return read((DEPLOY / "kubernetes" / "manifests" / f"{name}.yaml").read_text(encoding="utf-8"))
+    return read(MANIFEST_FILES[name].read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
@@ -26,8 +26,10 @@ def test_the_manifests_have_no_problem(name, tmp_path):
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_the_cluster_has_everything_around_it(name):
     kinds = {document["kind"] for document in manifest(name)}
-    wanted = {"RayCluster", "ConfigMap", "Service", "PersistentVolumeClaim", "NetworkPolicy", "PodDisruptionBudget"}
-    assert wanted <= kinds
+    wanted = {"RayCluster", "ConfigMap", "Service", "PersistentVolumeClaim", "NetworkPolicy"}
+    if name == "everything":
+        wanted |= {"Ingress", "PodDisruptionBudget", "ServiceMonitor"}
+    assert kinds == wanted
 
 
 def test_nothing_of_the_manifests_is_a_secret():
@@ -40,8 +42,9 @@ def test_only_the_cluster_reaches_the_ports_of_ray(name):
     documents = manifest(name)
     policies = {policy["metadata"]["name"]: policy["spec"] for policy in of_kind(documents, "NetworkPolicy")}
     own = {"podSelector": {"matchLabels": {"ray.io/cluster": "baton"}}}
+    port = "https" if name == "everything" else "http"
     assert policies["baton-cluster"]["ingress"] == [{"from": [own]}]
-    assert [rule["ports"] for rule in policies["baton-router"]["ingress"]] == [[{"port": "http", "protocol": "TCP"}]]
+    assert [rule["ports"] for rule in policies["baton-router"]["ingress"]] == [[{"port": port, "protocol": "TCP"}]]
 
 
 def test_only_the_autoscaler_gets_the_token_of_the_service_account():
@@ -116,14 +119,12 @@ PLANTED: dict[str, tuple[Callable[[list[Document]], object], str]] = {
         lambda it: selector(it, "Service").update({"ray.io/cluster": "other"}),
         "Service baton selects nothing",
     ),
-    "budget": (lambda it: selector(it, "PodDisruptionBudget").update({"ray.io/group": "x"}), "selects nothing"),
     "closed paths": (
         lambda it: of_kind(it, "ConfigMap")[0]["data"].update(
             {"config.yaml": of_kind(it, "ConfigMap")[0]["data"]["config.yaml"].replace("- /metrics", "- /")}
         ),
         "no API key for /ready and /metrics",
     ),
-    "monitor": (lambda it: selector(it, "ServiceMonitor").update(release="x"), "ServiceMonitor baton selects nothing"),
 }
 
 

@@ -15,16 +15,16 @@ import pytest
 import yaml
 
 from tests.kubernetes_manifests import Document, of_kind, ray_cluster, read
-from tests.unit.deploy.deploy_files import DEPLOY
+from tests.unit.deploy.deploy_files import MANIFEST_FILES
 
 VERSIONS = ["1.29", "1.37"]
 """The oldest and the newest Kubernetes that the manifests are checked for."""
 WITHOUT_SCHEMA = ("RayCluster", "ServiceMonitor")
-MANIFESTS = sorted((DEPLOY / "kubernetes" / "manifests").glob("*.yaml"))
+MANIFESTS = list(MANIFEST_FILES)
 
 
-def manifest(file: Path) -> list[Document]:
-    return read(file.read_text(encoding="utf-8"))
+def manifest(name: str) -> list[Document]:
+    return read(MANIFEST_FILES[name].read_text(encoding="utf-8"))
 
 
 def kubernetes_problems(documents: list[Document], version: str) -> list[str]:
@@ -71,14 +71,14 @@ def kuberay_problems(documents: list[Document], schema: Document) -> list[str]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("file", MANIFESTS, ids=lambda file: file.stem)
-def test_kubernetes_accepts_the_manifests(file, version):
-    assert kubernetes_problems(manifest(file), version) == []
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_kubernetes_accepts_the_manifests(name, version):
+    assert kubernetes_problems(manifest(name), version) == []
 
 
-@pytest.mark.parametrize("file", MANIFESTS, ids=lambda file: file.stem)
-def test_kuberay_accepts_the_manifests(file, kuberay_schema):
-    assert kuberay_problems(manifest(file), kuberay_schema) == []
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_kuberay_accepts_the_manifests(name, kuberay_schema):
+    assert kuberay_problems(manifest(name), kuberay_schema) == []
 
 
 def pod(documents: list[Document]) -> Document:
@@ -105,7 +105,7 @@ PLANTED_IN_THE_CLUSTER: dict[str, Callable[[list[Document]], object]] = {
 
 @pytest.mark.parametrize("kind", PLANTED)
 def test_a_planted_error_in_a_kind_of_kubernetes_is_found(kind):
-    (documents,) = (manifest(file) for file in MANIFESTS if file.stem == "gpu")
+    documents = manifest("everything")
     PLANTED[kind](of_kind(documents, kind)[0])
     (found,) = kubernetes_problems(documents, VERSIONS[-1])
     assert found.startswith(kind)
@@ -113,6 +113,6 @@ def test_a_planted_error_in_a_kind_of_kubernetes_is_found(kind):
 
 @pytest.mark.parametrize("error", PLANTED_IN_THE_CLUSTER)
 def test_a_planted_error_in_the_cluster_is_found(error, kuberay_schema):
-    (documents,) = (manifest(file) for file in MANIFESTS if file.stem == "gpu")
+    documents = manifest("everything")
     PLANTED_IN_THE_CLUSTER[error](documents)
     assert len(kuberay_problems(documents, kuberay_schema)) == 1

@@ -1,10 +1,21 @@
 """The router's client rebuilds errors, reads streams to their end, and finds the endpoint."""
 
+import socket
+from dataclasses import replace
+
 import httpx
 import psutil
 import pytest
 
-from baton.client.local_cluster import RunState, clear_state, find_endpoint, read_state, state_file, write_state
+from baton.client.local_cluster import (
+    RunState,
+    clear_state,
+    find_endpoint,
+    no_cluster,
+    read_state,
+    state_file,
+    write_state,
+)
 from baton.client.router_client import CHAT_PATH, COMPLETION_PATH, ResponseError, RouterClient, RouterUnreachableError
 from baton.core.errors import ConfigError, ContextLengthError, OverloadedError, WorkerLostError
 from tests.unit.cluster.fake_router import FakeRouter, running
@@ -174,10 +185,50 @@ def test_an_unreadable_record_is_ignored(content):
 def test_a_cluster_clears_only_its_own_record():
     state = RunState.of_this_process({})
     write_state(state)
-    clear_state(state.pid + 1)
-    assert read_state() == state
-    clear_state(state.pid)
+    for other in (replace(state, pid=state.pid + 1), replace(state, start="of another machine")):
+        clear_state(other)
+        assert read_state() == state
+    clear_state(state)
     assert not state_file().exists()
+
+
+def test_machines_that_share_a_folder_have_records_of_their_own(monkeypatch):
+    here = RunState.of_this_process({}).with_endpoint("http://127.0.0.1:5")
+    monkeypatch.setattr("socket.gethostname", lambda: "one")
+    write_state(here)
+    monkeypatch.setattr("socket.gethostname", lambda: "two")
+    assert read_state() is None
+    with pytest.raises(ConfigError, match=r"No cluster runs on this machine.* records of other machines: one\."):
+        find_endpoint()
+    write_state(here.with_endpoint("http://127.0.0.1:6"))
+    clear_state(here)
+    monkeypatch.setattr("socket.gethostname", lambda: "one")
+    assert find_endpoint() == "http://127.0.0.1:5"
+
+
+def test_a_process_of_another_container_is_not_the_cluster(monkeypatch):
+    """Containers of one machine have one boot, and ids of their own."""
+    state = RunState.of_this_process({})
+    monkeypatch.setattr("pathlib.Path.readlink", lambda path: "pid:[1]")
+    assert not state.is_running()
+
+
+def test_a_cluster_of_another_user_is_named_and_not_denied(monkeypatch, router):
+    monkeypatch.setattr("baton.client.local_cluster._USUAL_ENDPOINT", router.endpoint)
+    with pytest.raises(ConfigError) as caught:
+        find_endpoint()
+    assert "is a cluster" not in str(caught.value), "some other server"
+    router.admin_answers["/"] = {"name": "baton"}
+    with pytest.raises(ConfigError, match=rf"{router.endpoint} is a cluster, which another user or a service may run"):
+        find_endpoint()
+    write_state(RunState.of_this_process({}))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("pathlib.Path.open", refuse)
+    with pytest.raises(ConfigError, match=r"belongs to another user\. Run the command as that user"):
+        no_cluster()
 
 
 @pytest.mark.parametrize("key", ["two words-of-a-key", "sk-schlüssel-0123456789", "sk-0123456789\nabcdef"])
@@ -192,3 +243,13 @@ async def test_a_trailing_newline_is_not_part_of_the_key(monkeypatch, router):
     monkeypatch.setenv("BATON_API_KEY", "sk-secret-0123456789abcdef\r\n")
     async with RouterClient(router.endpoint) as connected:
         assert await connected.model() == "fake"
+
+
+def test_the_folder_of_the_record_can_be_chosen(tmp_path, monkeypatch):
+    """Pods of several clusters may share one volume of models."""
+    write_state(RunState.of_this_process({}))
+    assert state_file() == tmp_path / "run" / socket.gethostname() / "cluster.json"
+    monkeypatch.setenv("BATON_RUN", str(tmp_path / "own"))
+    assert read_state() is None
+    write_state(RunState.of_this_process({}))
+    assert (tmp_path / "own" / "cluster.json").exists()

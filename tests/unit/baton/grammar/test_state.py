@@ -52,7 +52,7 @@ def test_output_that_the_grammar_refuses() -> None:
         GRAMMARS.compile(GRAMMAR, TOKENIZER.encode("["))
     state = GRAMMARS.compile(GRAMMAR)
     assert allowed(state, TOKENIZER.encode("[")) == set()
-    assert "left the grammar" in state.error
+    assert "left the grammar" in str(state.error)
     assert state.forced(TOKENIZER.encode("[")) == []
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.client.local_cluster import RunState, read_state, write_state
+from baton.client.local_cluster import RunState, read_state, state_file, write_state
 from baton.core.errors import ConfigError
 from cluster.cli.cli_up import check_configuration
 from cluster.config.config import BatonConfig
@@ -269,7 +269,7 @@ def test_detach_shows_the_log_of_a_cluster_that_ends(baton):
 
 
 def test_down_without_a_cluster_reports_it(baton):
-    assert baton("down")[:2] == (0, "No cluster runs on this machine.\n")
+    assert baton("down")[:2] == (0, f"No cluster runs on this machine, as far as {state_file()} says.\n")
 
 
 def test_down_never_signals_another_process(baton):

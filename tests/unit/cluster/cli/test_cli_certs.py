@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.core.errors import ConfigError
+from baton.core.errors import ConfigError, StorageError
 from baton.rpc.certificates import read_certificates
 from cluster.cli.cli import run
 from cluster.cli.cli_certs import create_certificates
@@ -78,7 +78,16 @@ def test_relative_files_are_found_beside_the_configuration(tmp_path: Path) -> No
     assert load_config(file).security.key == str(tmp_path / "head" / "node.key")
 
 
-@pytest.mark.parametrize("given", [["ca"], ["certificate", "key"], ["ca", "key"]])
-def test_a_part_of_the_section_is_refused(given: list[str]) -> None:
-    with pytest.raises(ConfigError, match="security needs ca, certificate and key together"):
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [(["ca"], "certificate and key are missing"), (["certificate", "key"], "ca is missing"), (["ca", "key"], "e is m")],
+)
+def test_a_part_of_the_section_is_refused(given: list[str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=f"security needs ca, certificate and key together; .*{problem}"):
         BatonConfig.from_dict({"security": dict.fromkeys(given, "/file.pem")})
+
+
+def test_a_folder_that_cannot_be_made_is_no_question_of_space() -> None:
+    with pytest.raises(StorageError) as caught:
+        create_certificates(Path("/proc/x"), ["head"], 1)
+    assert caught.value.message == "/proc/x/ca.key cannot be written: No such file or directory. Choose another folder."

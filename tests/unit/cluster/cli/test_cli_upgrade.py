@@ -42,7 +42,7 @@ def recorded() -> RunState:
 def test_an_upgrade_shows_its_plan_progress_and_outcome(baton, config: Path) -> None:
     config.with_name("new.yaml").write_text(f"model: {config.parent / 'model'}\nrouter: {{port: 0}}\n")
     status, out, err = baton("upgrade", "-c", "new.yaml", "--set", "decode.kv_blocks=64", "--set", "decode.workers=2")
-    assert (status, err.splitlines()) == (0, ["decode-2 is ready"])
+    assert (status, err.splitlines()) == (0, ["decode-2 is ready", "decode-3 has been waited for"])
     assert out.splitlines() == [
         "prefill: workers are not touched",
         "decode: every worker is replaced, because of decode.kv_blocks; scaled to 2",
@@ -53,6 +53,28 @@ def test_an_upgrade_shows_its_plan_progress_and_outcome(baton, config: Path) -> 
         "Nothing differs from the running configuration.\n"
     )
     assert "restart" not in baton("reload")[1], "a reload must read the new file with the new overrides"
+
+
+def test_workers_that_are_not_ready_at_the_end_are_named(baton, config: Path) -> None:
+    status, out, _ = baton("upgrade", "-c", "config.yaml", "--set", "decode.kv_blocks=17")
+    assert status == 0
+    assert "all workers run" not in out
+    assert "Not all are ready, as `baton status` shows: decode-4 is starting (no room)" in out
+    assert recorded().config["decode"]["kv_blocks"] == 17
+
+
+def test_a_reload_while_workers_start_keeps_the_new_configuration(baton, config: Path, tmp_path: Path) -> None:
+    (tmp_path / "settle").touch()
+    write_upgrade_request(
+        UpgradeRequest(read_configuration(str(config), ["engine.threads=1"]).to_dict(), None, ("engine.threads=1",))
+    )
+    hang_up(recorded())
+    _until(lambda: recorded().config["engine"]["threads"] == 1)
+    assert recorded().upgrade.outcome is None
+    assert baton("reload")[0] == 0
+    (tmp_path / "settle").unlink()
+    _until(lambda: recorded().upgrade.outcome is not None)
+    assert recorded().config["engine"]["threads"] == 1
 
 
 def test_a_dry_run_changes_nothing(baton, config: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from baton.client.router_client import RouterClient, RouterUnreachableError
+from baton.client.router_client import RouterClient, RouterUnreachableError, UntrustedRouterError
 from baton.core.errors import DeadlineError, InvalidApiKeyError
 from cluster.cli import cli_wait_idle
 from cluster.cli.cli_wait_idle import wait_until_idle
@@ -55,6 +55,15 @@ async def test_a_router_that_wants_a_key_is_not_idle():
     transport = httpx.MockTransport(lambda request: httpx.Response(401, json=body))
     async with RouterClient("http://router:8000", transport=transport) as client:
         with pytest.raises(InvalidApiKeyError, match="A key is needed"):
+            await wait_until_idle(client, 60.0, lambda line: None)
+
+
+async def test_a_router_that_is_not_trusted_is_not_idle():
+    def refuse(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed")
+
+    async with RouterClient("http://router:8000", transport=httpx.MockTransport(refuse)) as client:
+        with pytest.raises(UntrustedRouterError, match="--ca or in BATON_CA"):
             await wait_until_idle(client, 60.0, lambda line: None)
 
 

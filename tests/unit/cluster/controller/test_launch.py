@@ -141,6 +141,19 @@ def test_a_dead_controller_is_replaced_where_router_and_workers_outlive_it(launc
     assert launched.swept == ["baton"]
 
 
+def test_a_controller_that_dies_while_it_takes_over_is_replaced_a_few_times(launched: Launched) -> None:
+    stop = StopEvent()
+    last = Actor(start=STARTED, next_report=Reference("decode-2 is ready"))
+    launched.controllers = [Actor(start=STARTED, wait=DEAD), Actor(start=DEAD), last]
+    cluster = launched.start("head:6379")
+    cluster.wait(stop, lambda: stop.set() if "decode-2 is ready" in launched.reports else None)
+    assert "the new controller is lost, too; starting the next one" in " ".join(launched.reports)
+    launched.controllers = [Actor(start=STARTED, wait=DEAD), *(Actor(start=DEAD) for _ in range(3)), last]
+    with pytest.raises(WorkerLostError, match="controller failed: its process died"):
+        launched.start("head:6379").wait(StopEvent())
+    assert launched.controllers == [last], "a controller that always dies ends the cluster"
+
+
 def test_a_local_cluster_ends_with_its_controller(launched: Launched) -> None:
     launched.controllers = [Actor(start=STARTED, wait=DEAD)]
     with pytest.raises(WorkerLostError, match="controller failed: its process died"):
@@ -226,3 +239,15 @@ def test_a_controller_that_ray_only_believes_alive_is_forgotten(launched: Launch
     launched.controllers = [Actor(start=STARTED)]
     assert launched.start("head:6379").endpoint == "http://here:8000"
     assert launched.fake.killed == [dead]
+
+
+def test_what_is_not_ready_is_asked_of_the_next_controller_if_the_first_is_lost(launched: Launched) -> None:
+    dead, alive = Actor(start=STARTED, settle=DEAD), Actor(start=STARTED, settle=Reference(["decode-2 is starting"]))
+    launched.controllers = [dead, alive, Actor(start=STARTED, settle=DEAD)]
+    cluster = launched.start("head:6379")
+    assert cluster.not_ready() is None
+    assert cluster.not_ready() is None, "the loss is noticed elsewhere"
+    cluster._start_controller()
+    assert [cluster.not_ready(), cluster.not_ready()] == [None, ["decode-2 is starting"]]
+    with pytest.raises(WorkerLostError, match="controller failed"):
+        launched.start(None).not_ready()

@@ -14,6 +14,7 @@ from cluster.config.config import BatonConfig
 from cluster.controller import worker_pool
 from cluster.controller.pool_member import ChangeOrigin
 from cluster.controller.rolling_upgrade import RollingUpgrade, UpgradeError
+from cluster.controller.settling import settle
 from cluster.controller.survivors import worker_number
 from cluster.controller.worker_agreement import WorkerAgreement
 from cluster.controller.worker_pool import WorkerPool
@@ -38,7 +39,11 @@ async def nothing_more() -> None:
 class LayoutHost(FakeHost):
     """Has another KV layout for each length, and cannot start with one of them."""
 
+    may_start: asyncio.Event | None = None
+
     async def start(self) -> dict[str, Any]:
+        if self.may_start is not None:
+            await self.may_start.wait()
         length = self.config.max_model_len
         if length == BROKEN["max_model_len"]:
             raise ConfigError("max_model_len is 13, which is too little.\nRaise it.")
@@ -226,6 +231,36 @@ async def test_a_worker_that_dies_meanwhile_is_replaced_with_the_new_settings(wo
     await running
     assert world.lengths() == {200}
     assert (len(world.ready("prefill")), len(world.ready("decode"))) == (1, 2)
+
+
+async def test_the_end_waits_for_workers_that_replace_lost_ones(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new worker dies when no worker has the old settings any more."""
+    upgrade = await world.start(decode=2)
+    await upgrade.run(world.config, BatonConfig.from_dict(NEW), nothing_more)
+    monkeypatch.setattr(LayoutHost, "may_start", asyncio.Event())
+    world.ray.kill_process(next(iter(world.listener.ready.values())).pid)
+    await until(lambda: sum(len(world.ready(pool)) for pool in POOLS) == 2)
+    [line] = await settle(world.pools, 0.05)
+    assert line.endswith(" is starting")
+    settling = asyncio.create_task(settle(world.pools, READY_S))
+    assert not (await asyncio.wait({settling}, timeout=0.05))[0]
+    LayoutHost.may_start.set()
+    assert await settling == []
+    assert (len(world.ready("prefill")), len(world.ready("decode"))) == (1, 2)
+
+
+async def test_workers_that_cannot_start_end_the_wait(world: World) -> None:
+    await world.start(decode=2)
+
+    class Unable(LayoutHost):
+        async def start(self) -> dict[str, Any]:
+            raise ConfigError("the disk is gone")
+
+    world.pools["decode"]._actor_class = Unable
+    world.ray.kill_process(next(info.pid for info in world.listener.ready.values() if info.pool == "decode"))
+    await until(lambda: len(world.ready("decode")) == 1)
+    [line] = await settle(world.pools, READY_S)
+    assert line.startswith("decode-")
 
 
 def agreed(**changes: Any) -> Callable[[], None]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton.core.errors import InvalidRequestError
+from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from cluster.gateway.openai.model_inputs import check_messages
 from cluster.gateway.openai.plan import GatewayLimits, Planner
 from cluster.gateway.openai.prompt_encoder import PromptEncoder
@@ -44,7 +44,7 @@ async def test_prompts_are_truncated_from_the_left() -> None:
         plan = await plan_completion(prompt="hello world, hello", truncate_prompt_tokens=limit)
         assert list(plan.prompts[0].token_ids) == expected
     long = await plan_completion(prompt=[1] * 500, truncate_prompt_tokens=-1)
-    assert len(long.prompts[0].token_ids) == CARD.max_model_len - 1
+    assert len(long.prompts[0].token_ids) == CARD.max_model_len - 16  # the default of max_tokens
     chat_plan = await plan_chat(truncate_prompt_tokens=2)
     assert chat_plan.prompts[0].token_ids == (await plan_chat()).prompts[0].token_ids[-2:]
 
@@ -90,3 +90,20 @@ async def test_more_choices_than_the_router_runs_are_refused() -> None:
 )
 def test_turns_that_agents_send_back_are_accepted(turn: dict[str, Any], expected: dict[str, str]) -> None:
     assert check_messages([{"role": "assistant", **turn}]) == [{"role": "assistant", **expected}]
+
+
+async def test_a_truncated_prompt_leaves_room_for_the_answer() -> None:
+    ids = list(range(1, 10)) * 50
+    plan = await plan_completion(prompt=ids, truncate_prompt_tokens=-1, max_tokens=4)
+    assert plan.prompts[0].params.max_tokens == 4
+    context = len(plan.prompts[0].token_ids) + 4
+    assert list(plan.prompts[0].token_ids) == ids[-(context - 4) :]
+    default = await plan_completion(prompt=ids, truncate_prompt_tokens=-1)
+    assert (len(default.prompts[0].token_ids), default.prompts[0].params.max_tokens) == (context - 16, 16)
+    chat = await plan_chat(truncate_prompt_tokens=-1, max_tokens=context - 3)
+    assert (len(chat.prompts[0].token_ids), chat.prompts[0].params.max_tokens) == (3, context - 3)
+
+
+async def test_echo_and_truncation_contradict_each_other() -> None:
+    with pytest.raises(UnsupportedParameterError, match="truncate_prompt_tokens cannot be combined with echo"):
+        await plan_completion(prompt="one two", truncate_prompt_tokens=1, echo=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,22 @@ def test_a_new_token_is_for_its_owner_only_and_stays(home: Path) -> None:
     assert token_file() == home / ".ray" / "auth_token"
     assert mode_of(token_file()) == 0o600
     assert ensure_token() == find_token() == token
+    assert list((home / ".ray").iterdir()) == [token_file()]
+
+
+def test_processes_of_two_machines_with_one_home_and_one_id_do_not_share_a_file(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = os.link
+    made: list[str] = []
+
+    def another_one_first(source: str, destination: Path) -> None:
+        monkeypatch.setattr(os, "link", link)
+        made.append(ensure_token())
+        link(source, destination)
+
+    monkeypatch.setattr(os, "link", another_one_first)
+    assert ensure_token() == made[0]
     assert list((home / ".ray").iterdir()) == [token_file()]
 
 

@@ -1,0 +1,77 @@
+"""Grammars whose compilation or use would end the process, or take too long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from baton.core.errors import InvalidRequestError
+from baton.grammar.bounds import MAX_MULTIPLE_OF, MAX_PATTERN_PROPERTIES, check_schemas
+from baton.grammar.compiler import GrammarCompiler
+from baton.grammar.forms import json_grammar, notation_grammar, regex_grammar
+from tests.random_schemas import EOS, character_tokenizer
+
+TOKENIZER = character_tokenizer()
+GRAMMARS = GrammarCompiler(TOKENIZER.to_json, 96, {EOS})
+PATTERNS = {f"^a{index}": {"type": "integer"} for index in range(MAX_PATTERN_PROPERTIES + 1)}
+
+
+def chain(length: int, link: Callable[[Any], Any]) -> str:
+    definitions = {f"d{index}": link({"$ref": f"#/$defs/d{index + 1}"}) for index in range(length)}
+    definitions[f"d{length}"] = {"type": "integer"}
+    return json_grammar({"$defs": definitions, "$ref": "#/$defs/d0"})
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        chain(6000, lambda link: link),
+        chain(4000, lambda link: {"allOf": [link]}),
+        notation_grammar("start: r0\n" + "".join(f'r{i}: "a" r{i + 1}\n' for i in range(3000)) + 'r3000: "b"\n'),
+        notation_grammar("start: T0\n" + "".join(f'T{i}: ("a" T{i + 1})? "c"\n' for i in range(6000)) + 'T6000: "b"\n'),
+    ],
+    ids=["references", "allOf", "rules", "terminals"],
+)
+def test_long_chains_of_references_are_compiled(grammar: str) -> None:
+    assert GRAMMARS.compile(grammar).allowed([]) is not None
+
+
+@pytest.mark.parametrize(
+    "link", [lambda link: {"properties": {"a": link}}, lambda link: {"type": "array", "items": link}]
+)
+def test_chains_that_are_too_long_are_refused(link: Callable[[Any], Any]) -> None:
+    with pytest.raises(InvalidRequestError, match="grammar size"):
+        GRAMMARS.compile(chain(2500, link))
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"type": "integer", "multipleOf": MAX_MULTIPLE_OF + 1}, "multipleOf is 100001; at most 100,000"),
+        ({"properties": {"a": {"items": [{"multipleOf": 1e9}]}}}, "multipleOf"),
+        ({"type": "object", "patternProperties": PATTERNS}, "patternProperties has 101 patterns; at most 100"),
+    ],
+)
+def test_keywords_that_take_long_are_bounded_in_schemas_and_grammars(schema: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidRequestError, match=reason):
+        GRAMMARS.compile(json_grammar(schema))
+    inline = json_grammar(schema).partition('"json_schema": ')[2] or str(schema).replace("'", '"')
+    with pytest.raises(InvalidRequestError, match=reason):
+        check_schemas(notation_grammar(f'start: "a" x\nx: %json {inline.removesuffix("}]}")}\n'))
+
+
+def test_data_and_names_are_no_keywords() -> None:
+    check_schemas(json_grammar({"enum": [{"multipleOf": 10**9}], "properties": {"multipleOf": {"type": "integer"}}}))
+    check_schemas("start: %json not a schema")
+
+
+def test_a_grammar_that_becomes_too_complex_is_the_clients_error() -> None:
+    grammar, output = regex_grammar("((a{1000}){1000}){1000}"), TOKENIZER.encode("a")
+    state = GRAMMARS.compile(grammar)
+    state.allowed(output)
+    assert isinstance(state.error, InvalidRequestError)
+    assert "became too complex" in state.error.message
+    with pytest.raises(InvalidRequestError, match="became too complex"):
+        GRAMMARS.compile(grammar, output)
