@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from baton.core.errors import InvalidRequestError
@@ -15,22 +15,21 @@ _DATA_KEYS = frozenset({"const", "default", "enum", "examples"})
 """Keys of a schema whose values are data instead of schemas."""
 
 
-def check_schemas(grammar: str) -> None:
-    """Checks the schemas of a grammar in llguidance's JSON form.
+def check_schemas(parts: Iterable[Mapping[str, Any]]) -> None:
+    """Checks the schemas of a grammar's parts.
+
+    Args:
+        parts: the ``grammars`` of llguidance's JSON form.
 
     Raises:
         InvalidRequestError: compiling one of them could take from seconds to minutes; the message names the keyword.
     """
-    for schema in _schemas(grammar):
+    for schema in _schemas(parts):
         _check(schema)
 
 
-def _schemas(grammar: str) -> Iterator[Any]:
+def _schemas(parts: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
     """The schemas that are parts of the grammar, or stand inside of one in Lark's notation."""
-    try:
-        parts = json.loads(grammar)["grammars"]
-    except (ValueError, KeyError, TypeError):
-        parts = [{"lark_grammar": grammar}]
     for part in parts:
         if "json_schema" in part:
             yield part["json_schema"]

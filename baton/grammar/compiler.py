@@ -74,8 +74,8 @@ class GrammarCompiler:
         with self._lock:
             vocabulary, found = self._vocabulary, self._compiled.get(grammar)
         if found is None:
-            check_schemas(grammar)
-            found = _in_deep_thread(lambda: _compile(vocabulary, _by_id(grammar, self._special_ids)))
+            prepared = _prepared(grammar, self._special_ids)
+            found = _in_deep_thread(lambda: _compile(vocabulary, prepared))
         with self._lock:
             self._compiled[grammar] = found
             self._compiled.move_to_end(grammar)
@@ -101,16 +101,19 @@ _EXPLAINED = {"NoExtensionBias": "a part of it, such as a $ref, leads back to it
 """The library's words that mean nothing to a user."""
 
 
-def _by_id(grammar: str, ids: Mapping[str, int]) -> str:
-    """The grammar with references to special tokens by id, since they have other names in the vocabulary."""
+def _prepared(grammar: str, special_ids: Mapping[str, int]) -> str:
+    """The grammar after a check of its schemas, with references to special tokens by id, since they have other names in
+    the vocabulary."""
     try:
         content = json.loads(grammar)
         parts = content["grammars"]
-    except (ValueError, KeyError, TypeError):
-        return refer_by_id(grammar, ids)
+    except (ValueError, KeyError, TypeError):  # in Lark's notation alone
+        parts = [{"lark_grammar": grammar}]
+        content = {"grammars": parts}
+    check_schemas(parts)
     for part in parts:
         if part.get("lark_grammar"):
-            part["lark_grammar"] = refer_by_id(part["lark_grammar"], ids)
+            part["lark_grammar"] = refer_by_id(part["lark_grammar"], special_ids)
     return json.dumps(content, ensure_ascii=False)
 
 
