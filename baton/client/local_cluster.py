@@ -24,6 +24,8 @@ from baton.process.start_mark import start_mark
 
 ENDPOINT_VARIABLE = "BATON_ENDPOINT"
 RUN_VARIABLE = "BATON_RUN"
+ANOTHER_RUN_FOLDER = f"Set {RUN_VARIABLE} or {CACHE_VARIABLE} to another folder."
+"""The advice of an error about a file in :func:`run_folder`."""
 _USUAL_ENDPOINT = "http://127.0.0.1:8000"
 _PROBE_S = 1.0
 _MAX_NAMED = 5
@@ -194,7 +196,7 @@ def _upgrade_file() -> Path:
 
 
 def _write(file: Path, values: dict[str, Any]) -> None:
-    with writing(file, f"Set {RUN_VARIABLE} or {CACHE_VARIABLE} to another folder."):
+    with writing(file, ANOTHER_RUN_FOLDER):
         replace_file(file, json.dumps(values, indent=2))
 
 

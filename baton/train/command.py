@@ -101,13 +101,21 @@ def _run(
             license=options.license
             or (_DEFAULT_MODEL_LICENSE if is_default_model(options.model) else _UNKNOWN_LICENSE),
             data=_describe(dataset, options),
-            command=command,
+            command=_for_others(command, options),
         )
         result = train(
             method, target, [dataset], output, work / kind, facts, display.progressed,
             stop=stop, cache_states=options.cache_states,
         )  # fmt: skip
     return summary(result)
+
+
+def _for_others(command: str, options: TrainOptions) -> str:
+    """The command for the draft's card: files and folders go by their names, since others have theirs elsewhere."""
+    for path in (*(options.prompts or ()), options.work, options.out):
+        if path is not None and path.is_absolute():
+            command = command.replace(str(path), path.name)
+    return command
 
 
 def _all_prompts(options: TrainOptions) -> list[Turns]:

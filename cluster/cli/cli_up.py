@@ -14,12 +14,11 @@ from typing import Protocol
 
 import psutil
 
-from baton.client.local_cluster import RunState, clear_state, no_cluster, read_state, run_folder
+from baton.client.local_cluster import ANOTHER_RUN_FOLDER, RunState, clear_state, no_cluster, read_state, run_folder
 from baton.core.accelerators import MEMORY_BYTES
 from baton.core.errors import BatonError, ConfigError, DeadlineError
 from baton.core.files import writing
 from baton.engine.models.default_model import default_model_folder, is_default_model
-from baton.engine.models.model_cache import CACHE_VARIABLE
 from baton.engine.models.model_config import check_context_length, read_model_config, stated_context_length
 from baton.engine.models.model_source import is_hub_id, resolve_model
 from baton.process.descriptors import raise_descriptor_limit
@@ -219,7 +218,7 @@ def run_detached(arguments: Sequence[str], report: Report) -> RunState:
     """
     refuse_second_cluster()
     log_file = run_folder() / "baton.log"
-    with writing(log_file, f"Set {CACHE_VARIABLE} to another folder."):
+    with writing(log_file, ANOTHER_RUN_FOLDER):
         log_file.parent.mkdir(parents=True, exist_ok=True)
         if log_file.exists():
             log_file.replace(log_file.with_suffix(".previous.log"))

@@ -14,8 +14,10 @@ from baton.engine.draft.loading import load_draft
 from baton.engine.models.model_loader import prepare_model
 from baton.engine.models.tokenizer import Tokenizer
 from baton.train import trainer
+from baton.train.command import _for_others
 from baton.train.dataset import AnswerDataset
 from baton.train.display import Display
+from baton.train.options import MedusaOptions
 from cluster.cli import cli
 from tests.tiny_drafts import tiny_eagle3
 from tests.tiny_tokenizers import byte_level_tokenizer
@@ -99,7 +101,7 @@ def test_the_command_trains_a_draft_from_a_model(baton: Baton, home: Path, kind:
     assert command is not None
     words = command[1].split()
     assert words[:3] == ["baton", "train", kind]
-    for word in ("--prompts", str(home / "prompts.jsonl"), "--no-cache-states", "made/draft", *options):
+    for word in ("--prompts", "prompts.jsonl", "--no-cache-states", "made/draft", *options):
         assert word in words
     assert "--dtype" not in words  # which was not given
     assert "at temperature 0 and 0.8, to prompts from prompts.jsonl." in card
@@ -322,3 +324,11 @@ def test_a_head_of_another_target_cannot_be_trained_further(baton: Baton) -> Non
     status, _, progress = baton("eagle3", "--from", "auto")
     assert status != 0
     assert "vocabulary of 49152 tokens, but the target has 331" in progress
+
+
+def test_the_card_names_no_folder_of_this_machine() -> None:
+    files = [Path("/data/set/a.jsonl"), Path("own/b.jsonl")]
+    options = MedusaOptions(prompts=files, work=Path("/data/work"), out=Path("/data/heads"))
+    command = "baton train medusa --prompts /data/set/a.jsonl --prompts own/b.jsonl --work /data/work --out /data/heads"
+    short = "baton train medusa --prompts a.jsonl --prompts own/b.jsonl --work work --out heads"
+    assert _for_others(command, options) == short
