@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ os.environ.update(worker_variables())
 os.environ[DATA_VARIABLE] = str(
     Path(tempfile.gettempdir()) / f"baton-tests-{os.getuid()}-{os.getpid()}"
 )  # no user's jobs
+os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a forgotten fake must not start a Ray
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 take_on_kind()
@@ -75,6 +77,18 @@ def _properties(report: object) -> list[tuple[str, object]]:
 def thorough(request: pytest.FixtureRequest) -> bool:
     """Whether the slowest tests run at full size."""
     return bool(request.config.getoption("--thorough"))
+
+
+@pytest.fixture(autouse=True)
+def _the_environment_stays() -> Iterator[None]:
+    """Fails a test that leaves other environment variables to the tests that follow it in this process."""
+    before = dict(os.environ)
+    yield
+    after = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(before)
+    changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    assert not changed - {"PYTEST_CURRENT_TEST"}
 
 
 @pytest.fixture(autouse=True)

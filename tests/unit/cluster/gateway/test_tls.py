@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from baton.client.local_cluster import RunState, write_state
-from baton.client.router_client import RouterClient, RouterUnreachableError
+from baton.client.router_client import RouterClient, UntrustedRouterError
 from baton.client.trust import tls_context
 from baton.core.errors import ConfigError
 from cluster.cli.cli_up import check_configuration
@@ -56,14 +56,14 @@ async def test_commands_trust_the_certificate_of_the_recorded_cluster(tmp_path: 
     async with serving_over_tls(files) as (host, port):
         endpoint = f"https://{host}:{port}"
         async with RouterClient(endpoint) as client:
-            with pytest.raises(RouterUnreachableError, match="BATON_CA"):
+            with pytest.raises(UntrustedRouterError, match="BATON_CA"):
                 await client.status()
         record(endpoint, files)
         async with RouterClient(endpoint) as client:
             assert (await client.status())["pools"]
         record(endpoint, self_signed(tmp_path / "other", "baton.example.com"))
         async with RouterClient(endpoint) as client:
-            with pytest.raises(RouterUnreachableError, match="CERTIFICATE_VERIFY_FAILED"):
+            with pytest.raises(UntrustedRouterError, match="CERTIFICATE_VERIFY_FAILED"):
                 await client.status()
 
 
@@ -78,7 +78,7 @@ async def test_commands_trust_a_named_authority(files: Files, tmp_path: Path, mo
     async with serving_over_tls(named) as (host, port):
         monkeypatch.setenv("BATON_CA", str(named.certificate))
         async with RouterClient(f"https://{host}:{port}") as client:
-            with pytest.raises(RouterUnreachableError, match="CERTIFICATE_VERIFY_FAILED"):  # another name
+            with pytest.raises(UntrustedRouterError, match="CERTIFICATE_VERIFY_FAILED"):  # another name
                 await client.status()
 
 
