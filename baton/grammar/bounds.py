@@ -1,8 +1,9 @@
-"""Bounds of schemas whose compilation takes time that no limit of llguidance ends."""
+"""Bounds of grammars whose compilation takes time that no limit of llguidance ends."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -10,38 +11,48 @@ from baton.core.errors import InvalidRequestError
 
 MAX_MULTIPLE_OF = 100_000
 MAX_PATTERN_PROPERTIES = 100
+MAX_RULE_DEPTH = 500
+"""Of rules that lead to each other. llguidance reports an error with the line of each of them, in quadratic time: two
+seconds for this number, a quarter of an hour for all that fit into a grammar."""
 _INLINE = "%json "
 _DATA_KEYS = frozenset({"const", "default", "enum", "examples"})
 """Keys of a schema whose values are data instead of schemas."""
+_NO_NAMES = re.compile(r'"(?:\\.|[^"\\\n])*+"?|//[^\n]*|/(?:\\.|[^/\\\n])++/?')
+"""Strings, comments and regular expressions in Lark's notation."""
+_RULE_NAME = re.compile(r"^[ \t]*[?!]*(\w++)[^:\n|]*:", re.MULTILINE)
+_NAME = re.compile(r"[A-Za-z_]\w*")
 
 
-def check_schemas(parts: Iterable[Mapping[str, Any]]) -> None:
-    """Checks the schemas of a grammar's parts.
+def check_bounds(parts: Iterable[Mapping[str, Any]]) -> None:
+    """Checks the schemas and rules of a grammar's parts.
 
     Args:
         parts: the ``grammars`` of llguidance's JSON form.
 
     Raises:
-        InvalidRequestError: compiling one of them could take from seconds to minutes; the message names the keyword.
+        InvalidRequestError: compiling one of them could take from seconds to minutes; the message names the keyword or
+            the rule.
     """
-    for schema in _schemas(parts):
-        _check(schema)
-
-
-def _schemas(parts: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
-    """The schemas that are parts of the grammar, or stand inside of one in Lark's notation."""
     for part in parts:
-        if "json_schema" in part:
-            yield part["json_schema"]
-        lark = part.get("lark_grammar") or ""
-        start = lark.find(_INLINE)
-        while start >= 0:
-            try:
-                schema, _ = json.JSONDecoder().raw_decode(lark, start + len(_INLINE))
-                yield schema
-            except ValueError:  # the compiler says what is wrong
-                pass
-            start = lark.find(_INLINE, start + 1)
+        for schema in _schemas(part):
+            _check(schema)
+        if part.get("lark_grammar"):
+            _check_rules(part["lark_grammar"])
+
+
+def _schemas(part: Mapping[str, Any]) -> Iterator[Any]:
+    """The schemas that are the part of the grammar, or stand inside of it in Lark's notation."""
+    if "json_schema" in part:
+        yield part["json_schema"]
+    lark = part.get("lark_grammar") or ""
+    start = lark.find(_INLINE)
+    while start >= 0:
+        try:
+            schema, _ = json.JSONDecoder().raw_decode(lark, start + len(_INLINE))
+            yield schema
+        except ValueError:  # the compiler says what is wrong
+            pass
+        start = lark.find(_INLINE, start + 1)
 
 
 def _check(schema: Any) -> None:
@@ -67,3 +78,32 @@ def _check_keywords(schema: dict[str, Any]) -> None:
             f"The grammar cannot be honoured: patternProperties has {len(patterns)} patterns; at most "
             f"{MAX_PATTERN_PROPERTIES} are allowed. Merge them into fewer expressions."
         )
+
+
+def _check_rules(lark: str) -> None:
+    """Follows the rules from each to the next in the order in which llguidance compiles them."""
+    rules = _rules(lark)
+    seen: set[str] = set()
+    for first in rules:
+        open_rules = [iter([first])]
+        while open_rules:
+            name = next(open_rules[-1], None)
+            if name is None:
+                open_rules.pop()
+            elif name in rules and name not in seen:
+                seen.add(name)
+                open_rules.append(iter(rules[name]))
+                if len(open_rules) > MAX_RULE_DEPTH + 1:
+                    raise InvalidRequestError(
+                        f"The grammar cannot be honoured: more than {MAX_RULE_DEPTH} rules lead from {first} to {name}. "
+                        "Merge some of them."
+                    )
+
+
+def _rules(lark: str) -> dict[str, list[str]]:
+    """The names in each rule's definition, in their order. ``start``, where compilation begins, is the first rule."""
+    text = _NO_NAMES.sub("", lark)
+    names = list(_RULE_NAME.finditer(text))
+    ends = [match.start() for match in names[1:]] + [len(text)]
+    rules = {match[1]: _NAME.findall(text, match.end(), end) for match, end in zip(names, ends, strict=True)}
+    return {"start": rules.pop("start", []), **rules}

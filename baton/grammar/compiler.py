@@ -12,7 +12,7 @@ from functools import cached_property
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
-from baton.grammar.bounds import check_schemas
+from baton.grammar.bounds import check_bounds
 from baton.grammar.special_tokens import hide_special_tokens, refer_by_id
 from baton.grammar.state import GrammarState
 
@@ -110,7 +110,7 @@ def _prepared(grammar: str, special_ids: Mapping[str, int]) -> str:
     except (ValueError, KeyError, TypeError):  # in Lark's notation alone
         parts = [{"lark_grammar": grammar}]
         content = {"grammars": parts}
-    check_schemas(parts)
+    check_bounds(parts)
     for part in parts:
         if part.get("lark_grammar"):
             part["lark_grammar"] = refer_by_id(part["lark_grammar"], special_ids)
