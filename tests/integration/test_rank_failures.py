@@ -74,8 +74,8 @@ def nothing_is_left() -> Iterator[None]:
 
 
 def _shared_memory() -> set[str]:
-    """Names of objects in shared memory, without semaphores, which other tests' processes have for a moment."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
+    """Names of objects in shared memory, without semaphores and databases of other tests' processes."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(("sem.", "PostgreSQL."))}
 
 
 def send_signal_at(followers: Followers, name: str, number: int, wanted: signal.Signals) -> None:

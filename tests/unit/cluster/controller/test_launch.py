@@ -28,6 +28,7 @@ def test_a_local_ray_that_does_not_start_gives_one_message(raised: Exception, mo
     def init(**options: object) -> None:
         raise raised
 
+    monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(ConfigError, match=r"local Ray cluster could not be started: .*try again later"):
