@@ -95,8 +95,8 @@ def _check_rules(lark: str) -> None:
                 open_rules.append(iter(rules[name]))
                 if len(open_rules) > MAX_RULE_DEPTH + 1:
                     raise InvalidRequestError(
-                        f"The grammar cannot be honoured: from {first} to {name}, more than {MAX_RULE_DEPTH} rules lead "
-                        "to the next one. Merge some of them."
+                        f"The grammar cannot be honoured: more than {MAX_RULE_DEPTH} rules lead to each other from "
+                        f"{first} to {name}. Merge some of them."
                     )
 
 
