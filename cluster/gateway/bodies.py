@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import Request
 
-from baton.core.errors import BatonError, EndpointFullError, InvalidRequestError, RequestTooLargeError
+from baton.core.errors import BatonError, EndpointFullError, RequestTooLargeError
+from cluster.gateway.http_edge import add_response_headers
 from cluster.gateway.openai.json_body import JsonLimits, check_content_headers, parse_object
 from cluster.gateway.turns import ByteBudget
 from cluster.gateway.work_threads import WorkThreads
@@ -20,13 +22,33 @@ _BODIES_AT_ONCE = 16
 """Bodies of the largest size that may be in memory at the same time; more smaller ones."""
 
 
-async def drop_body(request: Request) -> None:
-    """Reads and drops the body of a refused request, so that its client reads the answer."""
+def announced_bytes(request: Request) -> int:
+    """The length of the body according to the request's head; 0 if it does not say."""
+    return int(request.headers.get("content-length", 0))
+
+
+async def drop_body(request: Request, max_bytes: int = _MAX_DRAINED_BYTES) -> None:
+    """Reads and drops the body of a refused request, so that its client reads the answer.
+
+    A client that has asked whether to send the body (``Expect: 100-continue``) reads the answer instead of sending it.
+    """
+    if request.headers.get("expect", "").lower() == "100-continue":
+        add_response_headers(request, {"Connection": "close"})
+        return
+    await drop_rest(request, max_bytes)
+
+
+async def drop_rest(request: Request, max_bytes: int) -> None:
+    """Like :func:`drop_body`, when some of the body may have been read."""
     num_bytes = 0
-    async for chunk in request.stream():
-        num_bytes += len(chunk)
-        if num_bytes > _MAX_DRAINED_BYTES:
-            return
+    try:
+        async for chunk in request.stream():
+            num_bytes += len(chunk)
+            if num_bytes > max_bytes:
+                return
+            await asyncio.sleep(0)
+    except RuntimeError:  # all of it was read
+        return
 
 
 class BodyReader:
@@ -53,7 +75,8 @@ class BodyReader:
         """
         try:
             check_content_headers(request.headers.get("content-type"), request.headers.get("content-encoding"))
-        except InvalidRequestError:
+            self._check_size(announced_bytes(request))
+        except BatonError:
             await drop_body(request)
             raise
         chunks: list[bytes] = []
@@ -76,11 +99,17 @@ class BodyReader:
             # Joining several megabytes takes milliseconds, too, without the interpreter's lock.
             return await self._thread.run(num_bytes, lambda: parse_object(b"".join(chunks), self._limits))
 
-    def _problem(self, num_bytes: int, has_room: bool) -> BatonError | None:
+    def _check_size(self, num_bytes: int) -> None:
         if num_bytes > self._max_bytes:
-            return RequestTooLargeError(
+            raise RequestTooLargeError(
                 f"The request body is larger than the limit of {self._max_bytes} bytes. Send a smaller request."
             )
+
+    def _problem(self, num_bytes: int, has_room: bool) -> BatonError | None:
+        try:
+            self._check_size(num_bytes)
+        except RequestTooLargeError as error:
+            return error
         if not has_room:
             return EndpointFullError(
                 f"The bodies of requests that are not complete take {self._budget.max_bytes} bytes, which is the limit "

@@ -98,17 +98,16 @@ class Jobs:
         """The figures of all jobs, a few seconds old; ``None`` before the first ones."""
         return None if self._runner is None else self._runner.figures
 
-    async def upload(self, owner: str, filename: str, least_bytes: int = 0) -> Upload:
+    def check_size(self, num_bytes: int) -> None:
+        """Raises :class:`RequestTooLargeError` if a file may not have so many bytes."""
+        check_file_size(num_bytes, self._config.max_file_bytes)
+
+    async def upload(self, owner: str, filename: str) -> Upload:
         """Begins a file; its owner sees it when it is complete.
 
-        Args:
-            least_bytes: the client has said that the file has at least so many bytes.
-
         Raises:
-            RequestTooLargeError: that is too large.
             JobsUnavailableError, StorageFullError: it cannot be written.
         """
-        check_file_size(least_bytes, self._config.max_file_bytes)
         await self._open()
         file_id = new_id("file-")
         new = await self._threads.run(self._storage.write, file_id)

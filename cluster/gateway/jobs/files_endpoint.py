@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 
 from fastapi import Request, Response
@@ -10,6 +9,7 @@ from starlette.responses import FileResponse
 
 from baton.core.errors import BatonError, EndpointFullError, InvalidRequestError, NotFoundError
 from cluster.gateway.access import api_key_of
+from cluster.gateway.bodies import announced_bytes, drop_body, drop_rest
 from cluster.gateway.http_edge import JsonResponse
 from cluster.gateway.jobs.answers import MAX_FILES_LISTED, file_json, list_json, parse_listing
 from cluster.gateway.jobs.form_reader import FileBegins, FormReader
@@ -56,9 +56,14 @@ class FilesEndpoint:
 
     async def create(self, request: Request) -> Response:
         try:
-            return JsonResponse(file_json(await self._receive(request)))
+            form = self._begin(request)
         except BatonError:
-            await _drain(request)
+            await drop_body(request, _MAX_DRAINED_BYTES)
+            raise
+        try:
+            return JsonResponse(file_json(await self._receive(request, form)))
+        except BatonError:
+            await drop_rest(request, _MAX_DRAINED_BYTES)
             raise
 
     async def list(self, request: Request) -> Response:
@@ -85,15 +90,18 @@ class FilesEndpoint:
         await enabled(self._jobs).delete_file(owner_of(request), file_id)
         return JsonResponse({"id": file_id, "object": "file", "deleted": True})
 
-    async def _receive(self, request: Request) -> StoredFile:
-        jobs = enabled(self._jobs)
-        form = FormReader(request.headers.get("content-type"), FILE_FIELD)
-        least_bytes = max(0, int(request.headers.get("content-length", 0)) - _MAX_FORM_BYTES)
+    def _begin(self, request: Request) -> FormReader:
+        """Refuses an upload before it is read if its head says enough for that."""
+        enabled(self._jobs).check_size(announced_bytes(request) - _MAX_FORM_BYTES)
         if self._num_uploads == _UPLOADS_AT_ONCE:
             raise EndpointFullError(
                 f"{_UPLOADS_AT_ONCE} files are being uploaded, which is the limit. Try again in a minute.",
                 reason="bytes",
             )
+        return FormReader(request.headers.get("content-type"), FILE_FIELD)
+
+    async def _receive(self, request: Request, form: FormReader) -> StoredFile:
+        jobs = enabled(self._jobs)
         self._num_uploads += 1
         upload: Upload | None = None
         buffered = bytearray()
@@ -101,7 +109,7 @@ class FilesEndpoint:
             async for chunk in request.stream():
                 for piece in form.feed(chunk):
                     if isinstance(piece, FileBegins):
-                        upload = await jobs.upload(owner_of(request), piece.filename, least_bytes)
+                        upload = await jobs.upload(owner_of(request), piece.filename)
                     else:
                         buffered += piece
                 if upload is not None and len(buffered) >= _WRITE_BYTES:
@@ -143,15 +151,3 @@ def check_expiry(anchor: object, seconds: object, param: str = "expires_after") 
             param=param,
         )
     return seconds
-
-
-async def _drain(request: Request) -> None:
-    num_bytes = 0
-    try:
-        async for chunk in request.stream():
-            num_bytes += len(chunk)
-            if num_bytes > _MAX_DRAINED_BYTES:
-                return
-            await asyncio.sleep(0)
-    except RuntimeError:  # it was read already
-        return

@@ -16,6 +16,7 @@ from cluster.requests.generation import TokenChunk
 from tests.bad_inputs import BadInput, bad_inputs
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import CONTEXT_LENGTH, MODEL, TEXT, FakeAdmin, FakeGenerator
+from tests.unit.cluster.gateway.edge_serving import answer_to, serving
 
 TOKENIZER = byte_level_tokenizer()
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
@@ -54,6 +55,26 @@ async def test_bad_input_over_real_http_affects_no_other_request(http: httpx.Asy
 def test_names_of_bad_inputs_are_unique() -> None:
     names = [bad.name for bad in bad_inputs(MODEL, CONTEXT_LENGTH)]
     assert len(names) == len(set(names)) > 120
+
+
+@pytest.mark.parametrize(
+    ("path", "content_type", "num_bytes", "status"),
+    [
+        ("/v1/chat/completions", "application/json", 1 << 30, 413),
+        ("/v1/chat/completions", "text/html", 100, 415),
+        ("/v1/files", "multipart/form-data; boundary=x", 1 << 30, 404),  # this gateway has no jobs
+    ],
+)
+async def test_a_client_that_asks_first_need_not_send_a_refused_body(
+    generator: FakeGenerator, admin: FakeAdmin, path: str, content_type: str, num_bytes: int, status: int
+) -> None:
+    app = create_app(generator, TOKENIZER, admin, GatewayLimits())
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\nContent-Length: {num_bytes}\r\n"
+    async with serving(app) as address:
+        first, headers, body = await answer_to(address, head.encode() + b"Expect: 100-continue\r\n\r\n")
+    assert first.split()[1] == str(status).encode()  # it is the first answer, and the connection ends
+    assert headers[b"connection"] == b"close"
+    assert json.loads(body)["error"]["message"]
 
 
 async def test_the_body_limit_holds_without_a_content_length(http: httpx.AsyncClient) -> None:

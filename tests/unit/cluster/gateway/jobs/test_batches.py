@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import jsonschema
@@ -22,6 +23,7 @@ from cluster.requests.generation import GenerationRequest
 from tests.job_services import CHAT_URL, app_with_jobs, jsonl, line
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import TEXT, FakeGenerator, Step, serve
+from tests.unit.cluster.gateway.edge_serving import answer_to
 
 TOKENIZER = byte_level_tokenizer()
 DOCUMENT = describe_api()
@@ -215,6 +217,15 @@ async def test_a_file_that_is_announced_as_too_large_is_refused_unwritten(
     assert (answer.status_code, answer.json()["error"]["param"]) == (413, "file")
     assert not written
     assert not list(config.folder.glob("file-*"))
+
+
+async def test_an_upload_of_which_the_client_asks_first_is_refused_unread(url: str) -> None:
+    """``httpx`` cannot ask, as curl does; a server that answers 100 first would wait for the body."""
+    head = "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+    sent = f"{head}Content-Length: {2**30}\r\nExpect: 100-continue\r\n\r\n".encode()
+    first, _, body = await answer_to((urlsplit(url).hostname, urlsplit(url).port), sent)
+    assert first.startswith(b"HTTP/1.1 413")
+    assert json.loads(body)["error"]["param"] == "file"
 
 
 async def test_an_upload_goes_to_the_disk_in_pieces(
