@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -97,8 +99,14 @@ class GrammarCompiler:
             ) from error
 
 
-_EXPLAINED = {"NoExtensionBias": "a part of it, such as a $ref, leads back to itself and to nothing else"}
-"""The library's words that mean nothing to a user."""
+_EXPLAINED = {
+    "NoExtensionBias": "it allows no text, or a part of it, such as a $ref, leads back to itself and to nothing else",
+    "oneOf constraints": "oneOf is not supported where several of its schemas could allow the same document; use anyOf",
+    "recursion limit exceeded": "more than about 120 objects and arrays are in each other; use $defs and $ref",
+}
+"""What to say instead of the library's words that begin so."""
+_QUOTED_LINES = re.compile(r"\d+ \| ")
+"""How an error's lines that quote the grammar begin. They may be baton's own, as of a tool's calls."""
 
 
 def _prepared(grammar: str, special_ids: Mapping[str, int]) -> str:
@@ -107,6 +115,8 @@ def _prepared(grammar: str, special_ids: Mapping[str, int]) -> str:
     try:
         content = json.loads(grammar)
         parts = content["grammars"]
+    except RecursionError as error:
+        raise InvalidRequestError(_refusal("recursion limit exceeded")) from error
     except (ValueError, KeyError, TypeError):  # in Lark's notation alone
         parts = [{"lark_grammar": grammar}]
         content = {"grammars": parts}
@@ -143,7 +153,7 @@ def _compile(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
     matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=_limits())
     has_start = any(matcher.compute_bitmask()) if not matcher.is_error() else False
     if matcher.is_error():
-        raise InvalidRequestError(f"The grammar cannot be honoured: {_reason(matcher.get_error())}.")
+        raise InvalidRequestError(_refusal(matcher.get_error()))
     if not has_start:
         raise InvalidRequestError("The grammar allows no text at all; check the schema or expression.")
     return matcher
@@ -165,8 +175,13 @@ def _limits() -> LLParserLimits:
     )
 
 
+def _refusal(text: str) -> str:
+    return f"The grammar cannot be honoured: {_reason(text)}."
+
+
 def _reason(text: str) -> str:
     """An error of the library, short and without its final period."""
     lines = [line.strip() for line in text.replace("<non-verbose/>", "").splitlines() if line.strip()]
-    reason = " ".join(lines)[:_NUM_ERROR_CHARS].rstrip(".") or "no reason is given"
-    return _EXPLAINED.get(reason, reason)
+    told = list(itertools.takewhile(lambda line: not _QUOTED_LINES.match(line), lines))
+    reason = " ".join(told)[:_NUM_ERROR_CHARS].rstrip(".") or "no reason is given"
+    return next((words for start, words in _EXPLAINED.items() if reason.startswith(start)), reason)

@@ -6,6 +6,7 @@ says :meth:`baton.grammar.compiler.GrammarCompiler.compile`.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 JSON_STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """The white space of Python's ``json.dumps``, which models are trained on. With free white space, a small model can
 fill its answer with it."""
+_COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"})
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
@@ -40,8 +42,8 @@ def json_grammar(schema: Mapping[str, Any] | bool, *, whitespace: str | None = N
     if whitespace is not None:
         options |= {"whitespace_flexible": True, "whitespace_pattern": whitespace}
     try:
-        return LLMatcher.grammar_from_json_schema(_object_of(schema), overrides=options)
-    except ValueError as error:
+        return LLMatcher.grammar_from_json_schema(with_whole_counts(_object_of(schema)), overrides=options)
+    except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"The JSON schema cannot be read: {str(error)[:300]}") from error
 
 
@@ -67,6 +69,20 @@ def notation_grammar(text: str) -> str:
         except Exception as error:  # the parser raises whatever it meets
             raise InvalidRequestError(f"The GBNF grammar cannot be read: {str(error)[:300]}") from error
     return LLMatcher.grammar_from_lark(text)
+
+
+def with_whole_counts(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy in which bounds of lengths such as ``"maxLength": 3.0`` are integers, as they are for JSON Schema."""
+    copy: dict[str, Any] = json.loads(json.dumps(schema), object_hook=_with_whole_counts)
+    return copy
+
+
+def _with_whole_counts(values: dict[str, Any]) -> dict[str, Any]:
+    for key in _COUNTS & values.keys():
+        value = values[key]
+        if isinstance(value, float) and value.is_integer():
+            values[key] = int(value)
+    return values
 
 
 def _object_of(schema: Mapping[str, Any] | bool) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from cluster.gateway.bodies import BodyReader
 from cluster.gateway.http_edge import JsonResponse
 from cluster.gateway.openai.plan import check_model
 from cluster.gateway.openai.prompt_encoder import Chat, PromptEncoder
+from cluster.gateway.openai.schemas import whole
 from cluster.gateway.openai.tokenize_schemas import (
     DetokenizeRequest,
     TokenizeChatRequest,
@@ -69,7 +70,7 @@ class TokenizeEndpoint:
         body, card = await self._bodies.read_object(request), self._generator.model
         parsed = parse_strictly(DetokenizeRequest, body)
         check_model(parsed.model, card)
-        tokens = parsed.tokens
+        tokens = whole(parsed.tokens)
         if not set(map(type, tokens)) <= {int}:  # a bool is an int for isinstance()
             raise InvalidRequestError("tokens must be an array of token ids.", param="tokens")
         check_token_ids(tokens, card.vocab_size, "tokens")

@@ -10,7 +10,7 @@ from cluster.gateway.anthropic.input_messages import continues, messages_of
 from cluster.gateway.anthropic.schemas import MessagesRequest, PromptRequest
 from cluster.gateway.openai.json_body import shown
 from cluster.gateway.openai.nested import check_neutral, checked_choice, checked_object, unsupported_type
-from cluster.gateway.openai.schemas import ChatCompletionRequest
+from cluster.gateway.openai.schemas import ChatCompletionRequest, without_nulls
 from cluster.gateway.openai.shared_parameters import chat_of
 
 NAMES = {
@@ -47,9 +47,7 @@ def to_chat(request: MessagesRequest) -> ChatCompletionRequest:
 
 def to_counted_chat(request: PromptRequest) -> ChatCompletionRequest:
     """Like :func:`to_chat`, for a request whose prompt is only counted."""
-    return ChatCompletionRequest.model_validate(
-        {name: value for name, value in {"model": request.model, **_prompt(request)}.items() if value is not None}
-    )
+    return ChatCompletionRequest.model_validate(without_nulls({"model": request.model, **_prompt(request)}))
 
 
 def _prompt(request: PromptRequest) -> dict[str, Any]:

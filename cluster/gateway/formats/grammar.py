@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from baton.grammar.forms import JSON_STYLE
+from baton.grammar.forms import JSON_STYLE, with_whole_counts
 from cluster.gateway.formats.base import CallRule, TokenRefs
 
 ANY_TEXT = r"/(.|\n)*/"
@@ -25,7 +25,7 @@ def pattern(text: str) -> str:
 
 def json_rule(schema: Mapping[str, Any]) -> str:
     """A JSON value that follows ``schema``."""
-    return "%json " + json.dumps({**schema, "x-guidance": JSON_STYLE}, ensure_ascii=False)
+    return "%json " + json.dumps({**with_whole_counts(schema), "x-guidance": JSON_STYLE}, ensure_ascii=False)
 
 
 def object_call_rules(rule: CallRule, arguments_key: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from baton.core.errors import ContextLengthError, InvalidRequestError, UnsupportedParameterError
 from baton.core.request import MAX_LOGPROBS, SEED_LIMIT, SamplingParams
 from cluster.gateway.openai.json_body import json_type, shown
-from cluster.gateway.openai.schemas import BaseRequest, check_known
+from cluster.gateway.openai.schemas import IGNORED_OF_ASSISTANTS, BaseRequest, check_known, whole, without_nulls
 from cluster.gateway.openai.tool_messages import check_call_id, check_tool_calls, name_results
 from cluster.requests.generation import ModelCard
 
@@ -20,7 +20,7 @@ MAX_PROMPTS = 1024
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _KEYS = frozenset({"role", "content", "name", "cache_control"})
 _ASSISTANTS_KEYS = _KEYS | {
-    "refusal", "annotations", "reasoning_content", "reasoning", "audio", "function_call", "tool_calls",
+    "refusal", "reasoning_content", "reasoning", "audio", "function_call", "tool_calls", *IGNORED_OF_ASSISTANTS,
 }  # fmt: skip
 _TOOLS_KEYS = _KEYS | {"tool_call_id"}
 _EMPTY_ONLY = ("audio", "function_call")
@@ -32,6 +32,7 @@ def split_prompts(prompt: Any, max_prompts: int = MAX_PROMPTS) -> list[str | lis
     Raises:
         InvalidRequestError: it is none of the four forms that OpenAI allows, empty, or has too many prompts.
     """
+    prompt = whole(prompt)
     if isinstance(prompt, str) or _is_token_ids(prompt):
         prompts: list[Any] = [prompt]
     elif isinstance(prompt, list):
@@ -110,6 +111,7 @@ def check_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
 def _check_message(message: Any, where: str) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise InvalidRequestError(f"{where} must be an object, got {json_type(message)}.", param="messages")
+    message = without_nulls(message)
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         if role == "function":
@@ -161,15 +163,17 @@ def _check_content(content: Any, where: str) -> str:
 def _check_part(part: Any, where: str) -> str:
     if not isinstance(part, dict):
         raise InvalidRequestError(f"{where} must be an object, got {json_type(part)}.", param="messages")
-    if part.get("type") != "text":
+    part = without_nulls(part)
+    kind = part.get("type")
+    if kind not in ("text", "refusal"):
         raise UnsupportedParameterError(
-            f"{where}.type {shown(part.get('type'))} is not supported; only text parts are.", param="messages"
+            f"{where}.type {shown(kind)} is not supported; only text parts are.", param="messages"
         )
     # Hints about the cache have no effect: the prefix cache finds shared prefixes by itself.
-    check_known(part, ("type", "text", "prompt_cache_breakpoint", "cache_control"), f"key in {where}:")
-    text = part.get("text")
+    check_known(part, ("type", kind, "prompt_cache_breakpoint", "cache_control"), f"key in {where}:")
+    text = part.get(kind)
     if not isinstance(text, str):
-        raise InvalidRequestError(f"{where}.text must be a string, got {json_type(text)}.", param="messages")
+        raise InvalidRequestError(f"{where}.{kind} must be a string, got {json_type(text)}.", param="messages")
     return text
 
 

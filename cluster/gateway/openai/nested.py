@@ -7,7 +7,7 @@ from typing import Any
 
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from cluster.gateway.openai.json_body import json_type, shown
-from cluster.gateway.openai.schemas import check_known
+from cluster.gateway.openai.schemas import check_known, without_nulls
 
 _MAX_ENTRIES = 8192
 """Highest number of messages and content parts, as in chats: each costs time."""
@@ -33,14 +33,14 @@ def check_size(value: Any, path: str) -> None:
 
 
 def checked_object(value: Any, path: str, known: Iterable[str]) -> dict[str, Any]:
-    """``value`` without nulls, which clients write for keys that they do not use.
+    """``value`` without nulls.
 
     Raises:
         InvalidRequestError: it is no object, or has another key that is not ``known``.
     """
     if not isinstance(value, dict):
         raise InvalidRequestError(f"{path} must be an object, got {json_type(value)}.", param=_parameter(path))
-    given = {key: found for key, found in value.items() if found is not None}
+    given = without_nulls(value)
     check_known(given, known, f"key in {path}:")
     return given
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from baton.core.errors import InvalidRequestError
 from baton.grammar.compiler import GrammarCompiler
+from baton.grammar.forms import json_grammar
+from cluster.gateway.formats.base import CallRule
 from cluster.gateway.openai.prompt_encoder import PromptEncoder
 from cluster.gateway.openai.schemas import ChatCompletionRequest, CompletionRequest
 from cluster.gateway.openai.structured import AskedGrammar, asked_grammar
@@ -40,7 +42,21 @@ class OutputGrammars:
             answer = "" if asked is None else asked.grammar
             param = "tools" if asked is None else asked.param
             asked = AskedGrammar(param, self._dialect.grammar(rule, answer, prompt_end))
-        return await self._checked(asked, card)
+        try:
+            return await self._checked(asked, card)
+        except InvalidRequestError:
+            if rule is not None:
+                await self._check_tools(rule, card)
+            raise
+
+    async def _check_tools(self, rule: CallRule, card: ModelCard) -> None:
+        """Raises :class:`InvalidRequestError` with the name of the first function whose schema cannot be honoured."""
+        for function in rule.functions:
+            try:
+                await self._checked(AskedGrammar("tools", json_grammar(rule.schema_of(function))), card)
+            except InvalidRequestError as error:
+                text = f"The parameters of the function {function.name!r}: {error.message}"
+                raise InvalidRequestError(text, param="tools") from error
 
     async def _checked(self, asked: AskedGrammar | None, card: ModelCard) -> str:
         """Compiles a grammar in a thread, only to see whether that is possible: a worker compiles it again."""

@@ -40,7 +40,8 @@ class Rule:
     def allows(self, value: object) -> bool:
         # type() and not isinstance(), since a bool is an int.
         if self.kind is not None:
-            return type(value) in _TYPES[self.kind]
+            is_whole = self.kind == "integer" and isinstance(value, float) and value.is_integer()
+            return is_whole or type(value) in _TYPES[self.kind]
         return any(type(value) is type(known) and value == known for known in self.values)
 
     def describe(self) -> str:

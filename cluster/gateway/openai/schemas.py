@@ -23,6 +23,7 @@ from cluster.gateway.openai.parameters import CHAT, COMPLETIONS, Parameter
 
 MISNOMERS = {
     "slo_class": "choose an SLO class with 'service_tier', with the header X-Baton-SLO-Class or by the API key.",
+    "enable_thinking": "put it into 'chat_template_kwargs'.",
 }
 """Hints for unknown names whose closest match would mislead."""
 
@@ -83,12 +84,16 @@ def _check_rules(schema: type[RequestSchema], values: Mapping[str, Any]) -> None
         )
 
 
-_TEXT_PART = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-}
-_CONTENT = {"anyOf": [{"type": ["string", "null"]}, {"type": "array", "items": _TEXT_PART}]}
+IGNORED_OF_ASSISTANTS = (
+    "annotations", "id", "parsed", "provider_specific_fields", "reasoning_details", "thinking_blocks",
+)  # fmt: skip
+"""Keys of answers that clients send back. The model never sees them."""
+_NULL = {"type": "null"}
+_PARTS = [
+    {"type": "object", "properties": {"type": {"const": kind}, kind: {"type": "string"}}, "required": ["type", kind]}
+    for kind in ("text", "refusal")
+]
+_CONTENT = {"anyOf": [{"type": ["string", "null"]}, {"type": "array", "items": {"anyOf": _PARTS}}]}
 _WORD = {"type": "string", "minLength": 1}
 _MAYBE_TEXT = {"type": ["string", "null"]}
 _CALL = {
@@ -100,11 +105,11 @@ _CALL = {
             "type": "object",
             "properties": {"name": _WORD, "arguments": {"type": "string"}},
             "required": ["name", "arguments"],
-            "additionalProperties": False,
+            "additionalProperties": _NULL,
         },
     },
     "required": ["id", "function"],
-    "additionalProperties": False,
+    "additionalProperties": _NULL,
 }
 
 
@@ -114,7 +119,7 @@ def _message(roles: list[str], required: tuple[str, ...] = (), **properties: Any
         "type": "object",
         "properties": {**shared, **properties},
         "required": ["role", *required],
-        "additionalProperties": False,
+        "additionalProperties": _NULL,
     }
 
 
@@ -129,7 +134,7 @@ MESSAGES = {
                 refusal=_MAYBE_TEXT,
                 reasoning_content=_MAYBE_TEXT,
                 reasoning=_MAYBE_TEXT,
-                annotations={},
+                **{key: {} for key in IGNORED_OF_ASSISTANTS},
                 tool_calls={"type": ["array", "null"], "items": _CALL},
             ),
             _message(["tool"], ("tool_call_id",), tool_call_id=_WORD),
@@ -300,11 +305,11 @@ def parse_request(schema: type[RequestT], body: Mapping[str, Any]) -> RequestT:
     Raises:
         InvalidRequestError: a parameter is unknown, missing or mistyped, or its value is not supported.
     """
-    _check_names(schema, body)
-    given = {name: value for name, value in body.items() if value is not None}
+    given = without_nulls(body)
+    _check_names(schema, given)
     _check_rules(schema, given)
     integers = _integer_fields(schema)
-    given = {name: _whole(value) if name in integers else value for name, value in given.items()}
+    given = {name: whole(value) if name in integers else value for name, value in given.items()}
     for name, value in given.items():
         if type(value) is int and not -(2**63) <= value < 2**63:
             raise InvalidRequestError(
@@ -312,9 +317,10 @@ def parse_request(schema: type[RequestT], body: Mapping[str, Any]) -> RequestT:
             )
     if isinstance(options := given.get("stream_options"), dict):
         check_known(options, StreamOptions.model_fields, "parameter in stream_options")
-        given["stream_options"] = {name: value for name, value in options.items() if value is not None}
+        given["stream_options"] = without_nulls(options)
     if isinstance(options := given.get("speculation"), dict):
         check_known(options, SpeculationOptions.model_fields, "parameter in speculation")
+        given["speculation"] = without_nulls(options)
     try:
         return schema.model_validate({name: value for name, value in given.items() if name in schema.model_fields})
     except ValidationError as error:
@@ -328,10 +334,16 @@ def _integer_fields(schema: type[RequestSchema]) -> frozenset[str]:
     return frozenset(name for name, kind in kinds.items() if int in kind or list[int] in kind)
 
 
-def _whole(value: Any) -> Any:
+def without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What an object holds. Null means absent under any name: clients' models of requests and messages have more keys
+    than they use."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def whole(value: Any) -> Any:
     """``value`` with whole numbers as integers, which some languages write as 64.0."""
     if isinstance(value, list):
-        return [_whole(item) for item in value]
+        return [whole(item) for item in value] if set(map(type, value)) & {float, list} else value
     return int(value) if type(value) is float and value.is_integer() and abs(value) < _MAX_EXACT else value
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from cluster.gateway.openai.parameter_table import parameters_of
 from cluster.gateway.openai.parameters import CHAT, Parameter
-from cluster.gateway.openai.schemas import ChatCompletionRequest, CommonRequest
+from cluster.gateway.openai.schemas import ChatCompletionRequest, CommonRequest, without_nulls
 
 EXTENSIONS = (
     "seed", "top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens", "stop_token_ids", "skip_special_tokens",
@@ -29,6 +29,4 @@ def by_name(rows: Iterable[Parameter]) -> Mapping[str, Parameter]:
 def chat_of(request: CommonRequest, **translated: Any) -> ChatCompletionRequest:
     """A chat with the parameters that ``request`` has in common with it, and ``translated`` ones that are not null."""
     common = {name: getattr(request, name) for name in CommonRequest.model_fields}
-    return ChatCompletionRequest.model_validate(
-        common | {name: value for name, value in translated.items() if value is not None}
-    )
+    return ChatCompletionRequest.model_validate(common | without_nulls(translated))

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import orjson
+import jiter
 
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from baton.grammar.forms import ANY_OBJECT, choice_grammar, json_grammar, notation_grammar, regex_grammar
 from cluster.gateway.openai.json_body import json_type, shown
-from cluster.gateway.openai.schemas import BaseRequest, check_known
+from cluster.gateway.openai.schemas import BaseRequest, check_known, without_nulls
 
 _OPTIONS = ("whitespace_pattern", "disable_any_whitespace")
 _WITHOUT_EFFECT = ("disable_fallback", "backend", "_backend")  # there is one library, and it never falls back
@@ -61,7 +61,7 @@ def _of_response_format(request: BaseRequest) -> AskedGrammar | None:
                 f"got {shown(named)}.",
                 param=param,
             )
-        check_known(named, ("name", "description", "schema", "strict"), f"key in {param}.json_schema:")
+        check_known(without_nulls(named), ("name", "description", "schema", "strict"), f"key in {param}.json_schema:")
         return _ask(param, "json", named["schema"], f"{param}.json_schema.schema")
     raise UnsupportedParameterError(
         f"{param}.type must be text, json_object or json_schema, got {shown(kind)}. Grammars and regular expressions "
@@ -160,7 +160,7 @@ def _schema(value: Any, where: str) -> Mapping[str, Any] | bool:
     """A JSON Schema, which vLLM's clients also send as text."""
     if isinstance(value, str):
         try:
-            value = orjson.loads(value)
+            value = jiter.from_json(value.encode(), allow_inf_nan=False)
         except ValueError as error:
             raise InvalidRequestError(f"{where} is not JSON: {error}.") from error
     if not isinstance(value, dict | bool):

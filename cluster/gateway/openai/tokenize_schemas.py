@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
 
-from cluster.gateway.openai.schemas import MESSAGES, check_known, explain
+from cluster.gateway.openai.schemas import MESSAGES, check_known, explain, without_nulls
 
 _STRICT = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -49,8 +49,9 @@ def parse_strictly(schema: type[ModelT], body: Mapping[str, Any]) -> ModelT:
     Raises:
         InvalidRequestError: a parameter is unknown, missing or mistyped.
     """
-    check_known(body, schema.model_fields)
+    given = without_nulls(body)
+    check_known(given, schema.model_fields)
     try:
-        return schema.model_validate({name: value for name, value in body.items() if value is not None})
+        return schema.model_validate(given)
     except ValidationError as error:
         raise explain(error) from error

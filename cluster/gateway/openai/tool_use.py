@@ -11,7 +11,7 @@ from typing import Any
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from cluster.gateway.formats.base import CallRule, Function
 from cluster.gateway.openai.json_body import json_type, shown
-from cluster.gateway.openai.schemas import ChatCompletionRequest, check_known
+from cluster.gateway.openai.schemas import ChatCompletionRequest, check_known, without_nulls
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}
@@ -114,10 +114,12 @@ def _check_tool(tool: Any, where: str) -> Function:
         raise UnsupportedParameterError(
             f"{where}.type {shown(tool.get('type'))} is not supported; only functions are.", param="tools"
         )
+    tool = without_nulls(tool)
     check_known(tool, ("type", "function", "cache_control"), f"key in {where}:")
     function = tool.get("function")
     if not isinstance(function, dict):
         raise InvalidRequestError(f"{where}.function must be an object, got {json_type(function)}.", param="tools")
+    function = without_nulls(function)
     check_known(function, ("name", "description", "parameters", "strict"), f"key in {where}.function:")
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):

@@ -10,6 +10,7 @@ from baton.core.request import FinishReason
 from cluster.gateway.answers import Answer
 from cluster.gateway.chat_api import AnswerSetting
 from cluster.gateway.openai.responses import ChoiceOutput, Json, Usage
+from cluster.gateway.openai.schemas import without_nulls
 from cluster.gateway.output_events import events_of, settled
 from cluster.gateway.output_processor import OutputDelta
 from cluster.gateway.responses.output_items import OutputItems, Status
@@ -84,7 +85,7 @@ class ResponsesAnswer(Answer):
     def _response(self, status: str, usage: Usage | None, error: BatonError | None = None) -> Json:
         request, setting = self._request, self._setting
         effort = (request.reasoning or {}).get("effort")
-        text = {key: value for key, value in (request.text or {}).items() if value is not None}
+        text = without_nulls(request.text or {})
         return {
             "id": setting.request_id(),
             "object": "response",

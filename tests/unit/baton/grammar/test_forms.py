@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -96,11 +97,13 @@ def test_a_broken_gbnf_grammar_is_named() -> None:
         ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
         ({"type": "frog"}, "Invalid type: frog"),
         ({"$ref": "http://example.com/schema"}, "not present in a registry"),
-        ({"oneOf": [{"type": "string"}, {"type": "string"}]}, "oneOf constraints are not supported"),
+        ({"oneOf": [{"type": "string"}, {"type": "string"}]}, "oneOf is not supported where .* use anyOf"),
         ({"type": "object", "x-guidance": {"lenient": True}, "not": {}}, "not"),
         (False, "Unsatisfiable"),
         ({"$ref": "#"}, "leads back to itself"),
         ({"allOf": [{"$ref": "#"}]}, "leads back to itself"),
+        (functools.reduce(lambda inner, _: {"items": inner}, range(150), True), r"about 120 .* use \$defs and \$ref"),
+        ({"type": "string", "maxLength": 3.5}, "integer for 'maxLength', got 3.5"),
     ],
 )
 def test_what_a_schema_asks_in_vain_is_named(schema: Any, reason: str) -> None:
@@ -113,13 +116,32 @@ def test_what_a_schema_asks_in_vain_is_named(schema: Any, reason: str) -> None:
     [
         ("start: missing", 'unknown name: "missing"'),
         (json_grammar({"properties": {f"k{index}": {"type": "string"} for index in range(3000)}}), "grammar size"),
-        (regex_grammar("[^\\s\\S]"), "cannot be honoured|no text at all"),
+        (regex_grammar("[^\\s\\S]"), "it allows no text, or"),
+        (notation_grammar(r"start: /[^\s\S]/"), "it allows no text, or"),
+        (
+            notation_grammar('start: %json {"not": {}}'),
+            r'failed to compile JSON schema: Unimplemented keys: \["not"\]\.$',
+        ),
         ("x" * 300_000, "300000 characters; at most 262144"),
     ],
 )
 def test_grammars_that_cannot_be_used_are_refused(grammar: str, reason: str) -> None:
     with pytest.raises(InvalidRequestError, match=reason):
         GRAMMARS.compile(grammar)
+
+
+@pytest.mark.parametrize("depth", [300, 990, 5000])
+def test_deep_nesting_is_the_clients_error(depth: int) -> None:
+    with pytest.raises(InvalidRequestError, match=r"nested|recursion|in each other"):
+        GRAMMARS.compile(json_grammar(functools.reduce(lambda inner, _: {"items": inner}, range(depth), {})))
+
+
+def test_counts_may_be_written_as_floats() -> None:
+    schema = {"type": "array", "maxItems": 1.0, "items": {"type": "string", "minLength": 1.0, "maxLength": 2.0}}
+    grammar = json_grammar(schema)
+    assert allows_beginning(grammar, '["ab"]', GRAMMARS, TOKENIZER)
+    assert not allows_beginning(grammar, '["abc', GRAMMARS, TOKENIZER)
+    assert schema["maxItems"] == 1.0  # the client's object stays
 
 
 def test_true_is_any_document() -> None:

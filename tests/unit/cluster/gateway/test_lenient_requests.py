@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
-from cluster.gateway.openai.model_inputs import check_messages
+from cluster.gateway.openai.model_inputs import check_messages, split_prompts
 from cluster.gateway.openai.plan import GatewayLimits, Planner
 from cluster.gateway.openai.prompt_encoder import PromptEncoder
 from cluster.gateway.openai.schemas import ChatCompletionRequest, CompletionRequest, parse_request
+from cluster.gateway.openai.tool_use import resolve_tools
 from cluster.gateway.work_threads import WorkThreads
 from tests.unit.cluster.gateway.test_openai_api import CARD, PLANNER, TOKENIZER, chat, plan_chat, plan_completion
 
@@ -86,10 +87,44 @@ async def test_more_choices_than_the_router_runs_are_refused() -> None:
         ({"content": "a", "reasoning": "hm", "reasoning_content": None}, {"content": "a", "reasoning_content": "hm"}),
         ({"content": "a", "cache_control": {"type": "ephemeral"}, "name": None}, {"content": "a"}),
         ({"content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]}, {"content": "a"}),
+        ({"content": "a", "id": "msg_1", "parsed": {"b": 1}, "provider_specific_fields": {"c": 2}}, {"content": "a"}),
+        ({"content": "a", "reasoning_details": [{"text": "hm"}], "thinking_blocks": [{}]}, {"content": "a"}),
+        ({"content": [{"type": "text", "text": "a"}, {"type": "refusal", "refusal": "b"}]}, {"content": "a\nb"}),
     ],
 )
 def test_turns_that_agents_send_back_are_accepted(turn: dict[str, Any], expected: dict[str, str]) -> None:
     assert check_messages([{"role": "assistant", **turn}]) == [{"role": "assistant", **expected}]
+
+
+def test_null_means_absent_under_any_name() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}", "x": None}, "index": None}
+    parts = [{"type": "text", "text": "a", "cache_control": None, "y": None}]
+    given = [
+        {"role": "user", "content": parts, "prefix": None, "zzz": None, "tool_calls": None},
+        {"role": "assistant", "content": None, "tool_calls": [{**call, "z": None}], "tool_call_id": None},
+        {"role": "tool", "tool_call_id": "1", "content": "b", "refusal": None},
+    ]
+    assert [sorted(message) for message in check_messages(given)] == [
+        ["content", "role"], ["content", "role", "tool_calls"], ["content", "name", "role", "tool_call_id"]
+    ]  # fmt: skip
+    function = {"name": "f", "parameters": None, "zzz": None}
+    request = chat(best_of=None, zzz=None, tools=[{"type": "function", "function": function, "zzz": None}])
+    assert resolve_tools(request).functions[0].name == "f"
+    with pytest.raises(InvalidRequestError, match="zzz"):
+        check_messages([{"role": "user", "content": "a", "zzz": 1}])
+
+
+def test_token_ids_may_be_written_as_floats() -> None:
+    assert split_prompts([1.0, 2]) == [[1, 2]]
+    assert split_prompts([[1.0], [2, 3.0]]) == [[1], [2, 3]]
+    with pytest.raises(InvalidRequestError, match="entry 1 is a number"):
+        split_prompts([1, 2.5])
+
+
+def test_integers_without_effect_may_be_written_as_floats() -> None:
+    assert chat(priority=1.0, stream_interval=2.0)
+    with pytest.raises(InvalidRequestError, match="priority must be an integer"):
+        chat(priority=1.5)
 
 
 async def test_a_truncated_prompt_leaves_room_for_the_answer() -> None:
