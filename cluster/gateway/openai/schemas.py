@@ -88,6 +88,7 @@ IGNORED_OF_ASSISTANTS = (
     "annotations", "id", "parsed", "provider_specific_fields", "reasoning_details", "thinking_blocks",
 )  # fmt: skip
 """Keys of answers that clients send back. The model never sees them."""
+_IGNORED: dict[str, Any] = {key: {} for key in IGNORED_OF_ASSISTANTS}
 _NULL = {"type": "null"}
 _PARTS = [
     {"type": "object", "properties": {"type": {"const": kind}, kind: {"type": "string"}}, "required": ["type", kind]}
@@ -134,7 +135,7 @@ MESSAGES = {
                 refusal=_MAYBE_TEXT,
                 reasoning_content=_MAYBE_TEXT,
                 reasoning=_MAYBE_TEXT,
-                **{key: {} for key in IGNORED_OF_ASSISTANTS},
+                **_IGNORED,
                 tool_calls={"type": ["array", "null"], "items": _CALL},
             ),
             _message(["tool"], ("tool_call_id",), tool_call_id=_WORD),
