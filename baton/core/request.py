@@ -118,7 +118,7 @@ class SamplingParams:
         _require(self.max_tokens >= 1, "max_tokens", "at least 1", self.max_tokens)
         _require(0 <= self.temperature <= 100, "temperature", "between 0 and 100", self.temperature)
         _require(self.top_k >= -1, "top_k", "0 or -1 (no limit) or a positive integer", self.top_k)
-        _require(0 < self.top_p <= 1, "top_p", "in (0, 1]", self.top_p)
+        _require(0 <= self.top_p <= 1, "top_p", "in [0, 1]", self.top_p)
         _require(0 <= self.min_p <= 1, "min_p", "in [0, 1]", self.min_p)
         _require(
             0.01 <= self.repetition_penalty <= 100,

@@ -28,7 +28,7 @@ PARAMETERS = (
              "of the context in chats, whose limit it is"),
     honoured("max_completion_tokens", "OpenAI", "same as `max_tokens`", _ONLY_CHAT),
     honoured("temperature", "OpenAI", "0 is greedy; at most 100"),
-    honoured("top_p", "OpenAI", "1 switches it off"),
+    honoured("top_p", "OpenAI", "1 switches it off; 0 leaves the most probable token"),
     honoured("n", "OpenAI", "at most 128, and with the number of prompts at most `router.max_inflight`"),
     honoured("seed", "OpenAI", "see [seeds](api.md#seeds)"),
     honoured("stop", "OpenAI", "a string or up to 16, of up to 1,024 characters each"),

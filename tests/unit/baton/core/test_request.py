@@ -25,7 +25,7 @@ STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
         ("temperature", 101.0),
         ("temperature", math.nan),
         ("top_k", -2),
-        ("top_p", 0.0),
+        ("top_p", -0.5),
         ("top_p", 1.1),
         ("top_p", math.inf),
         ("min_p", -0.1),

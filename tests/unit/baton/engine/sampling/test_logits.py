@@ -44,7 +44,7 @@ sampled_params = st.builds(
     SamplingParams,
     temperature=st.sampled_from([0.1, 0.7, 1.0, 1.9]),
     top_k=st.sampled_from([-1, 0, 1, 3, 20, VOCAB_SIZE, VOCAB_SIZE + 1]),
-    top_p=st.sampled_from([0.05, 0.3, 0.61, 0.9, 0.99, 1.0]),
+    top_p=st.sampled_from([0.0, 0.05, 0.3, 0.61, 0.9, 0.99, 1.0]),
     min_p=st.sampled_from([0.0, 0.02, 0.2, 0.8, 1.0]),
     repetition_penalty=st.sampled_from([0.5, 1.0, 1.3]),
 )
@@ -178,7 +178,7 @@ def mass_before_each(logits: torch.Tensor) -> torch.Tensor:
 @given(
     seed=seeds,
     spread=st.sampled_from([0.0, 0.3, 3.0, 8.0]),
-    top_p=st.sampled_from([0.0137, 0.3137, 0.5003, 0.9513, 0.9997]),
+    top_p=st.sampled_from([0.0, 0.0137, 0.3137, 0.5003, 0.9513, 0.9997]),
     step=st.sampled_from([None, 0.5]),
 )
 def test_top_p_of_a_large_vocabulary_matches_the_sorted_row(
