@@ -280,6 +280,8 @@ class RouterHost:
                 # Their calls fail and no further attempt is admitted, so the clients get an error.
                 await asyncio.gather(*(worker.client.close() for worker in self._registry.workers))
                 await asyncio.wait({self._serving}, timeout=_GOODBYE_S + 1)
+        if self._running_jobs is not None:  # else its lines would count as lost with this router
+            await asyncio.wait({self._running_jobs}, timeout=_GOODBYE_S)
         await self._tracer.stop()
         self._stopped.set()
 
