@@ -72,7 +72,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
         self._worker_wait = WorkerWait(dispatcher, worker_wait_s, clock, waking_pools)
         self._queue: AdmissionQueue[QueuedRequest[PlacementT]] = AdmissionQueue(config.fair_share)
         self._delayed: DelayedRequests[QueuedRequest[PlacementT]] = DelayedRequests(self._settle)
-        self._blockage = Blockage(Shortage.PREFILL, 0.0, 0.0, 0.0)  # of the last head of the queue that found no room
+        self._blockage = Blockage(Shortage.PREFILL)  # of the last head of the queue that found no room
         self._shortages = Shortages()
         self._forecasts = Forecasts(self._worker_wait, config.slack, self._work, self._shortages, others_work, clock)
         self._alarm = Alarm(self._look, clock)
@@ -202,12 +202,12 @@ class Admission(RequestObserver, Generic[PlacementT]):
         now_s, slo = self._clock(), queued.slo
         if check.shows_crowd:
             self._shortages.note(slo.priority, now_s)
-        own = Blockage.of(decision, check)
+        own = self._work.in_progress.blockage(decision, check)
         if own is not None and not num_ahead:
             self._blockage = own
         # A request with room waits only for those ahead, which wait for what blocks the first of them.
-        max_tokens = queued.record.request.params.max_tokens
-        wait_s = self._work.in_progress.wait_s(own or self._blockage, num_ahead, max_tokens)
+        mean_max_tokens = self._queue.mean_weight or queued.max_tokens
+        wait_s = self._work.in_progress.wait_s(own or self._blockage, num_ahead, mean_max_tokens)
         if check.is_lost:
             wait_s = max(wait_s, self._shortages.left_s(now_s))
         allowed_s = min(slo.queue_deadline_s, now_s - queued.queued_s + queued.record.time_left_s)
@@ -216,7 +216,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
             raise self._counted(slo, refusals.no_room(slo, check, decision, wait_s, allowed_s))
         if len(self._queue) >= self._config.max_queued:
             self._make_place(queued, wait_s)
-        queued.ticket = Ticket(queued, slo.name, queued.queue_priority, expires_s, slo.name)
+        queued.ticket = Ticket(queued, slo.name, queued.queue_priority, expires_s, slo.name, queued.max_tokens)
         self._queue.add(queued.ticket)
         self._alarm.set(now_s + tuning.QUEUE_TICK_S)
 
@@ -336,7 +336,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
                 return True
             if check.shows_crowd:
                 self._shortages.note(queued.slo.priority, self._clock())
-            blockage = Blockage.of(decision, check)
+            blockage = self._work.in_progress.blockage(decision, check)
             if blockage is not None and owed is None:
                 self._blockage = blockage
                 return False

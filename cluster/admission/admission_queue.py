@@ -69,6 +69,7 @@ class Ticket(Generic[T]):
         lane: name of the lane: an SLO class, or its late requests. Its tickets share priority and patience.
         expires_s: time at which the request is refused.
         account: name of the SLO class, whose fair share it uses.
+        weight: what :attr:`AdmissionQueue.mean_weight` is the mean of.
         is_late: it cannot meet its target; the same for all tickets of a lane.
         is_waiting: it is in the queue.
     """
@@ -78,6 +79,7 @@ class Ticket(Generic[T]):
     queue_priority: QueuePriority
     expires_s: float
     account: str
+    weight: float = 1.0
     is_late: bool = False
     is_waiting: bool = False
 
@@ -87,7 +89,8 @@ class Ticket(Generic[T]):
 
     def late(self, queue_priority: QueuePriority) -> Ticket[T]:
         """The same ticket in the lane of its class's late requests."""
-        return Ticket(self.item, f"{self.lane}/late", queue_priority, self.expires_s, self.account, is_late=True)
+        lane = f"{self.lane}/late"
+        return Ticket(self.item, lane, queue_priority, self.expires_s, self.account, self.weight, is_late=True)
 
 
 class AdmissionQueue(Generic[T]):
@@ -104,12 +107,18 @@ class AdmissionQueue(Generic[T]):
         self._expiries: list[tuple[float, int, Ticket[T]]] = []
         self._numbers = count()
         self._count = 0
+        self._weight = 0.0
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[Ticket[T]]:
         return (ticket for lane in self._lanes.values() for ticket in lane)
+
+    @property
+    def mean_weight(self) -> float:
+        """The mean weight of all tickets; 0 if there are none."""
+        return self._weight / self._count if self._count else 0.0
 
     def add(self, ticket: Ticket[T]) -> None:
         """Adds a ticket after those of its lane with the same deadline."""
@@ -118,6 +127,7 @@ class AdmissionQueue(Generic[T]):
         heappush(self._expiries, (ticket.expires_s, next(self._numbers), ticket))
         ticket.is_waiting = True
         self._count += 1
+        self._weight += ticket.weight
 
     def remove(self, ticket: Ticket[T]) -> bool:
         """Removes a ticket. Returns False if it is not in the queue."""
@@ -130,6 +140,7 @@ class AdmissionQueue(Generic[T]):
         del lane[index]
         ticket.is_waiting = False
         self._count -= 1
+        self._weight -= ticket.weight
         if not lane:
             del self._lanes[ticket.lane]
         if len(self._expiries) > 2 * self._count + tuning.EXPIRED_ENTRIES_KEPT:
@@ -238,6 +249,11 @@ class QueuedRequest(Generic[T]):
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.record.request.prompt_token_ids)
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens that its answer may have."""
+        return self.record.request.params.max_tokens
 
     @property
     def is_cancelled(self) -> bool:

@@ -74,6 +74,7 @@ class _Admitted:
     check: RoomCheck
     factors: Factors
     had_room: bool
+    max_tokens: int
     has_first_token: bool = False
 
 
@@ -126,9 +127,10 @@ class AdmittedWork:
             had_room: True if there was room, so that a miss is an error of the prediction.
         """
         request, prefill_id, decode_id = record.request, decision.prefill_id, decision.decode_id
+        max_tokens = request.params.max_tokens
         self._forget(request.request_id)
         self._admitted[request.request_id] = _Admitted(
-            prefill_id, decode_id, now_s, check, self.factors(request.slo), had_room, bool(record.token_ids)
+            prefill_id, decode_id, now_s, check, self.factors(request.slo), had_room, max_tokens, bool(record.token_ids)
         )
         self._residents.setdefault(decode_id, {})[request.request_id] = check.allowed_tpot_ms
         if not record.token_ids:
@@ -136,6 +138,7 @@ class AdmittedWork:
             if prefill_id is not None:
                 self._num_prompts[prefill_id] += 1
         self.in_progress.num_sequences += 1
+        self.in_progress.max_tokens += max_tokens
 
     def first_token(self, record: RequestRecord) -> None:
         """Counts the first token of a sequence. Idempotent."""
@@ -160,6 +163,7 @@ class AdmittedWork:
         if not admitted.has_first_token:
             self._prompt_has_ended(admitted)
         self.in_progress.num_sequences -= 1
+        self.in_progress.max_tokens -= admitted.max_tokens
         residents = self._residents[admitted.decode_id]
         del residents[request_id]
         if not residents:

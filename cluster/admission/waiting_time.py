@@ -1,7 +1,8 @@
 """Predicts how long a request waits for room. Pure.
 
 Little's law gives the rate at which work leaves a pool. Prefill pool: prompts without a first token, divided by the
-wait of the next one. Decode pool: sequences in progress, divided by their mean stay.
+wait of the next one. Decode pool: sequences in progress, divided by their stay. The stay is that of sequences that have
+ended, but no longer than the most tokens that a request may have take: a burst of short answers may follow long ones.
 """
 
 from __future__ import annotations
@@ -21,19 +22,15 @@ class Blockage:
     Attributes:
         over_ms: the predicted TTFT beyond its limit.
         wait_ms, tpot_ms: predictions of its route.
+        num_prompts, num_sequences: the work that was in progress then; see :class:`WorkInProgress`.
     """
 
     shortage: Shortage
-    over_ms: float
-    wait_ms: float
-    tpot_ms: float
-
-    @classmethod
-    def of(cls, decision: RouteDecision, check: RoomCheck) -> Blockage | None:
-        """``None`` if there was room."""
-        if check.shortage is None:
-            return None
-        return cls(check.shortage, check.over_ms, decision.wait_ms, decision.tpot_ms)
+    over_ms: float = 0.0
+    wait_ms: float = 0.0
+    tpot_ms: float = 0.0
+    num_prompts: int = 0
+    num_sequences: int = 0
 
 
 @dataclass(slots=True)
@@ -43,10 +40,12 @@ class WorkInProgress:
     Attributes:
         num_prompts: sequences without a first token.
         num_sequences: all of them.
+        max_tokens: the most tokens that all of them may have together.
     """
 
     num_prompts: int = 0
     num_sequences: int = 0
+    max_tokens: int = 0
     _mean_stay_s: float | None = None
 
     def observe_stay(self, seconds: float) -> None:
@@ -54,30 +53,31 @@ class WorkInProgress:
         before = seconds if self._mean_stay_s is None else self._mean_stay_s
         self._mean_stay_s = before + tuning.STAY_WEIGHT * (seconds - before)
 
-    def wait_s(self, blockage: Blockage, num_ahead: int, max_tokens: int) -> float:
-        """Predicted seconds until a request is dispatched, after ``num_ahead`` others and a blockage."""
-        rate = self.leave_per_s(blockage.shortage, blockage.wait_ms, blockage.tpot_ms, max_tokens)
-        return predicted_wait_s(blockage.shortage, blockage.over_ms, num_ahead, rate)
+    def blockage(self, decision: RouteDecision, check: RoomCheck) -> Blockage | None:
+        """The shortage on a route, or ``None`` if there was room."""
+        if check.shortage is None:
+            return None
+        predictions = (check.over_ms, decision.wait_ms, decision.tpot_ms)
+        return Blockage(check.shortage, *predictions, self.num_prompts, self.num_sequences)
 
-    def leave_per_s(self, shortage: Shortage, wait_ms: float, tpot_ms: float, max_tokens: int) -> float:
-        """Requests per second that leave the pool.
+    def wait_s(self, blockage: Blockage, num_ahead: int, mean_max_tokens: float) -> float:
+        """Predicted seconds until a request is dispatched.
 
         Args:
-            wait_ms: wait of a prompt that is sent now for other prompts.
+            blockage: of the first request in the queue, or of this one if none is ahead.
+            num_ahead: requests that wait before it.
+            mean_max_tokens: the most tokens that one of them may have, on average.
         """
-        if shortage is Shortage.DECODE:
-            guess_s = tpot_ms / 1e3 * min(max_tokens, USUAL_OUTPUT_TOKENS)
-            stay_s = guess_s if self._mean_stay_s is None else self._mean_stay_s
-            return max(1, self.num_sequences) / max(tuning.SHORTEST_STAY_S, stay_s)
-        return max(1, self.num_prompts) / max(tuning.SHORTEST_STAY_S, wait_ms / 1e3)
+        if blockage.shortage is Shortage.PREFILL:
+            each_s = max(tuning.SHORTEST_STAY_S, blockage.wait_ms / 1e3) / max(1, blockage.num_prompts)
+            return blockage.over_ms / 1e3 + num_ahead * each_s
+        own_max_tokens = self.max_tokens / self.num_sequences if self.num_sequences else mean_max_tokens
+        stays_s = self._stay_s(blockage, own_max_tokens) + num_ahead * self._stay_s(blockage, mean_max_tokens)
+        return stays_s / max(1, blockage.num_sequences)
 
-
-def predicted_wait_s(shortage: Shortage, over_ms: float, num_ahead: int, leave_per_s: float) -> float:
-    """Predicted seconds until a request gets room.
-
-    Args:
-        over_ms: by how much the predicted TTFT would exceed its limit if the request were dispatched at once.
-        num_ahead: requests that wait before it.
-    """
-    own_s = over_ms / 1e3 if shortage is Shortage.PREFILL else 1 / leave_per_s
-    return own_s + num_ahead / leave_per_s
+    def _stay_s(self, blockage: Blockage, max_tokens: float) -> float:
+        longest_s = (blockage.wait_ms + blockage.tpot_ms * max_tokens) / 1e3
+        usual_s = self._mean_stay_s
+        if usual_s is None:
+            usual_s = blockage.tpot_ms / 1e3 * USUAL_OUTPUT_TOKENS
+        return max(tuning.SHORTEST_STAY_S, min(usual_s, longest_s))

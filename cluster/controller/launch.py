@@ -19,7 +19,7 @@ from baton.process.worker_environment import carried_variables
 from cluster.config.config import BatonConfig
 from cluster.controller.controller import Controller
 from cluster.controller.node_checks import refuse_unfit_nodes
-from cluster.controller.pool_member import short_reason
+from cluster.controller.ray_errors import short_reason
 from cluster.controller.survivors import Survivors, end_survivors, find_survivors
 from cluster.losses.gcs_watch import gcs_answers
 from cluster.losses.orphan_watch import CONTROLLER_NAME

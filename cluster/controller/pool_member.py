@@ -8,15 +8,12 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import worker as ray_worker
-from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from baton.core.errors import BatonError, ConfigError, WorkerLostError
-from baton.core.files import refuse_full_disk
 from baton.process.worker_environment import carried_variables
 from cluster.config.config import BatonConfig
 from cluster.controller.placement import actor_options, pool_resources
@@ -32,7 +29,8 @@ ROLES = {"prefill": "prefill_worker.role:PrefillRole", "decode": "decode_worker.
 _MAX_CONCURRENT_CALLS = 1000
 """``start``, ``wait`` and ``stop`` overlap, and calls stay open after their callers have given up or died."""
 _STOP_TIMEOUT_S = 15.0
-_LEAST_FREE_BYTES = 2**20
+_ANSWER_S = 10.0
+"""A busy machine may be late."""
 
 
 class ChangeOrigin(StrEnum):
@@ -165,6 +163,17 @@ class PoolMember:
         """Waits while the process lives; raises ``RayError`` as soon as it dies."""
         await _result(self._actor.wait.remote())
 
+    async def answers(self) -> bool:
+        """Asks the process whether it lives, since its death is noticed a moment later."""
+        if self._actor is None:
+            return False
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                await _result(self._actor.__ray_ready__.remote())
+        except (RayError, TimeoutError):
+            return False
+        return True
+
     def judged(self, standing: Standing, reason: str) -> None:
         """Takes a judgement of the worker's progress."""
         self.reason = reason
@@ -220,25 +229,3 @@ async def _result(reference: Any) -> Any:
         if isinstance(error.cause, BatonError):
             raise error.cause from None
         raise
-
-
-def _full_disk() -> str:
-    """A remark if this node's Ray has no space left for its files. Ray's processes then die as soon as they start."""
-    node = ray_worker._global_node
-    if node is None:
-        return ""
-    folder = Path(node.get_session_dir_path())
-    try:
-        refuse_full_disk(folder, _LEAST_FREE_BYTES)
-    except OSError:
-        return f"; the disk of {folder} is full, so Ray can start none until there is space"
-    return ""
-
-
-def short_reason(error: Exception) -> str:
-    """One line of the error. Ray puts the remote traceback before the error, and advice around a process's death."""
-    if isinstance(error, OutOfMemoryError) or "running low on memory" in str(error):
-        return "Ray ended it because its node ran out of memory; scale the pools down, or give the node more memory"
-    if isinstance(error, ActorDiedError) and "creation task" not in str(error):
-        return f"its process died{_full_disk()}"
-    return (str(error).strip() or type(error).__name__).splitlines()[-1]

@@ -18,6 +18,7 @@ from baton.process.listening import listen
 from baton.process.worker_environment import carried_variables
 from cluster.actors import RouterActor
 from cluster.config.config import BatonConfig
+from cluster.controller.ray_errors import logged
 from cluster.controller.survivors import FoundRouter, Kind, survival_options
 from cluster.registry.workers import WorkerInfo
 
@@ -110,7 +111,7 @@ class RouterGroup:
         """Calls ``add_worker``, ``drain_worker`` or ``remove_worker`` of every router."""
         calls = [getattr(router, method).remote(*arguments) for router in self._actors()]
         for error in _errors(await asyncio.gather(*calls, return_exceptions=True)):
-            logger.warning("a router did not accept %s: %s", method, error)
+            logger.warning("a router did not accept %s: %s", method, logged(error))
 
     async def watch(self) -> None:
         """Replaces routers that die, on the same port and with the existing workers, until cancelled.
@@ -160,7 +161,7 @@ class RouterGroup:
         try:
             await found.actor.follow.remote(handle, [info.to_dict() for info in self._workers.values()])
         except RayError as error:
-            logger.error("a router cannot be taken over and is replaced: %s", error)
+            logger.error("a router cannot be taken over and is replaced: %s", logged(error))
             place.actor = None
             ray.kill(found.actor, no_restart=True)
             return await self._replace(place)
@@ -183,7 +184,7 @@ class RouterGroup:
                 await router.wait.remote()
                 return
             except RayError as error:
-                logger.error("the router died and is being replaced: %s", error)
+                logger.error("the router died and is being replaced: %s", logged(error))
                 self._report("the router is lost, and its open streams have broken off; starting another one")
                 self.num_restarts += 1
             died_s = time.monotonic()
@@ -197,7 +198,7 @@ class RouterGroup:
             try:
                 return await self._start(place)
             except (BatonError, RayError) as error:
-                logger.warning("the router could not be started again: %s", error)
+                logger.warning("the router could not be started again: %s", logged(error))
                 await asyncio.sleep(_RESTART_PAUSE_S)
         return await self._start(place)
 

@@ -16,6 +16,7 @@ from ray.exceptions import RayError
 from baton.core.errors import InternalError
 from baton.process.worker_environment import carried_variables
 from cluster.config.config import BatonConfig
+from cluster.controller.ray_errors import logged
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ class SharedActor:
             logger.warning("a worker process hangs and is ended", extra={"worker": self._worker_id})
             self._processes.end(self._process)
         except RayError as error:
-            logger.info("a worker process was lost: %s", error, extra={"worker": self._worker_id})
+            logger.info("a worker process was lost: %s", logged(error), extra={"worker": self._worker_id})
             self._processes.broken(self._process)
         self._processes.leave(self._process, self._worker_id)
 

@@ -21,6 +21,7 @@ from baton.core.roles import POOLS
 from cluster.config.config import BatonConfig, RayConfig
 from cluster.config.key_changes import worker_keys
 from cluster.config.reloading import restart_keys
+from cluster.controller.ray_errors import logged
 from cluster.registry.workers import WorkerInfo
 
 logger = logging.getLogger(__name__)
@@ -145,7 +146,7 @@ def _result(answer: Any) -> dict[str, Any]:
     try:
         return dict(ray.get(answer))
     except RayError as error:
-        logger.warning("a process of an earlier controller does not answer and is ended: %s", error)
+        logger.warning("a process of an earlier controller does not answer and is ended: %s", logged(error))
         return {}
 
 

@@ -29,7 +29,8 @@ from cluster.config.key_changes import worker_keys
 from cluster.controller.places import Places
 from cluster.controller.pool_history import PoolHistory
 from cluster.controller.pool_listener import PoolListener
-from cluster.controller.pool_member import ChangeOrigin, PoolMember, short_reason
+from cluster.controller.pool_member import ChangeOrigin, PoolMember
+from cluster.controller.ray_errors import logged, short_reason
 from cluster.controller.shared_processes import SharedProcesses
 from cluster.controller.start_problems import explain_failures, explain_wait
 from cluster.controller.survivors import FoundWorker, worker_number
@@ -96,12 +97,16 @@ class WorkerPool:
         self._changed = asyncio.Event()
 
     @property
+    def ready(self) -> list[PoolMember]:
+        return [member for member in self._members.values() if member.state is WorkerState.READY]
+
+    @property
     def num_ready(self) -> int:
-        return sum(member.state is WorkerState.READY for member in self._members.values())
+        return len(self.ready)
 
     @property
     def _failed_rounds(self) -> float:
-        """The average number of consecutive failed starts per missing worker."""
+        """Failed starts in a row per missing worker."""
         return self._num_start_failures / max(1, self._size - self.num_ready)
 
     @property
@@ -176,7 +181,7 @@ class WorkerPool:
         Raises:
             InvalidRequestError: the other pool has no worker to spare.
         """
-        member = source._youngest_ready()
+        member = next((member for member in reversed(source.ready) if not member.leaving.is_set()), None)
         if member is None or source.target < 2:
             raise InvalidRequestError(
                 f"The pool {source.name} cannot give up a worker: its target is {source.target} and "
@@ -277,10 +282,6 @@ class WorkerPool:
             member.leaving.set()
         self._notify()
 
-    def _youngest_ready(self) -> PoolMember | None:
-        ready = (member for member in reversed(self._members.values()) if member.state is WorkerState.READY)
-        return next((member for member in ready if not member.leaving.is_set()), None)
-
     def _add_member(self, changes_from: str = "") -> PoolMember:
         member = PoolMember(f"{self.name}-{self._next_number}", self._config)
         self._next_number += 1
@@ -315,7 +316,7 @@ class WorkerPool:
                 self._fatal = error
                 logger.error("a worker can never start: %s", error.message, extra={"worker": member.worker_id})
             else:
-                logger.warning("a worker ended: %s", error, extra={"worker": member.worker_id})
+                logger.warning("a worker ended: %s", logged(error), extra={"worker": member.worker_id})
         except Exception as error:
             member.reason = f"{type(error).__name__}: {error}"
             logger.exception("a worker ended unexpectedly", extra={"worker": member.worker_id})

@@ -14,11 +14,12 @@ from cluster.jobs.file_storage import FileStorage
 from cluster.jobs.input_lines import InputFile
 from cluster.jobs.job_store import JobStore
 from cluster.jobs.job_threads import JobThreads
-from cluster.jobs.job_types import Job, Line, LineProblem, Status
+from cluster.jobs.job_types import Job, Line, LineProblem, Result, Status
+from cluster.jobs.line_attempts import MAX_LOST, LineAttempts
 from cluster.jobs.output_files import OutputFiles
 from cluster.jobs.pace import Pace
 from cluster.jobs.recorder import Recorder
-from cluster.jobs.result_lines import LineSender, result_of
+from cluster.jobs.result_lines import LineSender, lost_line, result_of
 
 LEASE_S = 15.0
 """How long after its last sign of life the job of a lost router is taken over, unless that router comes back before."""
@@ -128,12 +129,15 @@ class JobRun:
         """Runs all lines without a result. Returns early when the job's time is over, or when it is cancelled."""
         shop = self._shop
         done = await shop.threads.insist(shop.store.numbers_done, self.job.id)
-        recorder = Recorder(shop.store, shop.threads, self.job)
+        lost = await shop.threads.insist(shop.store.open_attempts, self.job.id)
+        attempts = LineAttempts(shop.store, shop.threads, self.job, lost)
+        recorder = Recorder(shop.store.record, shop.threads, self.job)
         lines = self._input.lines(done)
         try:
-            await race(self._run_all(lines, recorder), self._wait_for_early_end())
+            await race(self._run_all(lines, recorder, attempts), self._wait_for_early_end())
         finally:
             await recorder.close()
+            await attempts.close()
 
     async def _wait_for_early_end(self) -> None:
         while (left_s := self.job.expires_at - self._shop.clock()) > 0 and not self._ends_early.is_set():
@@ -141,26 +145,33 @@ class JobRun:
                 async with asyncio.timeout(left_s):
                     await self._ends_early.wait()
 
-    async def _run_all(self, lines: Iterator[Line], recorder: Recorder) -> None:
+    async def _run_all(self, lines: Iterator[Line], recorder: Recorder[Result], attempts: LineAttempts) -> None:
         shop = self._shop
         slots = asyncio.Semaphore(shop.max_in_flight)  # also of lines that wait for another try
         try:
             async with asyncio.TaskGroup() as group:
                 while (await slots.acquire()) and (line := await shop.threads.run(next, lines, None)) is not None:
-                    group.create_task(self._run_line(line, recorder)).add_done_callback(lambda _: slots.release())
+                    task = group.create_task(self._run_line(line, recorder, attempts))
+                    task.add_done_callback(lambda _: slots.release())
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from errors
 
-    async def _run_line(self, line: Line, recorder: Recorder) -> None:
+    async def _run_line(self, line: Line, recorder: Recorder[Result], attempts: LineAttempts) -> None:
         shop, num_tries = self._shop, 0
+        if attempts.is_used_up(line):
+            await recorder.record(lost_line(self.job, line, MAX_LOST))
+            return
         while True:
-            async with shop.pace.permit():
+            async with shop.pace.permit(alone=attempts.runs_alone(line)):
                 num_tries += 1
+                await attempts.begin(line)
                 answer = await shop.send(self.job, line)
                 retry_s = answer.retry_s(num_tries)
                 if retry_s is None:
                     await recorder.record(result_of(self.job, line, answer))
+                    attempts.has_result(line)
                     return
+                await attempts.end(line)
             if answer.lacks_room:
                 shop.pace.shrink()
             await asyncio.sleep(retry_s)

@@ -8,17 +8,17 @@ each line has exactly one result whatever fails.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from sqlalchemy import Connection, Select, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, Delete, Select, delete, func, insert, or_, select, update
 from sqlalchemy.engine import RowMapping
 
 from baton.core.errors import BatonError, ConflictError, InternalError, NotFoundError
 from cluster.jobs.database import Database
 from cluster.jobs.job_types import ACTIVE, Job, LineProblem, Result, Status, StoredFile, as_problem
-from cluster.jobs.tables import FILES, JOBS, RESULTS
+from cluster.jobs.tables import ATTEMPTS, FILES, JOBS, RESULTS
 from cluster.telemetry.job_figures import COMPLETED, FAILED, OPEN, JobFigures
 
 _COLUMNS = [column for column in JOBS.c if column.name not in ("holder", "leased_until")]
@@ -163,6 +163,8 @@ class JobStore:
     def record(self, job: Job, results: Sequence[Result]) -> None:
         """Records results. Those of lines that have one are dropped, so a repetition changes nothing.
 
+        The attempts of these lines are counted no more.
+
         Raises:
             LeaseLostError: the lease is lost, and nothing was recorded.
         """
@@ -175,12 +177,35 @@ class JobStore:
             if not new:
                 return
             connection.execute(insert(RESULTS), [{"job_id": job.id, **asdict(result)} for result in new])
+            connection.execute(_attempts(job, numbers))
             num_failed = sum(result.failed for result in new)
             counts = {
                 "num_completed": found.num_completed + len(new) - num_failed,
                 "num_failed": found.num_failed + num_failed,
             }
             connection.execute(update(JOBS).where(JOBS.c.id == job.id).values(counts))
+
+    def open_attempts(self, job_id: str) -> dict[int, int]:
+        """How many attempts of each line have begun and not ended, by the number of the line, if there are any.
+
+        For the holder of a new lease, these are the attempts that ended with the loss of their router.
+        """
+        query = select(ATTEMPTS.c.number, ATTEMPTS.c.num_open).where(ATTEMPTS.c.job_id == job_id)
+        with self._database.reading() as connection:
+            return {row.number: row.num_open for row in connection.execute(query)}
+
+    def set_open_attempts(self, job: Job, counts: Mapping[int, int]) -> None:
+        """Changes what :meth:`open_attempts` returns for these lines.
+
+        Raises:
+            LeaseLostError: the lease is lost, and nothing has changed.
+        """
+        rows = [{"job_id": job.id, "number": number, "num_open": count} for number, count in counts.items() if count]
+        with self._database.writing() as connection:
+            _held(connection, job)
+            connection.execute(_attempts(job, counts))
+            if rows:
+                connection.execute(insert(ATTEMPTS), rows)
 
     def results(self, job_id: str, *, failed: bool, after: int, limit: int) -> list[Result]:
         """The next results, in the order of the lines."""
@@ -217,7 +242,8 @@ class JobStore:
             for file in (output, errors):
                 if file is not None:
                     connection.execute(insert(FILES).values(asdict(file)))
-            connection.execute(delete(RESULTS).where(RESULTS.c.job_id == job.id))
+            for table in (RESULTS, ATTEMPTS):
+                connection.execute(delete(table).where(table.c.job_id == job.id))
             return _move(
                 connection,
                 found,
@@ -275,6 +301,10 @@ def _held(connection: Connection, job: Job) -> Job:
     if row is None:
         raise LeaseLostError(f"Another router runs the batch {job.id!r}, or it has ended.")
     return _job(row)
+
+
+def _attempts(job: Job, numbers: Collection[int]) -> Delete:
+    return delete(ATTEMPTS).where(ATTEMPTS.c.job_id == job.id, ATTEMPTS.c.number.in_(numbers))
 
 
 def _move(connection: Connection, job: Job, status: Status, now_s: int, **values: Any) -> Job:

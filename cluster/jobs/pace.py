@@ -40,7 +40,8 @@ class Pace(RequestObserver):
         self._clock = clock
         self._shrunk_s = -_PAUSE_S
         self._urgent: set[str] = set()
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[tuple[asyncio.Future[None], bool]] = deque()
+        self._is_one_alone = False
         self.num_in_flight = 0
 
     @property
@@ -72,36 +73,51 @@ class Pace(RequestObserver):
             self._limit = max(1.0, self._limit / 2)
 
     @asynccontextmanager
-    async def permit(self) -> AsyncIterator[None]:
-        """Waits for room; a line may run inside the context."""
-        await self._take()
+    async def permit(self, *, alone: bool = False) -> AsyncIterator[None]:
+        """Waits for room; a line may run inside the context.
+
+        Args:
+            alone: no other line may be in flight.
+        """
+        await self._take(alone)
         try:
             yield
             self._limit = min(self._max, self._limit + 1 / self._limit)
         finally:
-            self.num_in_flight -= 1
-            self._grant()
+            self._give_back()
 
-    async def _take(self) -> None:
+    async def _take(self, alone: bool) -> None:
         turn = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        self._waiting.append((turn, alone))
         self._grant()
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.num_in_flight -= 1
+                self._give_back()
+            else:
                 self._grant()
             raise
 
-    def _grant(self) -> None:
-        while self._waiting and self._has_room():
-            turn = self._waiting.popleft()
-            if not turn.done():
-                self.num_in_flight += 1
-                turn.set_result(None)
+    def _give_back(self) -> None:
+        self.num_in_flight -= 1
+        self._is_one_alone = False
+        self._grant()
 
-    def _has_room(self) -> bool:
+    def _grant(self) -> None:
+        while self._waiting:
+            turn, alone = self._waiting[0]
+            if not turn.done():
+                if not self._has_room(alone):
+                    return
+                self.num_in_flight += 1
+                self._is_one_alone = alone
+                turn.set_result(None)
+            self._waiting.popleft()
+
+    def _has_room(self, alone: bool) -> bool:
         if self.num_in_flight == 0:
             return True
+        if alone or self._is_one_alone:
+            return False
         return not self._urgent and self.num_in_flight < self.limit

@@ -80,10 +80,21 @@ def result_of(job: Job, line: Line, answer: Answer) -> Result:
     return Result(line.number, answer.status != _OK, orjson.dumps(values))
 
 
+def lost_line(job: Job, line: Line, num_lost: int) -> Result:
+    """The result of a line whose attempts have all ended with the loss of the router."""
+    message = (
+        f"The router was lost {num_lost} times while it ran this request, the last time without another line of a "
+        "batch beside it. The request may be what ends the router, and is not tried again."
+    )
+    return Result(line.number, True, _without_answer(job, line, "router_lost", message))
+
+
 def expired_line(job: Job, line: Line) -> bytes:
     """A line of the error file for a request that did not run in time."""
-    error = {
-        "code": "batch_expired",
-        "message": "This request could not be executed before the completion window expired.",
-    }
+    message = "This request could not be executed before the completion window expired."
+    return _without_answer(job, line, "batch_expired", message)
+
+
+def _without_answer(job: Job, line: Line, code: str, message: str) -> bytes:
+    error = {"code": code, "message": message}
     return orjson.dumps({"id": line_id(job, line), "custom_id": line.custom_id, "response": None, "error": error})

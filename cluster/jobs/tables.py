@@ -59,3 +59,12 @@ RESULTS = Table(
     Column("text", LargeBinary, nullable=False),
 )
 """Results of jobs that have not ended. The primary key admits one for each line."""
+
+ATTEMPTS = Table(
+    "baton_attempts",
+    METADATA,
+    Column("job_id", String(64), primary_key=True),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("num_open", Integer, nullable=False),
+)
+"""Attempts of lines that have begun and not ended, counted before the line is sent. Lines without one have no row."""

@@ -43,6 +43,7 @@ from cluster.losses.controller_link import ControllerLink
 from cluster.losses.gcs_watch import GcsWatch
 from cluster.losses.open_call import OpenCall
 from cluster.losses.orphan_watch import end_without_controller
+from cluster.losses.raylet_watch import raylet_ends
 from cluster.registry.worker_client import WorkerClient
 from cluster.registry.workers import WorkerInfo, WorkerRegistry
 from cluster.requests.generation import ModelCard
@@ -101,6 +102,7 @@ class RouterHost:
         self._feeding: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._watching_gcs: asyncio.Task[None] | None = None
+        self._watching_raylet: asyncio.Task[None] | None = None
         self._background = BackgroundTasks()
         self._timelines = TimelineStore(self._config.router.timelines_kept)
         self._peers = RouterPeers(index)
@@ -143,6 +145,7 @@ class RouterHost:
         if self._config.jobs.enabled:
             holder = f"{socket.gethostname()}:{self._port}/{self._index}"  # the next process of this router has it, too
             self._jobs = self.admin.jobs = Jobs(self._config.jobs, self._pace, holder)
+        self._watching_raylet = self._background.spawn(self._end_with_raylet())
         return self._endpoint, self._port
 
     async def describe(self) -> dict[str, Any]:
@@ -260,7 +263,14 @@ class RouterHost:
             self._serving.result()
             raise InternalError("the router's HTTP server stopped unexpectedly")
 
-    async def stop(self) -> None:
+    async def _end_with_raylet(self) -> None:
+        """Ends open streams with an error when Ray is about to end this process."""
+        await raylet_ends()
+        logger.error("Ray has ended on this node, and this router ends with it")
+        await self.stop(grace_s=0.0)
+
+    async def stop(self, grace_s: float = _SHUTDOWN_GRACE_S) -> None:
+        """Refuses new requests, and ends running ones with an error after ``grace_s`` seconds."""
         self._is_stopping = True
         for task in (self._scaling, self._watching, self._watching_gcs, self._running_jobs):
             if task is not None:
@@ -275,11 +285,13 @@ class RouterHost:
         self._live.close()
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
-            _, running = await asyncio.wait({self._serving}, timeout=_SHUTDOWN_GRACE_S)
+            _, running = await asyncio.wait({self._serving}, timeout=grace_s)
             if running:
                 # Their calls fail and no further attempt is admitted, so the clients get an error.
                 await asyncio.gather(*(worker.client.close() for worker in self._registry.workers))
                 await asyncio.wait({self._serving}, timeout=_GOODBYE_S + 1)
+        if self._running_jobs is not None:  # else its lines would count as lost with this router
+            await asyncio.wait({self._running_jobs}, timeout=_GOODBYE_S)
         await self._tracer.stop()
         self._stopped.set()
 

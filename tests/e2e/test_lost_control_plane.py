@@ -112,11 +112,12 @@ class OneHost:
         os.kill(pid, signal.SIGKILL)
         return pid
 
-    def lose_controller(self) -> None:
-        """Kills the controller and waits for the next one."""
+    def lose_controller(self, then: Callable[[], None] = lambda: None) -> None:
+        """Kills the controller, calls ``then``, and waits for the next controller."""
         text = "the cluster has a controller again, after"
         num_before = self.log.count(text)
         self.kill("ray::Controller")
+        then()
         self.wait_for(lambda: self.log.count(text) > num_before, "the next controller")
 
     def is_uniform(self) -> bool:
@@ -239,8 +240,11 @@ def test_an_upgrade_whose_controller_is_lost_is_undone_and_can_be_repeated(one: 
         asked = threads.submit(one.ask, 20.0, 100)
         num_ready = one.log.count(" is ready at ")
         upgrading = one.host.start(command, first, one.variables)
-        one.wait_for(lambda: one.log.count(" is ready at ") > num_ready, "the first new worker")
-        one.lose_controller()
+        one.wait_for(lambda: set(one.pids("ray::WorkerActor")) - set(before), "the start of a new worker")
+        held = (set(one.pids("ray::WorkerActor")) - set(before)).pop()
+        os.kill(held, signal.SIGSTOP)  # the upgrade needs a new worker of each pool, and must not end before the loss
+        one.wait_for(lambda: one.log.count(" is ready at ") > num_ready, "the other new worker")
+        one.lose_controller(lambda: os.kill(held, signal.SIGCONT))
         assert upgrading.wait(WAIT_S) == 1
         one.wait_for(one.is_uniform, "the end of the new workers")
         answered, failed = asked.result()

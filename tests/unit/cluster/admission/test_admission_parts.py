@@ -19,7 +19,7 @@ from cluster.admission.admitted import AdmittedWork, ClassMargins, SafetyMargin
 from cluster.admission.batching_delay import ArrivalGaps, BatchingDelay, BatchingView, batching_delay_ms
 from cluster.admission.refusals import no_room
 from cluster.admission.room import Factors, Shortage, check_room
-from cluster.admission.waiting_time import WorkInProgress, predicted_wait_s
+from cluster.admission.waiting_time import Blockage, WorkInProgress
 from cluster.latency.estimates import WorkerTraits
 from cluster.latency.latency_model import LatencyModel
 from cluster.requests.generation import GenerationRequest
@@ -237,15 +237,29 @@ def test_a_stricter_percentile_starts_with_more_margin() -> None:
     assert 1 < first(50) < first(95) < first(99) <= first(100)
 
 
+PROMPTS = Blockage(Shortage.PREFILL, over_ms=500, wait_ms=2000, tpot_ms=50, num_prompts=20, num_sequences=50)
+DECODES = Blockage(Shortage.DECODE, wait_ms=0, tpot_ms=50, num_prompts=0, num_sequences=50)
+
+
 def test_waits_are_predicted_from_running_work() -> None:
-    work = WorkInProgress(num_prompts=20, num_sequences=50)
-    assert work.leave_per_s(Shortage.PREFILL, wait_ms=2000, tpot_ms=50, max_tokens=100) == pytest.approx(10)
+    work = WorkInProgress(num_sequences=50, max_tokens=50 * 1000)
     for _ in range(500):
         work.observe_stay(5.0)
-    rate = work.leave_per_s(Shortage.DECODE, wait_ms=0, tpot_ms=50, max_tokens=100)
-    assert rate == pytest.approx(10)
-    assert predicted_wait_s(Shortage.PREFILL, over_ms=500, num_ahead=20, leave_per_s=10) == pytest.approx(2.5)
-    assert predicted_wait_s(Shortage.DECODE, over_ms=0, num_ahead=0, leave_per_s=10) == pytest.approx(0.1)
+    assert work.wait_s(PROMPTS, num_ahead=20, mean_max_tokens=1000) == pytest.approx(2.5)  # ten prompts a second
+    assert work.wait_s(DECODES, num_ahead=0, mean_max_tokens=1000) == pytest.approx(0.1)  # ten sequences a second
+    assert work.wait_s(DECODES, num_ahead=20, mean_max_tokens=1000) == pytest.approx(2.1)
+
+
+def test_a_stay_is_no_longer_than_the_most_tokens_take() -> None:
+    work = WorkInProgress(num_sequences=50, max_tokens=50 * 1000)
+    work.observe_stay(40.0)  # of other requests, with long answers
+    assert work.wait_s(DECODES, num_ahead=100, mean_max_tokens=20) == pytest.approx(40 / 50 + 100 * 1.0 / 50)
+
+
+def test_the_work_of_the_moment_of_a_blockage_counts() -> None:
+    """Later there may be less, whose wait is shorter."""
+    work = WorkInProgress(num_prompts=1, num_sequences=1, max_tokens=100)
+    assert work.wait_s(PROMPTS, num_ahead=20, mean_max_tokens=100) == pytest.approx(2.5)
 
 
 GATHERS = AdmissionConfig()

@@ -12,7 +12,7 @@ from baton.core.errors import ConfigError, InvalidRequestError, LayoutMismatchEr
 from baton.core.roles import POOLS
 from cluster.config.config import BatonConfig
 from cluster.controller import worker_pool
-from cluster.controller.pool_member import ChangeOrigin
+from cluster.controller.pool_member import ChangeOrigin, PoolMember
 from cluster.controller.rolling_upgrade import RollingUpgrade, UpgradeError
 from cluster.controller.settling import settle
 from cluster.controller.survivors import worker_number
@@ -247,6 +247,30 @@ async def test_the_end_waits_for_workers_that_replace_lost_ones(world: World, mo
     LayoutHost.may_start.set()
     assert await settling == []
     assert (len(world.ready("prefill")), len(world.ready("decode"))) == (1, 2)
+
+
+async def test_a_dead_worker_whose_death_is_not_noticed_yet_is_not_ready(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noticed, ended = asyncio.Event(), PoolMember.ended
+
+    async def ended_late(member: PoolMember) -> None:
+        try:
+            await ended(member)
+        finally:
+            await noticed.wait()
+
+    monkeypatch.setattr(PoolMember, "ended", ended_late)
+    await world.start(decode=2)
+    victim = next(info for info in world.listener.ready.values() if info.pool == "decode")
+    world.ray.kill_process(victim.pid)
+    assert len(world.ready("decode")) == 2
+    assert await settle(world.pools, 0.05) == [f"{victim.worker_id} does not answer"]
+    settling = asyncio.create_task(settle(world.pools, READY_S))
+    assert not (await asyncio.wait({settling}, timeout=0.05))[0]
+    noticed.set()
+    assert await settling == []
+    assert victim.worker_id not in {info.worker_id for info in world.listener.ready.values()}
 
 
 async def test_workers_that_cannot_start_end_the_wait(world: World) -> None:

@@ -9,7 +9,7 @@ import ray
 
 from baton.core.errors import ConfigError, DeadlineError, LayoutMismatchError, WorkerLostError
 from cluster.controller import worker_pool
-from cluster.controller.pool_member import short_reason
+from cluster.controller.ray_errors import logged, short_reason
 from tests.fake_hosts import (
     CrashingHost,
     DyingHost,
@@ -170,3 +170,12 @@ def test_a_reason_is_one_line_and_names_exhausted_memory() -> None:
     assert short_reason(RuntimeError(f"Traceback\ntorch.OutOfMemoryError: {on_gpu}")).endswith(on_gpu)
     assert short_reason(RuntimeError("Traceback\n  line\nValueError: seven")) == "ValueError: seven"
     assert short_reason(RuntimeError()) == "RuntimeError"
+
+
+def test_logs_have_remote_tracebacks_and_no_advice_of_ray() -> None:
+    advice = "There are some potential root causes. (1) The process is killed by SIGKILL by OOM killer."
+    unavailable = ray.exceptions.ActorUnavailableError(f"the connection was closed. {advice}", None)
+    assert "root causes" not in logged(unavailable)
+    assert "the connection was closed" in logged(unavailable)
+    assert logged(ray.exceptions.ActorDiedError()) == "its process died"
+    assert logged(RuntimeError("Traceback\n  line\nValueError: seven")).startswith("Traceback")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,96 +17,24 @@ import pytest
 
 from baton.core.errors import InternalError, StorageFullError
 from cluster.gateway.openai.json_body import parse_object
-from cluster.jobs.database import Database
-from cluster.jobs.file_records import FileRecords
 from cluster.jobs.file_storage import FileStorage
 from cluster.jobs.input_lines import InputFile
-from cluster.jobs.job_run import JobRun, Workshop
 from cluster.jobs.job_runner import JobRunner
-from cluster.jobs.job_store import JobStore, LeaseLostError
-from cluster.jobs.job_threads import JobThreads
-from cluster.jobs.job_types import Job, Line, Status
-from cluster.jobs.pace import Pace
-from cluster.jobs.result_lines import Answer
+from cluster.jobs.job_store import LeaseLostError
+from cluster.jobs.job_types import Line, Status
 from cluster.jobs.setbacks import MAX_TRIES, Setbacks
 from tests.fake_clock import FakeClock
-from tests.job_services import is_urgent, jsonl, line
-from tests.unit.cluster.jobs.made_jobs import LEASE_S, MODEL, made_job, stored_file
+from tests.job_services import jsonl, line
+from tests.unit.cluster.jobs.job_world import ALL, NUM_LINES, URL, World
+from tests.unit.cluster.jobs.made_jobs import MODEL, stored_file
 from tests.waiting import until
-
-URL = "/v1/completions"
-NUM_LINES = 12
-
-
-class Sender:
-    """Answers lines, waits while ``is_held``, or raises if ``is_broken``."""
-
-    def __init__(self) -> None:
-        self.seen: list[int] = []
-        self.is_held: Callable[[Line], bool] = lambda _: False
-        self.is_broken: Callable[[Line], bool] = lambda _: False
-
-    async def __call__(self, job: Job, line: Line) -> Answer:
-        self.seen.append(line.number)
-        if self.is_held(line):
-            await asyncio.Event().wait()
-        if self.is_broken(line):
-            raise ValueError("broken")
-        await asyncio.sleep(0)
-        return Answer(200, f"id-{line.number}", b'{"text":"done"}')
-
-
-class World:
-    """A job in progress, and what its runs need."""
-
-    def __init__(self, folder: Path) -> None:
-        self.database = Database(f"sqlite:///{folder / 'jobs.sqlite'}")
-        self.database.create_tables()
-        self.store, self.files = JobStore(self.database), FileRecords(self.database)
-        self.storage = FileStorage(folder / "files")
-        self.storage.create()
-        self.sender, self.threads, self.now_s = Sender(), JobThreads(), 200.0
-        self.shop = Workshop(
-            store=self.store,
-            storage=self.storage,
-            threads=self.threads,
-            pace=Pace(4, is_urgent),
-            open_input=lambda job: InputFile(self.storage.path(job.input_file_id), job.endpoint, parse_object, 10_000),
-            send=self.sender,
-            max_lines=100,
-            max_in_flight=4,
-            clock=lambda: self.now_s,
-        )
-        file = stored_file()
-        new = self.storage.write(file.id)
-        new.write(jsonl(*(line(f"n{number}", URL, prompt="hello") for number in range(1, NUM_LINES + 1))))
-        new.commit()
-        self.files.add(file)
-        self.job = made_job(file)
-        self.store.add(self.job)
-
-    def claim(self, holder: str = "a", lease_s: float = LEASE_S) -> JobRun:
-        (job,) = self.store.claim(holder, [MODEL], self.now_s, lease_s, running=[], limit=1)
-        return JobRun(job, self.shop, lease_s)
-
-    def now(self) -> Job:
-        return self.store.get("", self.job.id)
-
-    def contents(self) -> list[str]:
-        """The custom ids in the output file."""
-        path = self.storage.path(self.now().output_file_id or "none")
-        return [json.loads(text)["custom_id"] for text in path.read_bytes().splitlines()]
-
-
-ALL = [f"n{number}" for number in range(1, NUM_LINES + 1)]
 
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     found = World(tmp_path)
     yield found
-    found.threads.close()
-    found.database.close()
+    found.close()
 
 
 async def test_a_run_goes_on_where_the_last_one_was_killed(world: World) -> None:

@@ -139,6 +139,22 @@ def test_a_line_has_one_result(store: JobStore, files: FileRecords) -> None:
     assert (job.num_completed, job.num_failed, job.num_open) == (2, 1, 0)
 
 
+def test_attempts_are_counted_until_their_line_has_a_result(store: JobStore, files: FileRecords) -> None:
+    job = added(store, files, num_lines=3)
+    store.set_open_attempts(job, {1: 1, 2: 1, 3: 2})
+    store.set_open_attempts(job, {2: 0, 3: 3})
+    assert store.open_attempts(job.id) == {1: 1, 3: 3}
+    store.record(job, [result(3)])
+    assert store.open_attempts(job.id) == {1: 1}
+    (later,) = claimed(store, "b", 101.0 + LEASE_S)
+    with pytest.raises(LeaseLostError):
+        store.set_open_attempts(job, {1: 0})
+    store.record(later, [result(2)])
+    assert store.open_attempts(job.id) == {1: 1}
+    store.finish(store.get("", job.id), Status.CANCELLED, None, None, 102)
+    assert store.open_attempts(job.id) == {}
+
+
 def test_results_of_several_threads_are_counted(store: JobStore, files: FileRecords) -> None:
     job = added(store, files, num_lines=40)
     with ThreadPoolExecutor(4) as pool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import pytest
@@ -97,3 +98,38 @@ async def test_a_cancelled_line_gives_its_turn_to_the_next(pace: Pace) -> None:
         await asyncio.sleep(0)
     await waiting[1]
     assert pace.num_in_flight == 1
+
+
+async def test_a_line_alone_waits_for_the_others_and_holds_those_behind_it(pace: Pace) -> None:
+    running: list[str] = []
+    ends = {name: asyncio.Event() for name in "abcd"}
+
+    async def run(name: str, *, alone: bool = False) -> None:
+        async with pace.permit(alone=alone):
+            running.append(name)
+            await ends[name].wait()
+            running.remove(name)
+
+    tasks = [asyncio.create_task(run(name, alone=name == "c")) for name in "abcd"]
+    for ended, expected in (("", "ab"), ("a", "b"), ("b", "c"), ("c", "d"), ("d", "")):
+        if ended:
+            ends[ended].set()
+        for _ in range(4):
+            await asyncio.sleep(0)
+        assert "".join(running) == expected
+    await asyncio.gather(*tasks)
+    assert await num_started(pace, 20) == 8
+
+
+async def test_a_line_that_would_run_alone_and_is_cancelled_holds_nothing(pace: Pace) -> None:
+    async with pace.permit():
+        waiting = asyncio.create_task(anext(aiter_permit(pace)))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert await num_started(pace, 20) == 8
+
+
+async def aiter_permit(pace: Pace) -> AsyncIterator[None]:
+    async with pace.permit(alone=True):
+        yield
