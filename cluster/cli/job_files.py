@@ -50,7 +50,7 @@ class PromptFile:
         """
         faults: list[str] = []
         try:
-            with source.open(encoding="utf-8") as stream:
+            with source.open(encoding="utf-8-sig") as stream:
                 for number, line in enumerate(stream, start=1):
                     if not line.strip():
                         continue

@@ -218,7 +218,8 @@ class OutputProcessor:
             events += self._parser.push("".join(pieces))
             pieces.clear()
             if self.is_finished:
-                events += self._parser.finish()
+                is_cut = self._stop_string or self.finish_reason is FinishReason.LENGTH
+                events += self._parser.finish(self._stop_string if is_cut else None)
         self.num_accepted = min(self.num_accepted, self.num_completion_tokens)  # a stop string may have cut some off
         taken = chunk.token_ids[: self.num_completion_tokens - num_before]
         if self._rounds is not None and chunk.round is not None:

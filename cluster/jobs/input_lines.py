@@ -5,6 +5,7 @@ A line is ``{"custom_id": …, "method": "POST", "url": "/v1/chat/completions", 
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import time
@@ -98,7 +99,10 @@ class InputFile:
                 ) from error
 
     def _raw_lines(self) -> Iterator[tuple[int, bytes | None]]:
-        """The lines that are not blank, with their numbers in the file; ``None`` for one that is too long."""
+        """The lines that are not blank, with their numbers in the file; ``None`` for one that is too long.
+
+        They are without a byte order mark, which some editors write before the first one.
+        """
         with storage_errors(self._path.parent), self._path.open("rb") as stream:
             number = 0
             while raw := stream.readline(self._max_line_bytes + 1):
@@ -106,8 +110,8 @@ class InputFile:
                 if len(raw) > self._max_line_bytes and not raw.endswith(b"\n"):
                     _skip_line(stream)
                     yield number, None
-                elif raw.strip():
-                    yield number, raw
+                elif (text := raw.removeprefix(codecs.BOM_UTF8)).strip():
+                    yield number, text
 
     def _parsed(self, raw: bytes | None, number: int = 0) -> Line:
         if raw is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Mapping
@@ -11,6 +12,11 @@ from typing import Any
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 """What the lines of a job may ask for."""
+
+
+FILE_ID, JOB_ID = "file-", "batch_"
+"""How ids begin."""
+_END_OF_ID = re.compile("[0-9a-f]{24}")
 
 
 class Status(StrEnum):
@@ -123,6 +129,11 @@ class Result:
 def new_id(prefix: str) -> str:
     """A new id. Later ones sort behind earlier ones, to the millisecond."""
     return f"{prefix}{int(time.time() * 1e3):012x}{secrets.token_hex(6)}"
+
+
+def is_id(text: str, prefix: str) -> bool:
+    """Whether :func:`new_id` makes ids like ``text``."""
+    return text.startswith(prefix) and _END_OF_ID.fullmatch(text, len(prefix)) is not None
 
 
 def as_problem(values: Mapping[str, Any]) -> LineProblem:

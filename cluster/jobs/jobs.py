@@ -18,7 +18,7 @@ from cluster.jobs.job_run import Workshop
 from cluster.jobs.job_runner import JobRunner
 from cluster.jobs.job_store import JobStore
 from cluster.jobs.job_threads import JobThreads
-from cluster.jobs.job_types import Job, StoredFile, new_id
+from cluster.jobs.job_types import FILE_ID, JOB_ID, Job, StoredFile, new_id
 from cluster.jobs.jobs_config import JobsConfig
 from cluster.jobs.pace import Pace
 from cluster.jobs.result_lines import LineSender
@@ -109,7 +109,7 @@ class Jobs:
             JobsUnavailableError, StorageFullError: it cannot be written.
         """
         await self._open()
-        file_id = new_id("file-")
+        file_id = new_id(FILE_ID)
         new = await self._threads.run(self._storage.write, file_id)
         file = StoredFile(file_id, owner, BATCH_PURPOSE, filename, num_bytes=0, created_at=0)
         return Upload(self._threads, self._files, new, file, self._config.max_file_bytes)
@@ -174,7 +174,7 @@ class Jobs:
             )
         now_s = int(time.time())
         job = Job(
-            id=new_id("batch_"),
+            id=new_id(JOB_ID),
             owner=owner,
             model=next(iter(self._models()), ""),
             endpoint=endpoint,

@@ -8,7 +8,7 @@ from itertools import chain
 from cluster.jobs.file_storage import FileStorage
 from cluster.jobs.input_lines import InputFile
 from cluster.jobs.job_store import JobStore
-from cluster.jobs.job_types import Job, Status, StoredFile, new_id
+from cluster.jobs.job_types import FILE_ID, Job, Status, StoredFile, new_id
 from cluster.jobs.result_lines import expired_line
 
 _PAGE = 200
@@ -48,7 +48,7 @@ class OutputFiles:
             after = page[-1].number
 
     def _write(self, job: Job, kind: str, texts: Iterable[bytes], now_s: int) -> StoredFile | None:
-        file_id = new_id("file-")
+        file_id = new_id(FILE_ID)
         new = self._storage.write(file_id)
         try:
             for text in texts:

@@ -43,11 +43,12 @@ class ContentBlocks:
         self._new_call_id = new_call_id
         self._blocks: list[_Block] = []
         self._is_open = False
+        self._num_uses = 0
 
     @property
     def has_uses(self) -> bool:
-        """Whether there are tool uses."""
-        return any(block.start["type"] == "tool_use" for block in self._blocks)
+        """Whether there are tool uses that are complete."""
+        return self._num_uses > 0
 
     def to_json(self) -> list[Json]:
         return [block.to_json() for block in self._blocks]
@@ -65,7 +66,10 @@ class ContentBlocks:
                 return self._begin(_Block(use, ("input_json_delta", "partial_json")))
             case Arguments(text):
                 return [self._delta(text)]
-            case CallEnd() | CallBroken():
+            case CallEnd():
+                self._num_uses += 1
+                return self.end()
+            case CallBroken():
                 return self.end()
             case _:
                 assert_never(event)

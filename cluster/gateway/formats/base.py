@@ -152,9 +152,9 @@ class OutputParser:
         self.source.feed(text)
         return self._advance()
 
-    def finish(self) -> list[Event]:
-        """The last events."""
-        self.source.end()
+    def finish(self, cut_by: str | None = None) -> list[Event]:
+        """The last events; ``cut_by`` as for :meth:`Source.end`."""
+        self.source.end(cut_by)
         return [] if self.is_complete else self._advance()
 
     def _advance(self) -> list[Event]:

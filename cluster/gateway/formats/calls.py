@@ -70,6 +70,22 @@ def attempt(source: Source, steps: Attempt) -> Attempt:
     return is_whole
 
 
+def whole_calls(steps: Steps) -> Steps:
+    """``steps`` with the events of each call together when it is complete. A call that breaks is text."""
+    held: list[Event] = []
+    for event in steps:
+        if isinstance(event, CallBroken):
+            held.clear()
+            yield Text(event.source)
+        elif event is None or not (held or isinstance(event, CallStart)):
+            yield event
+        else:
+            held.append(event)
+            if isinstance(event, CallEnd):
+                yield from held
+                held.clear()
+
+
 def call_list(source: Source, first: Attempt, further: Callable[[], Attempt]) -> Steps:
     """Reads calls between commas and a closing bracket, of which ``first`` has read the opening one."""
     is_whole = yield from attempt(source, _after_space(source, first))

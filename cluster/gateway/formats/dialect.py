@@ -11,7 +11,7 @@ from typing import Any
 from baton.core.errors import UnsupportedParameterError
 from baton.engine.models.tokenizer import Tokenizer
 from cluster.gateway.formats.base import CallRule, Function, OutputParser, Steps
-from cluster.gateway.formats.calls import plain_text
+from cluster.gateway.formats.calls import plain_text, whole_calls
 from cluster.gateway.formats.conversation import (
     SHORT_ID_CHARS,
     CallIds,
@@ -97,6 +97,7 @@ class Dialect:
         *,
         is_single: bool = False,
         is_constrained: bool = False,
+        holds_calls: bool = False,
     ) -> OutputParser:
         """A parser of one output.
 
@@ -105,9 +106,11 @@ class Dialect:
             prompt_end: :meth:`prompt_end` of the request's prompt.
             is_single: the output ends with its first call.
             is_constrained: the output follows a :meth:`grammar` of calls.
+            holds_calls: see :func:`whole_calls`; otherwise the arguments of a call come as they are written.
         """
         source = Source()
-        return OutputParser(source, self._steps(source, functions, prompt_end, is_constrained), is_single)
+        steps = self._steps(source, functions, prompt_end, is_constrained)
+        return OutputParser(source, whole_calls(steps) if holds_calls else steps, is_single)
 
     def _steps(self, source: Source, functions: Sequence[Function], prompt_end: str, is_constrained: bool) -> Steps:
         if self._response_template is not None and not is_constrained:

@@ -24,14 +24,22 @@ class Source:
         self._taken: list[str] | None = None
         self.in_reasoning = False
         """Whether the text that is read next is reasoning."""
+        self.cut_by: str | None = None
+        """See :meth:`end`."""
 
     def feed(self, text: str) -> None:
         self._text = self._text[self._position :] + text
         self._position = 0
 
-    def end(self) -> None:
-        """No text follows."""
+    def end(self, cut_by: str | None = None) -> None:
+        """No text follows.
+
+        Args:
+            cut_by: the stop string that ended the text, or an empty string if the bound of tokens did. ``None``: the
+                model ended it.
+        """
         self._is_ended = True
+        self.cut_by = cut_by
 
     @property
     def unread(self) -> str:

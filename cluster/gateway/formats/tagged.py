@@ -88,12 +88,17 @@ class Tagged:
                 return False
             num_keys += 1
             yield from source.skip_space()
-        if not (yield from source.skip(self.function_end)) and not (yield from source.at_end()):
+        if not (yield from source.skip(self.function_end)) and not (yield from self._leaves_end_out(source)):
             return False
         yield Arguments("}" if num_keys else "{}")
         yield CallEnd()
         yield from skip_closers(source, self.calls_end)
         return True
+
+    def _leaves_end_out(self, source: Source) -> Wait[bool]:
+        """Whether the output ends here, and nothing but the tag behind the arguments is missing."""
+        is_at_end = yield from source.at_end()
+        return is_at_end and (source.cut_by is None or source.cut_by.startswith(self.function_end))
 
     def _read_value(self, source: Source, types: Sequence[str]) -> Generator[Event | None, None, bool]:
         """Reads a value and the tag behind it. Strings are passed on as they arrive."""

@@ -9,13 +9,14 @@ from typing import Any
 from baton.core.errors import InvalidRequestError
 from cluster.gateway.openai.json_body import shown
 from cluster.gateway.openai.schemas import check_known
-from cluster.jobs.job_types import Job, Status, StoredFile
+from cluster.jobs.job_types import FILE_ID, JOB_ID, Job, Status, StoredFile, is_id
 
 Json = dict[str, Any]
 
 MAX_FILES_LISTED = 10_000
 MAX_BATCHES_LISTED = 100
 ORDERS = ("asc", "desc")
+_NAMES = {FILE_ID: "file", JOB_ID: "batch"}
 _TIMES = {f"{status}_at": str(status) for status in Status if status is not Status.VALIDATING}
 
 
@@ -33,10 +34,16 @@ class Listing:
     oldest_first: bool = False
 
 
-def parse_listing(query: Mapping[str, str], *, default: int, max_limit: int, more: Sequence[str] = ()) -> Listing:
+def parse_listing(
+    query: Mapping[str, str], ids: str, *, default: int, max_limit: int, more: Sequence[str] = ()
+) -> Listing:
     """Reads a query.
 
+    An entry may be gone by the time that its id is sent as ``after``: clients delete what they list. Ids say where the
+    next page begins.
+
     Args:
+        ids: how the ids of the list begin.
         default: entries of a page if the query does not say.
         more: which of ``order`` and ``purpose`` the list knows besides ``after`` and ``limit``.
 
@@ -47,10 +54,16 @@ def parse_listing(query: Mapping[str, str], *, default: int, max_limit: int, mor
     limit = query.get("limit", str(default))
     if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= max_limit):
         raise InvalidRequestError(f"limit must be between 1 and {max_limit}, got {shown(limit)}.", param="limit")
+    after = query.get("after")
+    if after is not None and not is_id(after, ids):
+        raise InvalidRequestError(
+            f"after must be the id of a {_NAMES[ids]}, the last one of the page before, got {shown(after)}.",
+            param="after",
+        )
     order = query.get("order", "desc")
     if order not in ORDERS:
         raise InvalidRequestError(f"order must be asc or desc, got {shown(order)}.", param="order")
-    return Listing(query.get("after"), int(limit), query.get("purpose"), order == "asc")
+    return Listing(after, int(limit), query.get("purpose"), order == "asc")
 
 
 def file_json(file: StoredFile) -> Json:

@@ -14,7 +14,7 @@ from cluster.gateway.jobs.answers import MAX_BATCHES_LISTED, batch_json, list_js
 from cluster.gateway.jobs.files_endpoint import check_expiry, enabled, owner_of
 from cluster.gateway.openai.json_body import shown
 from cluster.gateway.openai.schemas import check_known
-from cluster.jobs.job_types import ENDPOINTS
+from cluster.jobs.job_types import ENDPOINTS, JOB_ID
 from cluster.jobs.jobs import Jobs
 
 BATCH_KEYS = ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after")
@@ -56,7 +56,7 @@ class BatchesEndpoint:
         return JsonResponse(batch_json(job))
 
     async def list(self, request: Request) -> Response:
-        listing = parse_listing(request.query_params, default=_DEFAULT_LISTED, max_limit=MAX_BATCHES_LISTED)
+        listing = parse_listing(request.query_params, JOB_ID, default=_DEFAULT_LISTED, max_limit=MAX_BATCHES_LISTED)
         found, has_more = await enabled(self._jobs).jobs(owner_of(request), after=listing.after, limit=listing.limit)
         return JsonResponse(list_json([batch_json(job) for job in found], has_more=has_more))
 

@@ -15,7 +15,7 @@ from cluster.gateway.jobs.answers import MAX_FILES_LISTED, file_json, list_json,
 from cluster.gateway.jobs.form_reader import FileBegins, FormReader
 from cluster.gateway.openai.json_body import shown
 from cluster.gateway.openai.schemas import check_known
-from cluster.jobs.job_types import StoredFile
+from cluster.jobs.job_types import FILE_ID, StoredFile
 from cluster.jobs.jobs import BATCH_PURPOSE, Jobs
 from cluster.jobs.uploads import Upload
 
@@ -68,7 +68,11 @@ class FilesEndpoint:
 
     async def list(self, request: Request) -> Response:
         listing = parse_listing(
-            request.query_params, default=MAX_FILES_LISTED, max_limit=MAX_FILES_LISTED, more=("order", "purpose")
+            request.query_params,
+            FILE_ID,
+            default=MAX_FILES_LISTED,
+            max_limit=MAX_FILES_LISTED,
+            more=("order", "purpose"),
         )
         found, has_more = await enabled(self._jobs).files(
             owner_of(request),

@@ -28,7 +28,7 @@ class _Call:
 class ChatMessage:
     """The message of one choice.
 
-    A call that breaks after it began is content of the whole message. A stream has already sent its beginning, and the
+    A call that breaks after it began is content of the whole message. A stream may have sent its beginning, and the
     arguments end there.
     """
 
@@ -41,13 +41,8 @@ class ChatMessage:
 
     @property
     def has_calls(self) -> bool:
-        """Whether the whole message has calls."""
+        """Whether there are calls, without those that broke."""
         return bool(self._calls)
-
-    @property
-    def has_begun_calls(self) -> bool:
-        """Whether the stream has sent calls."""
-        return self._num_begun > 0
 
     def add(self, events: Iterable[Event]) -> Json:
         """Adds events, and returns what they add to the message as a delta."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from dataclasses import dataclass
@@ -57,13 +58,14 @@ def json_limits(max_model_len: int) -> JsonLimits:
 
 
 def parse_object(body: bytes, limits: JsonLimits = JsonLimits()) -> dict[str, Any]:
-    """The JSON object in ``body``.
+    """The JSON object in ``body``, which may begin with a byte order mark (RFC 8259, section 8.1).
 
     Raises:
         InvalidRequestError: it has too many entries, or is not UTF-8, not JSON (NaN, Infinity and lone surrogates are
             not JSON), nested too deeply, not an object, or an object that names a key twice.
     """
     _check_counts(body, limits)
+    body = body.removeprefix(codecs.BOM_UTF8)
     try:
         value = jiter.from_json(body, allow_inf_nan=False, catch_duplicate_keys=True)
     except ValueError as error:

@@ -183,6 +183,7 @@ class Planner:
             end,
             is_single=tools.is_single,
             is_constrained=bool(grammar and tools.functions),
+            holds_calls=bool(request.stop_strings),  # which may end the output within a call
         )
         return dataclasses.replace(plan, new_parser=new_parser, shown_token_ids=self._dialect.shown_token_ids())
 

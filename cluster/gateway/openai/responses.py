@@ -232,7 +232,7 @@ class ChatFormat(_Format):
                     "index": index,
                     "delta": added,
                     "logprobs": self._logprobs(delta.entries) if self._with_logprobs else None,
-                    "finish_reason": _chat_reason(delta.finish_reason, message.has_begun_calls),
+                    "finish_reason": _chat_reason(delta.finish_reason, message.has_calls),
                 }
             ],
         ) | (self._listed(index) if is_first else {})

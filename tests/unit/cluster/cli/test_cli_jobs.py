@@ -92,6 +92,15 @@ def test_answers_have_the_order_and_the_ids_of_the_prompts(
 
 
 @pytest.mark.usefixtures("url")
+def test_a_file_may_begin_with_a_byte_order_mark(baton: Baton, tmp_path: Path) -> None:
+    source = prompts(tmp_path / "in.jsonl", {"prompt": "a"})
+    source.write_bytes(b"\xef\xbb\xbf" + source.read_bytes())
+    target = tmp_path / "out.jsonl"
+    assert baton("submit", "-f", str(source), "-o", str(target))[0] == 0
+    assert len(read(target)) == 1
+
+
+@pytest.mark.usefixtures("url")
 def test_a_detached_batch_is_listed_shown_and_fetched(baton: Baton, tmp_path: Path) -> None:
     assert "There are no batches" in baton("jobs", "list")[1]
     source = prompts(tmp_path / "in.jsonl", *({"prompt": f"p{number}"} for number in range(30)))

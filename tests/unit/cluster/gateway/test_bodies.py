@@ -60,6 +60,11 @@ async def test_unfinished_bodies_are_bounded_together(http: httpx.AsyncClient) -
     assert (await http.post("/", json={"a": "x" * 200})).status_code == 200
 
 
+async def test_a_byte_order_mark_is_no_part_of_the_body(http: httpx.AsyncClient) -> None:
+    answer = await http.post("/", content=b'\xef\xbb\xbf{"prompt": "a"}')
+    assert (answer.status_code, answer.json()) == (200, {"prompt": "a"})
+
+
 def test_a_budget_is_given_back() -> None:
     budget = ByteBudget(10)
     with budget.share() as share:

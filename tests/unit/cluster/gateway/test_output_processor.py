@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from baton.core.errors import InternalError
 from baton.core.request import FinishReason, TokenLogprobs
+from cluster.gateway.formats.base import CallEnd
 from cluster.gateway.output_processor import OutputDelta, OutputProcessor, StopConditions, StopMatcher
 from cluster.requests.generation import TokenChunk
 from tests.tiny_tokenizers import byte_level_tokenizer
+from tests.unit.cluster.gateway.formats.samples import Sample, parser_of
 
 TOKENIZER = byte_level_tokenizer()
 EOS = TOKENIZER.eos_token_id or 0
@@ -198,3 +200,23 @@ def test_held_back_text_is_the_longest_prefix_of_a_stop_string(text: str, string
         if len(text) >= length and text.endswith(string[:length])
     ]
     assert matcher.num_held_chars == max(starts, default=0)
+
+
+@pytest.mark.parametrize(
+    ("stop", "end", "is_call"),
+    [
+        ("", FinishReason.STOP, True),
+        ("", FinishReason.LENGTH, False),
+        ("</function>", FinishReason.STOP, True),
+        ("<parameter=days>", FinishReason.STOP, False),
+    ],
+)
+def test_a_call_is_whole_without_its_last_tag_only_if_that_is_what_ended_it(
+    stop: str, end: FinishReason, is_call: bool
+) -> None:
+    conditions = StopConditions((stop,) if stop else ())
+    target = OutputProcessor(TOKENIZER.detokenizer(), conditions, parser_of(Sample("", "qwen_xml", "")))
+    text = f"<tool_call><function=get_weather><parameter=city>Oslo</parameter>{stop}"
+    token_ids = [*chars(text), EOS] if end is FinishReason.STOP else chars(text)
+    events = [event for delta in feed(target, token_ids, end) for event in delta.events]
+    assert (CallEnd() in events) == is_call

@@ -121,8 +121,10 @@ def test_the_stop_reason_says_how_the_output_ended(
 def test_a_call_that_breaks_is_text_of_a_whole_message_and_ends_in_a_stream() -> None:
     answer = whole(new_answer(), BROKEN)
     assert (answer["content"], answer["stop_reason"]) == ([{"type": "text", "text": BROKEN}], "end_turn")
-    blocks = [event["content_block"]["type"] for event in streamed(new_answer(), [BROKEN]) if "content_block" in event]
+    events = streamed(new_answer(), [BROKEN])
+    blocks = [event["content_block"]["type"] for event in events if "content_block" in event]
     assert blocks == ["text", "tool_use", "text"]
+    assert events[-2]["delta"]["stop_reason"] == "end_turn"
 
 
 def test_a_stream_that_fails_ends_with_an_error_in_anthropics_form() -> None:

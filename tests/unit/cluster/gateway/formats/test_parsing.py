@@ -6,6 +6,8 @@ from itertools import combinations
 
 import pytest
 
+from cluster.gateway.formats.base import OutputParser
+from cluster.gateway.formats.calls import whole_calls
 from tests.unit.cluster.gateway.formats.samples import (
     SAMPLES,
     THOUGHTS,
@@ -64,6 +66,17 @@ def test_a_stream_of_whole_calls_is_the_whole_message(sample: Sample) -> None:
     assert streamed(events)["content"] == (message["content"] or "")
 
 
+@ALL
+def test_a_stream_of_calls_that_are_held_is_the_whole_message_wherever_it_ends(sample: Sample) -> None:
+    for end in range(len(sample.text) + 1):
+        free, text = parser_of(sample), sample.text[:end]
+        events = parsed(OutputParser(free.source, whole_calls(free.steps)), [text])
+        message, joined = whole(parsed(parser_of(sample), [text])), streamed(events)
+        assert list(joined["calls"].values()) == [call["function"] for call in message.get("tool_calls", ())]
+        assert joined["content"] == (message["content"] or "")
+        assert joined["reasoning"] == message.get("reasoning_content", "")
+
+
 def test_a_call_that_breaks_is_content_of_a_whole_message_and_ends_in_a_stream() -> None:
     text = 'a <tool_call>{"name": "now", "arguments": {"x": y}}'
     events = parsed(parser_of(Sample("", "hermes", text)), [text])
@@ -71,6 +84,16 @@ def test_a_call_that_breaks_is_content_of_a_whole_message_and_ends_in_a_stream()
     joined = streamed(events)
     assert joined["calls"] == {0: {"name": "now", "arguments": '{"x": '}}
     assert joined["content"] == "ay}}"
+
+
+@pytest.mark.parametrize(
+    ("cut_by", "is_call"), [(None, True), ("</function>\n", True), ("<parameter", False), ("", False)]
+)
+def test_a_call_without_its_end_is_one_only_if_the_model_left_the_end_out(cut_by: str | None, is_call: bool) -> None:
+    text = "<tool_call><function=get_weather><parameter=city>Oslo</parameter>"
+    parser = parser_of(Sample("", "qwen_xml", text))
+    message = whole(parser.push(text) + parser.finish(cut_by))
+    assert ("tool_calls" in message, message["content"]) == (is_call, None if is_call else text)
 
 
 def test_arguments_are_streamed_as_they_arrive() -> None:

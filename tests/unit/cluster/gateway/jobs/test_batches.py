@@ -144,6 +144,22 @@ async def test_a_corrupt_file_fails_with_the_lines_at_fault(
     assert generator.requests == []
 
 
+@pytest.mark.parametrize("mark", [b"\xef\xbb\xbf", b"\xef\xbb\xbf\n"])
+async def test_a_byte_order_mark_before_a_line_is_no_part_of_it(client: openai.AsyncOpenAI, mark: bytes) -> None:
+    content = mark + jsonl(line("a")) + mark + jsonl(line("b"))
+    batch = await ended(client, await submit(client, content))
+    assert batch.status == "completed"
+    assert [one["custom_id"] for one in await entries(client, batch.output_file_id)] == ["a", "b"]
+    assert (await client.files.content(batch.input_file_id)).content == content
+
+
+async def test_a_byte_order_mark_alone_is_an_empty_file(client: openai.AsyncOpenAI) -> None:
+    batch = await ended(client, await submit(client, b"\xef\xbb\xbf"))
+    assert batch.errors is not None
+    assert batch.errors.data is not None
+    assert [problem.code for problem in batch.errors.data] == ["empty_file"]
+
+
 async def test_what_is_done_survives_a_cancellation(client: openai.AsyncOpenAI, generator: FakeGenerator) -> None:
     good = generator.script
     generator.script = lambda request: [None] if len(generator.requests) > 3 else list(good(request))
@@ -186,6 +202,29 @@ async def test_files_can_be_listed_read_and_deleted(client: openai.AsyncOpenAI) 
 async def test_batches_can_be_listed_in_pages(client: openai.AsyncOpenAI) -> None:
     made = [(await submit(client, jsonl(line("a")))).id for _ in range(3)]
     assert [batch.id async for batch in client.batches.list(limit=2)] == made[::-1]
+
+
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/batches"])
+@pytest.mark.parametrize("after", ["nope", "", "file-nope", "file_", "batch_0", "é" * 300])
+async def test_a_page_after_something_that_is_no_id_is_refused(url: str, path: str, after: str) -> None:
+    async with httpx.AsyncClient(base_url=url) as http:
+        answer = await http.get(path, params={"after": after})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "after")
+    assert answer.json()["error"]["message"].startswith("after must be the id of a ")
+
+
+async def test_ids_of_the_other_list_are_refused(client: openai.AsyncOpenAI) -> None:
+    batch = await submit(client, jsonl(line("a")))
+    with pytest.raises(openai.BadRequestError, match="after must be the id of a file"):
+        await client.files.list(after=batch.id)
+    with pytest.raises(openai.BadRequestError, match="after must be the id of a batch"):
+        await client.batches.list(after=batch.input_file_id)
+
+
+async def test_files_can_be_deleted_while_they_are_listed(client: openai.AsyncOpenAI) -> None:
+    made = [(await client.files.create(file=("a.jsonl", b"x"), purpose="batch")).id for _ in range(5)]
+    deleted = [(await client.files.delete(file.id)).id async for file in client.files.list(limit=2)]
+    assert deleted == made[::-1]
 
 
 async def test_the_input_of_a_running_batch_cannot_be_deleted(
