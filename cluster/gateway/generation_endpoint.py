@@ -23,7 +23,7 @@ from cluster.gateway.access import Allowance, KeyLimiter, api_key_of
 from cluster.gateway.active_ids import ActiveIds
 from cluster.gateway.answers import Answer, ChunkedAnswer
 from cluster.gateway.anthropic.api import MESSAGES_API
-from cluster.gateway.anthropic.schemas import PromptRequest
+from cluster.gateway.anthropic.schemas import PromptRequest, check_counted
 from cluster.gateway.anthropic.translation import to_counted_chat
 from cluster.gateway.anthropic.versions import check_version
 from cluster.gateway.api_keys import cache_salt_of
@@ -161,6 +161,7 @@ class GenerationEndpoint:
     async def count_message_tokens(self, request: Request) -> Response:
         body = await self._bodies.read_object(request)
         check_version(request.headers)
+        check_counted(body)
         parsed = self._parse(request, PromptRequest, body)
         with MESSAGES_API.own_names():
             count = await self._planner.count_chat(to_counted_chat(parsed), self._generator.model)

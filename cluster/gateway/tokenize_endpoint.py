@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from fastapi import Request, Response
 
 from baton.core.errors import InvalidRequestError
@@ -11,13 +14,14 @@ from cluster.gateway.bodies import BodyReader
 from cluster.gateway.http_edge import JsonResponse
 from cluster.gateway.openai.plan import check_model
 from cluster.gateway.openai.prompt_encoder import Chat, PromptEncoder
-from cluster.gateway.openai.schemas import whole
+from cluster.gateway.openai.schemas import ChatCompletionRequest, parse_request, whole
 from cluster.gateway.openai.tokenize_schemas import (
     DetokenizeRequest,
     TokenizeChatRequest,
-    TokenizeTextRequest,
     parse_strictly,
+    parse_tokenize,
 )
+from cluster.gateway.openai.tool_use import resolve_tools
 from cluster.gateway.work_threads import WorkThreads
 from cluster.requests.generation import Generator
 
@@ -41,11 +45,11 @@ class TokenizeEndpoint:
 
     async def tokenize(self, request: Request) -> Response:
         body, card = await self._bodies.read_object(request), self._generator.model
-        parsed: TokenizeTextRequest | TokenizeChatRequest
-        if "messages" in body:
-            parsed = parse_strictly(TokenizeChatRequest, body)
+        parsed = parse_tokenize(body)
+        if isinstance(parsed, TokenizeChatRequest):
             chat = Chat(
                 parsed.messages,
+                self._tools(parsed),
                 add_generation_prompt=parsed.add_generation_prompt and not parsed.continue_final_message,
                 continue_final_message=parsed.continue_final_message,
                 add_special_tokens=parsed.add_special_tokens,
@@ -54,7 +58,6 @@ class TokenizeEndpoint:
             check_model(parsed.model, card)
             token_ids = await self._encoder.encode_chat(chat, card, may_be_long=True)
         else:
-            parsed = parse_strictly(TokenizeTextRequest, body)
             check_model(parsed.model, card)
             encoded = await self._encoder.encode_prompts(
                 [parsed.prompt], card, parsed.add_special_tokens, may_be_long=True
@@ -65,6 +68,11 @@ class TokenizeEndpoint:
             texts = await self._threads.run(len(token_ids), list, map(self._tokenizer.token_text, token_ids))
         answer = {"count": len(token_ids), "max_model_len": card.max_model_len, "tokens": token_ids}
         return JsonResponse({**answer, "token_strs": texts})
+
+    def _tools(self, request: TokenizeChatRequest) -> Sequence[dict[str, Any]]:
+        """Those that a chat with these tools has in its prompt; errors as for a chat."""
+        chat = parse_request(ChatCompletionRequest, {"messages": request.messages, "tools": request.tools})
+        return resolve_tools(chat, is_allowed=self._encoder.dialect.allows_tools).listed
 
     async def detokenize(self, request: Request) -> Response:
         body, card = await self._bodies.read_object(request), self._generator.model

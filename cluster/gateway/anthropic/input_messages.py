@@ -84,7 +84,7 @@ def continues(messages: Sequence[Message]) -> bool:
 def _blocks(content: Any, path: str, kinds: Collection[str]) -> list[tuple[str, dict[str, Any]]]:
     """The blocks of a message with their paths."""
     found = []
-    for index, block in enumerate(checked_list(content, path)):
+    for index, block in enumerate(checked_list(content, path, "a string or an array of blocks")):
         where = f"{path}[{index}]"
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "redacted_thinking":

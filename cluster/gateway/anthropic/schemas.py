@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import WithJsonSchema
 
+from baton.core.errors import UnsupportedParameterError
 from cluster.gateway.anthropic.parameter_table import (
     COUNT_TOKENS,
     MESSAGES,
@@ -78,3 +79,14 @@ class MessagesRequest(PromptRequest, CommonRequest):
 
     max_tokens: Annotated[int, WithJsonSchema({"type": "integer", "minimum": 1})]
     stop_sequences: Annotated[list[str] | None, WithJsonSchema({"type": "array", "items": _WORD})] = None
+
+
+def check_counted(names: Iterable[str]) -> None:
+    """Raises :class:`UnsupportedParameterError`, as Anthropic refuses them too, for parameters of the answer."""
+    for name in names:
+        if name in MessagesRequest.parameters and name not in PromptRequest.parameters:
+            raise UnsupportedParameterError(
+                f"{name} is a parameter of {MESSAGES}, which does not change the number of tokens of a prompt. "
+                f"Leave it out of {COUNT_TOKENS}.",
+                param=name,
+            )

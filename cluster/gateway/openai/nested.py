@@ -45,10 +45,10 @@ def checked_object(value: Any, path: str, known: Iterable[str]) -> dict[str, Any
     return given
 
 
-def checked_list(value: Any, path: str) -> list[Any]:
-    """Raises :class:`InvalidRequestError` if ``value`` is no array."""
+def checked_list(value: Any, path: str, expected: str = "an array") -> list[Any]:
+    """Raises :class:`InvalidRequestError`, which says what is ``expected``, if ``value`` is no array."""
     if not isinstance(value, list):
-        raise InvalidRequestError(f"{path} must be an array, got {json_type(value)}.", param=_parameter(path))
+        raise InvalidRequestError(f"{path} must be {expected}, got {json_type(value)}.", param=_parameter(path))
     return value
 
 

@@ -194,13 +194,7 @@ class Planner:
         return len(await self._encoder.encode_chat(_chat_of(request, self._tools(request)), card, may_be_long=True))
 
     def _tools(self, request: ChatCompletionRequest) -> ToolUse:
-        tools = resolve_tools(request)
-        if tools.functions and not self._dialect.allows_tools:
-            raise UnsupportedParameterError(
-                "tools are not supported, because router.tool_parser is none on this endpoint; leave them out.",
-                param="tools",
-            )
-        return tools
+        return resolve_tools(request, is_allowed=self._dialect.allows_tools)
 
     def _plan(self, request: BaseRequest, model: str, prompts: list[PromptPlan], card: ModelCard) -> GenerationPlan:
         options = request.stream_options

@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
 
+from baton.core.errors import InvalidRequestError
 from cluster.gateway.openai.schemas import MESSAGES, check_known, explain, without_nulls
 
 _STRICT = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -30,6 +31,7 @@ class TokenizeChatRequest(BaseModel):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Any] | None = None
     return_token_strs: bool = False
 
 
@@ -38,6 +40,26 @@ class DetokenizeRequest(BaseModel):
 
     model: str | None = None
     tokens: Annotated[list[Any], WithJsonSchema({"type": "array", "items": {"type": "integer", "minimum": 0}})]
+
+
+def parse_tokenize(body: Mapping[str, Any]) -> TokenizeTextRequest | TokenizeChatRequest:
+    """Parses a text or a chat, as :func:`parse_strictly`. It must be one of them, without settings of the other."""
+    names = [name for name in ("prompt", "messages") if body.get(name) is not None]
+    if len(names) == 2:
+        raise InvalidRequestError("prompt and messages exclude each other; send one of them.", param="prompt")
+    schemas: dict[str, type[BaseModel]] = {"prompt": TokenizeTextRequest, "messages": TokenizeChatRequest}
+    every = {field for schema in schemas.values() for field in schema.model_fields}
+    given = {name: value for name, value in body.items() if value is not None or name not in every}
+    if not names:
+        check_known(given, every)
+        raise InvalidRequestError("There is neither prompt nor messages; send one of them.", param="prompt")
+    (sent,) = names
+    if alien := next((name for name in given if name in every - schemas[sent].model_fields.keys()), None):
+        (owner,) = schemas.keys() - {sent}
+        raise InvalidRequestError(f"{alien} belongs to {owner}; leave it out beside {sent}.", param=alien)
+    if sent == "prompt":
+        return parse_strictly(TokenizeTextRequest, given)
+    return parse_strictly(TokenizeChatRequest, given)
 
 
 ModelT = TypeVar("ModelT", bound=BaseModel)

@@ -45,13 +45,26 @@ class ToolUse:
         return None
 
 
-def resolve_tools(request: ChatCompletionRequest) -> ToolUse:
+def resolve_tools(request: ChatCompletionRequest, *, is_allowed: bool = True) -> ToolUse:
     """Reads ``tools``, ``tool_choice`` and ``parallel_tool_calls``.
+
+    Args:
+        is_allowed: whether the model may call functions.
 
     Raises:
         InvalidRequestError: a tool is malformed, or the choice does not fit the tools.
-        UnsupportedParameterError: a tool is not a function.
+        UnsupportedParameterError: a tool is not a function, or functions may not be called.
     """
+    use = _resolve(request)
+    if use.functions and not is_allowed:
+        raise UnsupportedParameterError(
+            "tools are not supported, because router.tool_parser is none on this endpoint; leave them out.",
+            param="tools",
+        )
+    return use
+
+
+def _resolve(request: ChatCompletionRequest) -> ToolUse:
     tools, choice = request.tools or [], request.tool_choice
     functions = [_check_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
     if len({function.name for function in functions}) < len(functions):

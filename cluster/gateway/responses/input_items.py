@@ -106,7 +106,8 @@ _READERS: Mapping[str, Callable[[Any, str], Message]] = {
 def _text(content: Any, path: str, kinds: Sequence[str] = ("input_text", "output_text", "text", "refusal")) -> str:
     if isinstance(content, str):
         return content
-    return "\n".join(_part(part, f"{path}[{index}]", kinds) for index, part in enumerate(checked_list(content, path)))
+    parts = checked_list(content, path, "a string or an array of parts")
+    return "\n".join(_part(part, f"{path}[{index}]", kinds) for index, part in enumerate(parts))
 
 
 def _part(part: Any, path: str, kinds: Sequence[str]) -> str:

@@ -96,6 +96,17 @@ async def test_tokens_are_counted_as_they_are_charged(client: anthropic.AsyncAnt
     assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "temperature", "stop_sequences", "stream", "service_tier", "seed"])
+async def test_a_count_has_no_parameters_of_an_answer(client: anthropic.AsyncAnthropic, name: str) -> None:
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        await client.messages.count_tokens(model=MODEL, messages=HELLO, extra_body={name: 1})
+    body: Any = caught.value.body
+    assert body["error"]["message"] == (
+        f"{name} is a parameter of /v1/messages, which does not change the number of tokens of a prompt. Leave it out "
+        "of /v1/messages/count_tokens."
+    )
+
+
 async def test_every_message_can_be_sent_back(client: anthropic.AsyncAnthropic, generator: Generator) -> None:
     history: list[Any] = [*HELLO]
     for text in (ANSWER, CALL, "Ok.", "<tool_call>nope</tool_call>", "<think>Hm.", ""):

@@ -183,3 +183,21 @@ def test_what_is_malformed_is_refused_with_its_place(body: Any) -> None:
     with pytest.raises(InvalidRequestError, match=name) as caught:
         chat(**body)
     assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("body", "place", "found"),
+    [
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "null"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "null"),
+        ({"messages": [USER, {"role": "assistant", "content": 5}]}, "messages[1].content", "an integer"),
+        ({"messages": [{"role": "user", "content": TEXT}]}, "messages[0].content", "an object"),
+        ({"messages": [{"role": "user", "content": [{**RESULT, "content": 5}]}]}, "messages[0].content[0].content",
+         "an integer"),
+        ({"system": 5}, "system", "an integer"),
+    ],
+)  # fmt: skip
+def test_content_of_a_wrong_type_is_told_what_it_may_be(body: Any, place: str, found: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        chat(**body)
+    assert caught.value.message == f"{place} must be a string or an array of blocks, got {found}."

@@ -196,3 +196,16 @@ def test_what_is_malformed_is_refused_with_its_place(body: Any) -> None:
     with pytest.raises(InvalidRequestError, match=name) as caught:
         chat(**body)
     assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("item", "place"),
+    [
+        ({"role": "user", "content": None}, "input[0].content"),
+        ({"type": "function_call_output", "call_id": "c", "output": None}, "input[0].output"),
+    ],
+)
+def test_content_of_a_wrong_type_is_told_what_it_may_be(item: Any, place: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        chat(input=[item])
+    assert caught.value.message == f"{place} must be a string or an array of parts, got null."
