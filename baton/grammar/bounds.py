@@ -9,7 +9,7 @@ from typing import Any
 
 from baton.core.errors import InvalidRequestError
 
-MAX_MULTIPLE_OF = 100_000
+MAX_MULTIPLE_OF = 10_000
 MAX_PATTERN_PROPERTIES = 100
 MAX_RULE_DEPTH = 500
 """Of rules that lead to each other. llguidance reports an error with the line of each of them, in quadratic time: two

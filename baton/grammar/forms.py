@@ -23,6 +23,8 @@ JSON_STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator"
 """The white space of Python's ``json.dumps``, which models are trained on. With free white space, a small model can
 fill its answer with it."""
 _COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"})
+MAX_GBNF_CHARS = 16 * 1024
+"""Translating GBNF into Lark's notation takes quadratic time: half a second for this length."""
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
@@ -48,7 +50,13 @@ def json_grammar(schema: Mapping[str, Any] | bool, *, whitespace: str | None = N
 
 
 def regex_grammar(pattern: str) -> str:
-    """Texts that a regular expression matches as a whole, in the syntax of Rust's ``regex``."""
+    """Texts that a regular expression matches as a whole, in the syntax of Rust's ``regex``.
+
+    Raises:
+        InvalidRequestError: its last backslash escapes nothing, which the compiler would overlook.
+    """
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
+        raise InvalidRequestError("The regular expression ends with a backslash that escapes nothing.")
     return LLMatcher.grammar_from_regex(pattern)
 
 
@@ -64,6 +72,11 @@ def notation_grammar(text: str) -> str:
         InvalidRequestError: a GBNF grammar that cannot be read.
     """
     if _GBNF_RULE.search(text):
+        if len(text) > MAX_GBNF_CHARS:
+            raise InvalidRequestError(
+                f"The GBNF grammar has {len(text)} characters; at most {MAX_GBNF_CHARS} are allowed. Write a larger "
+                "one in Lark's notation."
+            )
         try:
             text = gbnf_to_lark.gbnf_to_lark(text)
         except Exception as error:  # the parser raises whatever it meets

@@ -12,9 +12,10 @@ from baton.core.request import check_token_ids
 from baton.engine.models.tokenizer import Tokenizer
 from cluster.gateway.bodies import BodyReader
 from cluster.gateway.http_edge import JsonResponse
+from cluster.gateway.openai.json_body import whole
 from cluster.gateway.openai.plan import check_model
 from cluster.gateway.openai.prompt_encoder import Chat, PromptEncoder
-from cluster.gateway.openai.schemas import ChatCompletionRequest, parse_request, whole
+from cluster.gateway.openai.schemas import ChatCompletionRequest, parse_request
 from cluster.gateway.openai.tokenize_schemas import (
     DetokenizeRequest,
     TokenizeChatRequest,

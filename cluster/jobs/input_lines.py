@@ -134,7 +134,12 @@ class InputFile:
             raise _LineError("invalid_body", "body must be a JSON object with the parameters of the request.", "body")
         if body.get("stream"):
             raise _LineError("invalid_body", "stream is not supported in a batch. Leave it out.", "body.stream")
-        if unknown := values.keys() - {"custom_id", "method", "url", "body"}:
+        if unknown := {key for key, value in values.items() if value is not None} - {
+            "custom_id",
+            "method",
+            "url",
+            "body",
+        }:
             names = ", ".join(sorted(unknown))[:80]
             raise _LineError("unknown_key", f"Unknown: {names}; expected custom_id, method, url and body.")
         return Line(number, custom_id, json.dumps(body, separators=(",", ":")).encode())

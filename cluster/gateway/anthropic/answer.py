@@ -78,9 +78,9 @@ class MessagesAnswer(Answer):
         if self._end is not None and self._end.finish_reason is FinishReason.LENGTH:
             is_clipped = self._setting.plan.prompts[0].params.max_tokens < self._request.max_tokens
             return "model_context_window_exceeded" if is_clipped else "max_tokens"
-        if self._end is not None and self._end.stop_string:
-            return "stop_sequence"
-        return "tool_use" if self._content.has_uses else "end_turn"
+        if self._content.has_uses:
+            return "tool_use"
+        return "stop_sequence" if self._end is not None and self._end.stop_string else "end_turn"
 
 
 def _usage(usage: Usage) -> Json:

@@ -8,9 +8,9 @@ from typing import Any
 from baton.core.errors import InvalidRequestError
 from cluster.gateway.anthropic.input_messages import continues, messages_of
 from cluster.gateway.anthropic.schemas import MessagesRequest, PromptRequest
-from cluster.gateway.openai.json_body import shown
+from cluster.gateway.openai.json_body import shown, whole, without_nulls
 from cluster.gateway.openai.nested import check_neutral, checked_choice, checked_object, unsupported_type
-from cluster.gateway.openai.schemas import ChatCompletionRequest, without_nulls
+from cluster.gateway.openai.schemas import ChatCompletionRequest
 from cluster.gateway.openai.shared_parameters import chat_of
 
 NAMES = {
@@ -74,7 +74,7 @@ def _template_kwargs(thinking: dict[str, Any] | None) -> dict[str, Any] | None:
     if kind not in ("enabled", "adaptive", "disabled"):
         raise unsupported_type("thinking", kind, ("enabled", "adaptive", "disabled"))
     check_neutral(given, "thinking", {"display": ("summarized",)})
-    if kind == "enabled" and type(budget := given.get("budget_tokens")) is not int:
+    if kind == "enabled" and type(budget := whole(given.get("budget_tokens"))) is not int:
         raise InvalidRequestError(f"thinking.budget_tokens must be an integer, got {shown(budget)}.", param="thinking")
     return {"enable_thinking": kind != "disabled"}
 

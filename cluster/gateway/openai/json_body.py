@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,8 @@ import numpy as np
 from baton.core.errors import InvalidRequestError, UnsupportedMediaTypeError
 
 _CONTENT_TYPE = "application/json"
+_MAX_EXACT = 2.0**53
+"""Larger floats do not stand for one integer only."""
 _DUPLICATE = re.compile(r'Detected duplicate key "(.*)" at line', re.DOTALL)
 
 
@@ -104,6 +107,19 @@ def _count(body: bytes, marks: bytes) -> int:
     """How many bytes are one of ``marks``; many times as fast as ``bytes.count`` where they are frequent."""
     values = np.frombuffer(body, dtype=np.uint8)
     return sum(int(np.count_nonzero(values == mark)) for mark in marks)
+
+
+def without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What an object holds. Null means absent under any name: clients' models of requests and messages have more keys
+    than they use."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def whole(value: Any) -> Any:
+    """``value`` with whole numbers as integers, which some languages write as 64.0."""
+    if isinstance(value, list):
+        return [whole(item) for item in value] if set(map(type, value)) & {float, list} else value
+    return int(value) if type(value) is float and value.is_integer() and abs(value) < _MAX_EXACT else value
 
 
 def json_type(value: object) -> str:

@@ -10,17 +10,17 @@ from typing import Any
 
 from baton.core.errors import ContextLengthError, InvalidRequestError, UnsupportedParameterError
 from baton.core.request import MAX_LOGPROBS, SEED_LIMIT, SamplingParams
-from cluster.gateway.openai.json_body import json_type, shown
-from cluster.gateway.openai.schemas import IGNORED_OF_ASSISTANTS, BaseRequest, check_known, whole, without_nulls
+from cluster.gateway.openai.json_body import json_type, shown, whole, without_nulls
+from cluster.gateway.openai.schemas import IGNORED, BaseRequest, check_known
 from cluster.gateway.openai.tool_messages import check_call_id, check_tool_calls, name_results
 from cluster.requests.generation import ModelCard
 
 _PROMPT_FORMS = "a non-empty string, an array of token ids, or an array of either"
 MAX_PROMPTS = 1024
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_KEYS = frozenset({"role", "content", "name", "cache_control"})
+_KEYS = frozenset({"role", "content", "name", "cache_control", *IGNORED})
 _ASSISTANTS_KEYS = _KEYS | {
-    "refusal", "reasoning_content", "reasoning", "audio", "function_call", "tool_calls", *IGNORED_OF_ASSISTANTS,
+    "refusal", "reasoning_content", "reasoning", "audio", "function_call", "tool_calls",
 }  # fmt: skip
 _TOOLS_KEYS = _KEYS | {"tool_call_id"}
 _EMPTY_ONLY = ("audio", "function_call")

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
-from cluster.gateway.openai.json_body import json_type, shown
-from cluster.gateway.openai.schemas import check_known, without_nulls
+from cluster.gateway.openai.json_body import json_type, shown, without_nulls
+from cluster.gateway.openai.schemas import check_known
 
 _MAX_ENTRIES = 8192
 """Highest number of messages and content parts, as in chats: each costs time."""

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from cluster.gateway.openai.json_body import whole
+
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 
@@ -39,9 +41,9 @@ class Rule:
 
     def allows(self, value: object) -> bool:
         # type() and not isinstance(), since a bool is an int.
+        value = whole(value)
         if self.kind is not None:
-            is_whole = self.kind == "integer" and isinstance(value, float) and value.is_integer()
-            return is_whole or type(value) in _TYPES[self.kind]
+            return type(value) in _TYPES[self.kind]
         return any(type(value) is type(known) and value == known for known in self.values)
 
     def describe(self) -> str:

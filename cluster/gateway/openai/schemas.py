@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
 
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from baton.core.roles import SpeculationMethod
-from cluster.gateway.openai.json_body import json_type, shown
+from cluster.gateway.openai.json_body import json_type, shown, whole, without_nulls
 from cluster.gateway.openai.parameter_table import endpoints_of, parameters_of
 from cluster.gateway.openai.parameters import CHAT, COMPLETIONS, Parameter
 
@@ -84,11 +84,12 @@ def _check_rules(schema: type[RequestSchema], values: Mapping[str, Any]) -> None
         )
 
 
-IGNORED_OF_ASSISTANTS = (
-    "annotations", "id", "parsed", "provider_specific_fields", "reasoning_details", "thinking_blocks",
+IGNORED = (
+    "annotations", "id", "parsed", "parsed_arguments", "provider_specific_fields", "reasoning_details",
+    "thinking_blocks",
 )  # fmt: skip
-"""Keys of answers that clients send back. The model never sees them."""
-_IGNORED: dict[str, Any] = {key: {} for key in IGNORED_OF_ASSISTANTS}
+"""Keys of messages, calls and functions that clients send back. The model never sees them."""
+_IGNORED: dict[str, Any] = {key: {} for key in IGNORED}
 _NULL = {"type": "null"}
 _PARTS = [
     {"type": "object", "properties": {"type": {"const": kind}, kind: {"type": "string"}}, "required": ["type", kind]}
@@ -100,11 +101,12 @@ _MAYBE_TEXT = {"type": ["string", "null"]}
 _CALL = {
     "type": "object",
     "properties": {
+        **_IGNORED,
         "id": _WORD,
         "type": {"const": "function"},
         "function": {
             "type": "object",
-            "properties": {"name": _WORD, "arguments": {"type": "string"}},
+            "properties": {**_IGNORED, "name": _WORD, "arguments": {"type": "string"}},
             "required": ["name", "arguments"],
             "additionalProperties": _NULL,
         },
@@ -115,7 +117,7 @@ _CALL = {
 
 
 def _message(roles: list[str], required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
-    shared = {"role": {"enum": roles}, "content": _CONTENT, "name": _MAYBE_TEXT, "cache_control": {}}
+    shared = {**_IGNORED, "role": {"enum": roles}, "content": _CONTENT, "name": _MAYBE_TEXT, "cache_control": {}}
     return {
         "type": "object",
         "properties": {**shared, **properties},
@@ -135,7 +137,6 @@ MESSAGES = {
                 refusal=_MAYBE_TEXT,
                 reasoning_content=_MAYBE_TEXT,
                 reasoning=_MAYBE_TEXT,
-                **_IGNORED,
                 tool_calls={"type": ["array", "null"], "items": _CALL},
             ),
             _message(["tool"], ("tool_call_id",), tool_call_id=_WORD),
@@ -284,9 +285,6 @@ class ChatCompletionRequest(BaseRequest):
 
 RequestT = TypeVar("RequestT", bound=RequestSchema)
 
-_MAX_EXACT = 2.0**53
-"""Larger floats do not stand for one integer only."""
-
 _EXPECTED_TYPES = {
     "bool_type": "a boolean",
     "int_type": "an integer",
@@ -316,12 +314,12 @@ def parse_request(schema: type[RequestT], body: Mapping[str, Any]) -> RequestT:
             raise InvalidRequestError(
                 f"{name} must be an integer between -2^63 and 2^63 - 1, got {shown(value)}.", param=name
             )
-    if isinstance(options := given.get("stream_options"), dict):
-        check_known(options, StreamOptions.model_fields, "parameter in stream_options")
-        given["stream_options"] = without_nulls(options)
-    if isinstance(options := given.get("speculation"), dict):
-        check_known(options, SpeculationOptions.model_fields, "parameter in speculation")
-        given["speculation"] = without_nulls(options)
+    for name, nested in (("stream_options", StreamOptions), ("speculation", SpeculationOptions)):
+        if isinstance(options := given.get(name), dict):
+            given[name] = without_nulls(options)
+            check_known(given[name], nested.model_fields, f"parameter in {name}")
+    if isinstance(bias := given.get("logit_bias"), dict):
+        given["logit_bias"] = without_nulls(bias)
     try:
         return schema.model_validate({name: value for name, value in given.items() if name in schema.model_fields})
     except ValidationError as error:
@@ -333,19 +331,6 @@ def _integer_fields(schema: type[RequestSchema]) -> frozenset[str]:
     """The parameters that are an integer or an array of integers."""
     kinds = {name: (field.annotation, *get_args(field.annotation)) for name, field in schema.model_fields.items()}
     return frozenset(name for name, kind in kinds.items() if int in kind or list[int] in kind)
-
-
-def without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What an object holds. Null means absent under any name: clients' models of requests and messages have more keys
-    than they use."""
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def whole(value: Any) -> Any:
-    """``value`` with whole numbers as integers, which some languages write as 64.0."""
-    if isinstance(value, list):
-        return [whole(item) for item in value] if set(map(type, value)) & {float, list} else value
-    return int(value) if type(value) is float and value.is_integer() and abs(value) < _MAX_EXACT else value
 
 
 def explain(error: ValidationError) -> InvalidRequestError:

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from cluster.gateway.openai.json_body import without_nulls
 from cluster.gateway.openai.parameter_table import parameters_of
 from cluster.gateway.openai.parameters import CHAT, Parameter
-from cluster.gateway.openai.schemas import ChatCompletionRequest, CommonRequest, without_nulls
+from cluster.gateway.openai.schemas import ChatCompletionRequest, CommonRequest
 
 EXTENSIONS = (
     "seed", "top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens", "stop_token_ids", "skip_special_tokens",

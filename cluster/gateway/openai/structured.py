@@ -11,8 +11,8 @@ import jiter
 
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from baton.grammar.forms import ANY_OBJECT, choice_grammar, json_grammar, notation_grammar, regex_grammar
-from cluster.gateway.openai.json_body import json_type, shown
-from cluster.gateway.openai.schemas import BaseRequest, check_known, without_nulls
+from cluster.gateway.openai.json_body import json_type, shown, without_nulls
+from cluster.gateway.openai.schemas import BaseRequest, check_known
 
 _OPTIONS = ("whitespace_pattern", "disable_any_whitespace")
 _WITHOUT_EFFECT = ("disable_fallback", "backend", "_backend")  # there is one library, and it never falls back
@@ -45,6 +45,7 @@ def _of_response_format(request: BaseRequest) -> AskedGrammar | None:
     param, wanted = "response_format", request.response_format
     if wanted is None:
         return None
+    wanted = without_nulls(wanted)
     kind = wanted.get("type")
     if kind == "text":
         check_known(wanted, ("type",), f"key in {param}:")
@@ -61,7 +62,8 @@ def _of_response_format(request: BaseRequest) -> AskedGrammar | None:
                 f"got {shown(named)}.",
                 param=param,
             )
-        check_known(without_nulls(named), ("name", "description", "schema", "strict"), f"key in {param}.json_schema:")
+        named = without_nulls(named)
+        check_known(named, ("name", "description", "schema", "strict"), f"key in {param}.json_schema:")
         return _ask(param, "json", named["schema"], f"{param}.json_schema.schema")
     raise UnsupportedParameterError(
         f"{param}.type must be text, json_object or json_schema, got {shown(kind)}. Grammars and regular expressions "

@@ -8,7 +8,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
 
 from baton.core.errors import InvalidRequestError
-from cluster.gateway.openai.schemas import MESSAGES, check_known, explain, without_nulls
+from cluster.gateway.openai.json_body import without_nulls
+from cluster.gateway.openai.schemas import MESSAGES, check_known, explain
 
 _STRICT = ConfigDict(strict=True, extra="forbid", frozen=True)
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from cluster.gateway.formats.base import CallRule, Function
-from cluster.gateway.openai.json_body import json_type, shown
-from cluster.gateway.openai.schemas import ChatCompletionRequest, check_known, without_nulls
+from cluster.gateway.openai.json_body import json_type, shown, without_nulls
+from cluster.gateway.openai.schemas import ChatCompletionRequest, check_known
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}

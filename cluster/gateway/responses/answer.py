@@ -9,8 +9,8 @@ from baton.core.errors import BatonError
 from baton.core.request import FinishReason
 from cluster.gateway.answers import Answer
 from cluster.gateway.chat_api import AnswerSetting
+from cluster.gateway.openai.json_body import without_nulls
 from cluster.gateway.openai.responses import ChoiceOutput, Json, Usage
-from cluster.gateway.openai.schemas import without_nulls
 from cluster.gateway.output_events import events_of, settled
 from cluster.gateway.output_processor import OutputDelta
 from cluster.gateway.responses.output_items import OutputItems, Status

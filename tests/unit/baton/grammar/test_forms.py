@@ -136,6 +136,19 @@ def test_deep_nesting_is_the_clients_error(depth: int) -> None:
         GRAMMARS.compile(json_grammar(functools.reduce(lambda inner, _: {"items": inner}, range(depth), {})))
 
 
+def test_a_large_gbnf_grammar_is_refused_before_it_is_translated() -> None:
+    chain = "root ::= r0\n" + "".join(f"r{index} ::= r{index + 1}\n" for index in range(3000))
+    with pytest.raises(InvalidRequestError, match=r"at most 16384 are allowed.*Lark's notation"):
+        notation_grammar(chain)
+
+
+@pytest.mark.parametrize("pattern", ["\\", "ab\\", "a\\\\\\"])
+def test_a_backslash_that_escapes_nothing_is_refused(pattern: str) -> None:
+    with pytest.raises(InvalidRequestError, match="backslash"):
+        regex_grammar(pattern)
+    assert regex_grammar(pattern + "\\")
+
+
 def test_counts_may_be_written_as_floats() -> None:
     schema = {"type": "array", "maxItems": 1.0, "items": {"type": "string", "minLength": 1.0, "maxLength": 2.0}}
     grammar = json_grammar(schema)

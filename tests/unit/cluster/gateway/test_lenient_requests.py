@@ -11,6 +11,7 @@ from cluster.gateway.openai.model_inputs import check_messages, split_prompts
 from cluster.gateway.openai.plan import GatewayLimits, Planner
 from cluster.gateway.openai.prompt_encoder import PromptEncoder
 from cluster.gateway.openai.schemas import ChatCompletionRequest, CompletionRequest, parse_request
+from cluster.gateway.openai.structured import asked_grammar
 from cluster.gateway.openai.tool_use import resolve_tools
 from cluster.gateway.work_threads import WorkThreads
 from tests.unit.cluster.gateway.test_openai_api import CARD, PLANNER, TOKENIZER, chat, plan_chat, plan_completion
@@ -107,11 +108,33 @@ def test_null_means_absent_under_any_name() -> None:
     assert [sorted(message) for message in check_messages(given)] == [
         ["content", "role"], ["content", "role", "tool_calls"], ["content", "name", "role", "tool_call_id"]
     ]  # fmt: skip
+    formats: list[dict[str, Any]] = [{"type": "text"}, {"type": "json_schema", "json_schema": {"schema": {}}}]
+    options = {"stream_options": {"include_usage": True, "zzz": None}, "speculation": {"trace": None, "zzz": None}}
+    for wanted in formats:
+        assert asked_grammar(chat(response_format={**wanted, "zzz": None})) == asked_grammar(
+            chat(response_format=wanted)
+        )
+    assert chat(**options, logit_bias={"5": None, "6": 1}).logit_bias == {"6": 1}
     function = {"name": "f", "parameters": None, "zzz": None}
     request = chat(best_of=None, zzz=None, tools=[{"type": "function", "function": function, "zzz": None}])
     assert resolve_tools(request).functions[0].name == "f"
     with pytest.raises(InvalidRequestError, match="zzz"):
         check_messages([{"role": "user", "content": "a", "zzz": 1}])
+
+
+def test_what_clients_add_to_messages_and_calls_is_ignored() -> None:
+    fields = {"provider_specific_fields": {"signature": "a"}}
+    function = {"name": "f", "arguments": "{}", "parsed_arguments": {"b": 1}, **fields}
+    call = {"id": "1", "type": "function", "function": function, **fields}
+    given = [
+        {"role": "user", "content": "a", "id": "m1", "annotations": [], **fields},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "b", "id": "m2"},
+    ]
+    user, assistant, tool = check_messages(given)
+    assert user == {"role": "user", "content": "a"}
+    assert assistant["tool_calls"] == [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    assert tool == {"role": "tool", "tool_call_id": "1", "content": "b", "name": "f"}
 
 
 def test_token_ids_may_be_written_as_floats() -> None:
@@ -122,7 +145,7 @@ def test_token_ids_may_be_written_as_floats() -> None:
 
 
 def test_integers_without_effect_may_be_written_as_floats() -> None:
-    assert chat(priority=1.0, stream_interval=2.0)
+    assert chat(priority=1.0, stream_interval=2.0, thinking_token_budget=-1.0)
     with pytest.raises(InvalidRequestError, match="priority must be an integer"):
         chat(priority=1.5)
 
