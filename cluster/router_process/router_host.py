@@ -267,10 +267,13 @@ class RouterHost:
         """Ends open streams with an error when Ray is about to end this process."""
         await raylet_ends()
         logger.error("Ray has ended on this node, and this router ends with it")
-        await self.stop(grace_s=0.0)
+        await self._end(grace_s=0.0)
 
-    async def stop(self, grace_s: float = _SHUTDOWN_GRACE_S) -> None:
-        """Refuses new requests, and ends running ones with an error after ``grace_s`` seconds."""
+    async def stop(self) -> None:
+        """Refuses new requests, and ends running ones with an error after some seconds."""
+        await self._end(_SHUTDOWN_GRACE_S)
+
+    async def _end(self, grace_s: float) -> None:
         self._is_stopping = True
         for task in (self._scaling, self._watching, self._watching_gcs, self._running_jobs):
             if task is not None:
