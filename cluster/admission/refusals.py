@@ -92,9 +92,9 @@ def deadline_exceeded(slo: SloClass, waited_s: float, wait_s: float) -> Overload
 
 
 def stopping() -> OverloadedError:
-    """Error of requests that wait or arrive while the router stops."""
+    """Error of requests that arrive, wait, or still run when the router stops."""
     return OverloadedError(
-        "The router is stopping and accepts no more requests. Send the request again once a router is running.",
+        "The router is stopping, and ends the requests that it has. Send the request again once a router is running.",
         retry_after_s=1.0,
         reason=str(Refusal.STOPPING),
     )

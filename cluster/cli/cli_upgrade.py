@@ -115,9 +115,21 @@ def plan_for_running(new: BatonConfig) -> UpgradePlan:
     """What an upgrade of the recorded cluster would do.
 
     Raises:
-        ConfigError: no cluster runs here, or it cannot take over a change; the message names all such keys.
+        ConfigError: no cluster runs here, it is being upgraded, or it cannot take over a change; the message names all
+            such keys.
     """
-    return plan_upgrade(BatonConfig.from_dict(running_state().config), new)
+    return plan_upgrade(BatonConfig.from_dict(_state_between_upgrades().config), new)
+
+
+def _state_between_upgrades() -> RunState:
+    """The recorded cluster; raises :class:`ConfigError` while it is being upgraded."""
+    found = running_state()
+    if found.upgrade is not None and found.upgrade.outcome is None:
+        raise ConfigError(
+            f"The cluster (process {found.pid}) is being upgraded already. Wait for the end of that upgrade, which "
+            "`baton status` shows."
+        )
+    return found
 
 
 def upgrade_cluster(request: UpgradeRequest, show: Callable[[str], None]) -> str:
@@ -130,12 +142,7 @@ def upgrade_cluster(request: UpgradeRequest, show: Callable[[str], None]) -> str
         ConfigError: no cluster runs here, it belongs to another user, it is being upgraded already, or the upgrade was
             refused or has failed.
     """
-    before = running_state()
-    if before.upgrade is not None and before.upgrade.outcome is None:
-        raise ConfigError(
-            f"The cluster (process {before.pid}) is being upgraded already. Wait for the end of that upgrade, which "
-            "`baton status` shows."
-        )
+    before = _state_between_upgrades()
     write_upgrade_request(request)
     hang_up(before)
     return _follow(before, show)

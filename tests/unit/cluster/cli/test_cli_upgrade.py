@@ -103,9 +103,10 @@ def test_a_refused_or_failed_upgrade_keeps_the_configuration(baton, config: Path
     assert recorded().config == before
 
 
-def test_a_second_upgrade_is_refused_while_one_runs(baton, config: Path) -> None:
+@pytest.mark.parametrize("options", [["--set", "engine.threads=1"], []], ids=["another", "back to the old one"])
+def test_a_second_upgrade_is_refused_while_one_runs(baton, config: Path, options: list[str]) -> None:
     write_state(RunState(**{**_fields(recorded()), "upgrade": UpgradeProgress(1)}))
-    status, _, err = baton("upgrade", "-c", "config.yaml", "--set", "engine.threads=1")
+    status, _, err = baton("upgrade", "-c", "config.yaml", *options)
     assert (status, "is being upgraded already" in err) == (1, True)
 
 
