@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
 
 import torch
 from transformers import PreTrainedModel
@@ -108,13 +106,12 @@ def joined(
 ) -> Iterator[tuple[RankGroup, Followers]]:
     """This process as rank 0 of ``size``; the followers call ``builder``."""
     followers = Followers(size, silence_s, loading_silence_s)
-    with mock.patch.dict(os.environ):  # a process joins ranks once, and sets variables for good
-        try:
-            group = followers.start(f"{builder.__module__}:{builder.__name__}", argument, CPU)
-            yield group, followers
-        finally:
-            followers.close()
-            RankGroup(0, size).leave()
+    try:
+        group = followers.start(f"{builder.__module__}:{builder.__name__}", argument, CPU)
+        yield group, followers
+    finally:
+        followers.close()
+        RankGroup(0, size).leave()
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
@@ -81,12 +80,6 @@ def router():
 
 @pytest.fixture(autouse=True)
 def environment(tmp_path, monkeypatch):
-    with mock.patch.dict(os.environ):  # commands set variables for the processes that they start
-        _prepare(tmp_path, monkeypatch)
-        yield
-
-
-def _prepare(tmp_path, monkeypatch):
     stubs = tmp_path / "stubs"
     stubs.mkdir()
     (stubs / "sitecustomize.py").write_text(FAKE_LAUNCH)
