@@ -127,7 +127,8 @@ def test_a_second_up_names_the_running_cluster(baton: Callable[..., Result], up:
 def test_other_users_reach_neither_ray_nor_its_files(up: Result) -> None:
     [logs] = re.findall(r"log to (/\S+)", up.err)
     assert any(folder.stat().st_mode & 0o077 == 0 for folder in Path(logs).parents)
-    gcs = next(process for process in psutil.process_iter() if f"--log_dir={logs}" in process.cmdline())
+    running = psutil.process_iter(["cmdline"])
+    gcs = next(process for process in running if f"--log_dir={logs}" in (process.info["cmdline"] or ()))
     port = min(own.laddr.port for own in gcs.net_connections("tcp") if own.status == psutil.CONN_LISTEN)
     assert RayHead(f"127.0.0.1:{port}", None).asks_for_token()
 
