@@ -45,7 +45,9 @@ def json_grammar(schema: Mapping[str, Any] | bool, *, whitespace: str | None = N
         options |= {"whitespace_flexible": True, "whitespace_pattern": whitespace}
     try:
         return LLMatcher.grammar_from_json_schema(with_whole_counts(_object_of(schema)), overrides=options)
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise InvalidRequestError("The JSON schema is nested too deeply; use $defs and $ref.") from error
+    except ValueError as error:
         raise InvalidRequestError(f"The JSON schema cannot be read: {str(error)[:300]}") from error
 
 

@@ -75,12 +75,13 @@ class BodyReader:
         """
         try:
             check_content_headers(request.headers.get("content-type"), request.headers.get("content-encoding"))
-            self._check_size(announced_bytes(request))
+            if (problem := self._problem(announced_bytes(request))) is not None:
+                raise problem
         except BatonError:
             await drop_body(request)
             raise
         chunks: list[bytes] = []
-        num_bytes, problem = 0, None
+        num_bytes = 0
         with self._budget.share() as share:
             async for chunk in request.stream():
                 num_bytes += len(chunk)
@@ -99,17 +100,11 @@ class BodyReader:
             # Joining several megabytes takes milliseconds, too, without the interpreter's lock.
             return await self._thread.run(num_bytes, lambda: parse_object(b"".join(chunks), self._limits))
 
-    def _check_size(self, num_bytes: int) -> None:
+    def _problem(self, num_bytes: int, has_room: bool = True) -> BatonError | None:
         if num_bytes > self._max_bytes:
-            raise RequestTooLargeError(
+            return RequestTooLargeError(
                 f"The request body is larger than the limit of {self._max_bytes} bytes. Send a smaller request."
             )
-
-    def _problem(self, num_bytes: int, has_room: bool) -> BatonError | None:
-        try:
-            self._check_size(num_bytes)
-        except RequestTooLargeError as error:
-            return error
         if not has_room:
             return EndpointFullError(
                 f"The bodies of requests that are not complete take {self._budget.max_bytes} bytes, which is the limit "

@@ -19,6 +19,7 @@ from cluster.jobs.job_types import Line, LineProblem
 
 MAX_PROBLEMS = 100
 """Problems of a job that are listed; checking ends there."""
+_KEYS = frozenset({"custom_id", "method", "url", "body"})
 _MAX_ID_CHARS = 512
 _WORK_S = 0.005
 _PAUSES = 3
@@ -134,12 +135,7 @@ class InputFile:
             raise _LineError("invalid_body", "body must be a JSON object with the parameters of the request.", "body")
         if body.get("stream"):
             raise _LineError("invalid_body", "stream is not supported in a batch. Leave it out.", "body.stream")
-        if unknown := {key for key, value in values.items() if value is not None} - {
-            "custom_id",
-            "method",
-            "url",
-            "body",
-        }:
+        if unknown := {key for key, value in values.items() if value is not None} - _KEYS:
             names = ", ".join(sorted(unknown))[:80]
             raise _LineError("unknown_key", f"Unknown: {names}; expected custom_id, method, url and body.")
         return Line(number, custom_id, json.dumps(body, separators=(",", ":")).encode())

@@ -15,6 +15,7 @@ import ray
 
 from baton.core.errors import BatonError, WorkerLostError
 from baton.engine.models.model_cache import last_line
+from baton.process.parent import tied
 from baton.process.stop_signals import StopEvent
 from baton.process.worker_environment import LOCAL_RAY_VARIABLES
 from cluster.config.network_config import NetworkConfig
@@ -151,13 +152,12 @@ class RayProcess:
         }
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(
-                command,
+                tied(command),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**LOCAL_RAY_VARIABLES, **os.environ, **variables},
                 start_new_session=True,  # Ctrl-C reaches this process alone
-                preexec_fn=ray._private.utils.set_kill_on_parent_death_linux,
             )
 
     def __enter__(self) -> RayProcess:

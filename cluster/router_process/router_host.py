@@ -102,7 +102,6 @@ class RouterHost:
         self._feeding: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._watching_gcs: asyncio.Task[None] | None = None
-        self._watching_raylet: asyncio.Task[None] | None = None
         self._background = BackgroundTasks()
         self._timelines = TimelineStore(self._config.router.timelines_kept)
         self._peers = RouterPeers(index)
@@ -145,7 +144,7 @@ class RouterHost:
         if self._config.jobs.enabled:
             holder = f"{socket.gethostname()}:{self._port}/{self._index}"  # the next process of this router has it, too
             self._jobs = self.admin.jobs = Jobs(self._config.jobs, self._pace, holder)
-        self._watching_raylet = self._background.spawn(self._end_with_raylet())
+        self._background.spawn(self._end_with_raylet())
         return self._endpoint, self._port
 
     async def describe(self) -> dict[str, Any]:

@@ -71,8 +71,9 @@ class MessagesAnswer(Answer):
         }
 
     def _stop(self) -> Json:
-        stop_string = self._end.stop_string if self._end else ""
-        return {"stop_reason": self._stop_reason(), "stop_sequence": stop_string or None}
+        reason = self._stop_reason()
+        stop_string = self._end.stop_string if self._end is not None and reason == "stop_sequence" else None
+        return {"stop_reason": reason, "stop_sequence": stop_string}
 
     def _stop_reason(self) -> str:
         if self._end is not None and self._end.finish_reason is FinishReason.LENGTH:

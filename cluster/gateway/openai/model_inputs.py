@@ -10,15 +10,16 @@ from typing import Any
 
 from baton.core.errors import ContextLengthError, InvalidRequestError, UnsupportedParameterError
 from baton.core.request import MAX_LOGPROBS, SEED_LIMIT, SamplingParams
-from cluster.gateway.openai.json_body import json_type, shown, whole, without_nulls
-from cluster.gateway.openai.schemas import IGNORED, BaseRequest, check_known
+from cluster.gateway.openai.json_body import json_type, shown, whole
+from cluster.gateway.openai.nested import object_at
+from cluster.gateway.openai.schemas import IGNORED_KEYS, BaseRequest, check_known
 from cluster.gateway.openai.tool_messages import check_call_id, check_tool_calls, name_results
 from cluster.requests.generation import ModelCard
 
 _PROMPT_FORMS = "a non-empty string, an array of token ids, or an array of either"
 MAX_PROMPTS = 1024
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_KEYS = frozenset({"role", "content", "name", "cache_control", *IGNORED})
+_KEYS = frozenset({"role", "content", "name", "cache_control", *IGNORED_KEYS})
 _ASSISTANTS_KEYS = _KEYS | {
     "refusal", "reasoning_content", "reasoning", "audio", "function_call", "tool_calls",
 }  # fmt: skip
@@ -109,9 +110,7 @@ def check_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _check_message(message: Any, where: str) -> dict[str, Any]:
-    if not isinstance(message, dict):
-        raise InvalidRequestError(f"{where} must be an object, got {json_type(message)}.", param="messages")
-    message = without_nulls(message)
+    message = object_at(message, where)
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         if role == "function":
@@ -161,9 +160,7 @@ def _check_content(content: Any, where: str) -> str:
 
 
 def _check_part(part: Any, where: str) -> str:
-    if not isinstance(part, dict):
-        raise InvalidRequestError(f"{where} must be an object, got {json_type(part)}.", param="messages")
-    part = without_nulls(part)
+    part = object_at(part, where)
     kind = part.get("type")
     if kind not in ("text", "refusal"):
         raise UnsupportedParameterError(

@@ -32,15 +32,20 @@ def check_size(value: Any, path: str) -> None:
             rest += (found[key] for key in _NESTED if key in found)
 
 
+def object_at(value: Any, path: str) -> dict[str, Any]:
+    """``value`` without nulls. Raises :class:`InvalidRequestError` if it is no object."""
+    if not isinstance(value, dict):
+        raise InvalidRequestError(f"{path} must be an object, got {json_type(value)}.", param=_parameter(path))
+    return without_nulls(value)
+
+
 def checked_object(value: Any, path: str, known: Iterable[str]) -> dict[str, Any]:
     """``value`` without nulls.
 
     Raises:
         InvalidRequestError: it is no object, or has another key that is not ``known``.
     """
-    if not isinstance(value, dict):
-        raise InvalidRequestError(f"{path} must be an object, got {json_type(value)}.", param=_parameter(path))
-    given = without_nulls(value)
+    given = object_at(value, path)
     check_known(given, known, f"key in {path}:")
     return given
 

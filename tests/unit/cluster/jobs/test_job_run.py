@@ -6,7 +6,7 @@ import asyncio
 import errno
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,13 +28,6 @@ from tests.job_services import jsonl, line
 from tests.unit.cluster.jobs.job_world import ALL, NUM_LINES, URL, World
 from tests.unit.cluster.jobs.made_jobs import MODEL, stored_file
 from tests.waiting import until
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    found = World(tmp_path)
-    yield found
-    found.close()
 
 
 async def test_a_run_goes_on_where_the_last_one_was_killed(world: World) -> None:

@@ -1,12 +1,9 @@
-"""Lines whose router is lost while it runs them: tried again, but not for ever."""
+"""A line whose router is lost while it runs is retried a bounded number of times."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
-
-import pytest
+from collections.abc import Callable
 
 from cluster.jobs.job_run import JobRun
 from cluster.jobs.job_types import Status
@@ -55,13 +52,6 @@ class Routers:
             return True
         self._lost.append(task)
         return False
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    found = World(tmp_path)
-    yield found
-    found.close()
 
 
 async def test_a_line_that_kills_its_router_gets_an_error_and_the_batch_completes(world: World) -> None:

@@ -118,6 +118,11 @@ def test_the_stop_reason_says_how_the_output_ended(
     assert (found["stop_reason"], found["stop_sequence"]) == (reason, stop_string or None)
 
 
+def test_a_complete_call_is_tool_use_whatever_ended_the_output() -> None:
+    answer = whole(new_answer(), OUTPUT, FinishReason.STOP, "</tool_call>")
+    assert (answer["stop_reason"], answer["stop_sequence"]) == ("tool_use", None)
+
+
 def test_a_call_that_breaks_is_text_of_a_whole_message_and_ends_in_a_stream() -> None:
     answer = whole(new_answer(), BROKEN)
     assert (answer["content"], answer["stop_reason"]) == ([{"type": "text", "text": BROKEN}], "end_turn")

@@ -179,7 +179,7 @@ async def test_an_expired_batch_keeps_its_results_and_names_the_rest(
 ) -> None:
     good = generator.script
     generator.script = lambda request: [None] if len(generator.requests) > 2 else list(good(request))
-    batch = await ended(client, await submit(client, jsonl(*(line(str(number)) for number in range(5))), window="1s"))
+    batch = await ended(client, await submit(client, jsonl(*(line(str(number)) for number in range(5))), window="4s"))
     assert (batch.status, batch.expired_at is not None) == ("expired", True)
     done, rest = await entries(client, batch.output_file_id), await entries(client, batch.error_file_id)
     assert len(done) == 2
