@@ -32,10 +32,9 @@ from cluster.routing.routing_profile import build_profile
 from cluster.telemetry.metrics import RouterMetrics
 from tests.credentials import CREDENTIALS, connect
 from tests.routers import admission_off, make_router
+from tests.waiting import TIMEOUT_S
 from tests.worker_infos import make_info
 
-TIMEOUT_S = 10.0
-"""Limit for operations that hang; working ones take far less."""
 CACHED_TOKENS = 3
 BYTES_MOVED = 4096
 

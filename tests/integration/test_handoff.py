@@ -23,9 +23,10 @@ from baton.engine.scheduling.scheduler import Scheduler
 from baton.rpc.conversions import unpack_events
 from tests.credentials import send_to
 from tests.engine_runs import BLOCK_SIZE, build_runner, greedy
-from tests.integration.worker_pair import TIMEOUT_S, Answer, Runners, WorkerPair, pair_config, worker_pair
+from tests.integration.worker_pair import Answer, Runners, WorkerPair, pair_config, worker_pair
 from tests.observers import CallOn
 from tests.tiny_models import model_with_reference, random_prompts, tiny_model
+from tests.waiting import TIMEOUT_S
 
 PROMPTS = random_prompts((3, 9, 17, 30, 41))
 NUM_TOKENS = 16

@@ -14,9 +14,10 @@ from baton.core.errors import BatonError, WorkerLostError
 from baton.rpc.wire import worker_pb2
 from tests.credentials import CREDENTIALS, send_to
 from tests.engine_runs import greedy
-from tests.integration.worker_pair import TIMEOUT_S, Answer, HostedWorker, Runners, WorkerPair, pair_config, worker_pair
+from tests.integration.worker_pair import Answer, HostedWorker, Runners, WorkerPair, pair_config, worker_pair
 from tests.observers import CallOn
 from tests.tiny_models import model_with_reference, random_prompts
+from tests.waiting import TIMEOUT_S
 
 PROMPTS = random_prompts((5, 18, 37, 64, 90))
 NUM_TOKENS = 24
@@ -112,7 +113,7 @@ async def test_prefill_can_be_cancelled_while_decode_waits_for_kv(runners: Runne
             )
             await claimed(pair, message.handoff.transfer_id)
         with pytest.raises(BatonError, match="The KV transfer failed"):
-            await asyncio.wait_for(decoding, 20.0)
+            await asyncio.wait_for(decoding, TIMEOUT_S)
         await pair.settle()
 
 
@@ -166,7 +167,7 @@ async def test_stopping_an_engine_ends_its_streams_with_a_lost_worker_error(runn
         await asyncio.sleep(0.05)
         await stopped.role.stop()
         with pytest.raises(WorkerLostError, match="shutting down"):
-            await asyncio.wait_for(running, 20.0)
+            await asyncio.wait_for(running, TIMEOUT_S)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -17,10 +17,11 @@ from baton.engine.kv_cache.kv_copies import WatchedCopies
 from baton.engine.runner.model_runner import ModelRunner
 from tests.engine_runs import greedy
 from tests.integration.test_handoff_int8 import with_rounded_prompt
-from tests.integration.worker_pair import TIMEOUT_S, Runners, pair_config, worker_pair
+from tests.integration.worker_pair import Runners, pair_config, worker_pair
 from tests.late_copies import LateCopies
 from tests.tiny_models import model_with_reference, random_prompts
 from tests.unit.baton.engine.test_device_faults import LOST, OUT_OF_MEMORY
+from tests.waiting import TIMEOUT_S
 
 PROMPTS = random_prompts((3, 9, 17, 30, 41))
 NUM_TOKENS = 16

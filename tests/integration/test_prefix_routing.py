@@ -24,10 +24,10 @@ from cluster.telemetry.metrics import RouterMetrics
 from decode_worker import role
 from tests.credentials import CREDENTIALS, connect
 from tests.engine_runs import BLOCK_SIZE
-from tests.integration.worker_pair import TIMEOUT_S, HostedWorker, Runners, worker_pair
+from tests.integration.worker_pair import HostedWorker, Runners, worker_pair
 from tests.routers import admission_off, make_router
 from tests.tiny_models import MAX_POSITIONS, VOCAB_SIZE, random_prompts, tiny_model
-from tests.waiting import until
+from tests.waiting import TIMEOUT_S, until
 from tests.worker_infos import make_info
 
 NUM_BLOCKS = 128

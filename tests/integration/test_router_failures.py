@@ -22,7 +22,6 @@ from baton.explain.critical_path import Stage, critical_path
 from baton.rpc.wire import worker_pb2
 from cluster.registry.progress_judge import Standing
 from tests.fake_workers import (
-    TIMEOUT_S,
     FakeCluster,
     batch,
     death,
@@ -39,7 +38,7 @@ from tests.fake_workers import (
     hang_and_signal,
     prefill_then,
 )
-from tests.waiting import until
+from tests.waiting import TIMEOUT_S, until
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import pytest
 from baton.core.errors import TransferError
 from cluster.registry.progress_judge import Standing
 from tests.fake_workers import (
-    TIMEOUT_S,
     FakeCluster,
     death,
     decode_some,
@@ -20,7 +19,7 @@ from tests.fake_workers import (
     hang,
     prefill_then,
 )
-from tests.waiting import until
+from tests.waiting import TIMEOUT_S, until
 
 SILENCE = "it has not answered for 3.0 s"
 

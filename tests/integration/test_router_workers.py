@@ -19,7 +19,6 @@ from cluster.registry.progress_judge import Standing
 from tests.fake_workers import (
     BYTES_MOVED,
     CACHED_TOKENS,
-    TIMEOUT_S,
     FakeCluster,
     batch,
     decode_some,
@@ -31,7 +30,7 @@ from tests.fake_workers import (
     hang,
     prefill_then,
 )
-from tests.waiting import until
+from tests.waiting import TIMEOUT_S, until
 
 
 @pytest.fixture
@@ -184,7 +183,7 @@ class TestWorkersThatComeAndGo:
         cluster.registry.drain("d1")
         worker = cluster.registry.get("d1")
         assert worker is not None
-        await asyncio.wait_for(worker.idle.wait(), 1)
+        await asyncio.wait_for(worker.idle.wait(), TIMEOUT_S)
         await cluster.registry.remove("d1")
         await cluster.add_all(["p1", "d2"])
         assert await waiting == expected_tokens(6)

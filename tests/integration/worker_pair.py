@@ -34,8 +34,7 @@ from decode_worker.role import DecodeRole
 from prefill_worker.role import PrefillRole
 from tests.credentials import CREDENTIALS, connect, send_to
 from tests.engine_runs import BLOCK_SIZE, build_runner
-
-TIMEOUT_S = 30.0
+from tests.waiting import TIMEOUT_S
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from cluster.gateway.gateway import create_app
 from cluster.gateway.openai.plan import GatewayLimits
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import TEXT, FakeAdmin, FakeGenerator, say, serve
+from tests.waiting import TIMEOUT_S
 
 TOKENIZER = byte_level_tokenizer()
 
@@ -28,5 +29,5 @@ def admin() -> FakeAdmin:
 @pytest.fixture
 async def http(generator: FakeGenerator, admin: FakeAdmin) -> AsyncIterator[httpx.AsyncClient]:
     app = create_app(generator, TOKENIZER, admin, GatewayLimits())
-    async with serve(app) as url, httpx.AsyncClient(base_url=url, timeout=10) as client:
+    async with serve(app) as url, httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as client:
         yield client

@@ -16,6 +16,7 @@ from baton.kv_transfer.base import PartHeader
 from baton.kv_transfer.codec import checksum
 from tests.kv_receiver import NUM_BLOCKS, PROMPT, Receiver, SourceKV, running_receiver
 from tests.observers import CallOn
+from tests.waiting import TIMEOUT_S
 
 NUM_PROMPT_BLOCKS = 6
 ID = "transfer-1"
@@ -34,7 +35,7 @@ async def push(receiver: Receiver, source: SourceKV, num_parts: int | None = Non
 
 async def has_failed(claim: asyncio.Task[object]) -> str:
     with pytest.raises(TransferError) as caught:
-        await asyncio.wait_for(claim, 10.0)
+        await asyncio.wait_for(claim, TIMEOUT_S)
     return caught.value.message
 
 
@@ -45,7 +46,7 @@ async def test_a_claim_waits_for_the_commit(receiver: Receiver, source: SourceKV
     assert receiver.importer.num_active == 1
     assert not claim.done()
     await receiver.importer.commit(ID)
-    imported = await asyncio.wait_for(claim, 10.0)
+    imported = await asyncio.wait_for(claim, TIMEOUT_S)
     assert receiver.importer.num_active == 0
     assert await receiver.read(imported) == source.layers
     assert await receiver.num_used_blocks() == NUM_PROMPT_BLOCKS

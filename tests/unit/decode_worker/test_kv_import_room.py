@@ -13,7 +13,7 @@ from baton.kv_transfer.base import Reservation, TransferOffer
 from tests.kv_receiver import NUM_BLOCKS, Receiver, SourceKV
 from tests.observers import CallOn
 from tests.tiny_models import random_prompts
-from tests.waiting import until
+from tests.waiting import TIMEOUT_S, until
 
 ID = "transfer-1"
 
@@ -49,7 +49,7 @@ async def test_freed_room_goes_to_the_next_reservation(receiver: Receiver) -> No
     await asyncio.sleep(0.05)
     assert not second.done()
     receiver.importer.abort("first", "making room")
-    assert (await asyncio.wait_for(second, 10.0)).num_cached_tokens == 0
+    assert (await asyncio.wait_for(second, TIMEOUT_S)).num_cached_tokens == 0
     receiver.importer.abort("second", "over")
     await receiver.all_given_back()
 
@@ -70,11 +70,11 @@ async def test_small_prompts_take_room_before_a_large_one_that_waits(receiver: R
     waiting, served = await reserve_in_order(
         receiver, large.offer("large", deadline_s=60.0), small.offer("small", deadline_s=60.0)
     )
-    assert (await asyncio.wait_for(served, 10.0)).num_cached_tokens == 0
+    assert (await asyncio.wait_for(served, TIMEOUT_S)).num_cached_tokens == 0
     assert not waiting.done()
     receiver.importer.abort("small", "over")
     await receiver.give_back(taken)
-    await asyncio.wait_for(waiting, 10.0)
+    await asyncio.wait_for(waiting, TIMEOUT_S)
     receiver.importer.abort("large", "over")
     await receiver.all_given_back()
 
@@ -92,10 +92,10 @@ async def test_a_large_prompt_that_has_waited_long_is_overtaken_no_more(
     assert not first.done()
     assert not second.done(), "there is room for it, but the large one comes first"
     await receiver.give_back(taken)
-    await asyncio.wait_for(first, 10.0)
+    await asyncio.wait_for(first, TIMEOUT_S)
     assert not second.done()
     receiver.importer.abort("large", "over")
-    await asyncio.wait_for(second, 10.0)
+    await asyncio.wait_for(second, TIMEOUT_S)
     receiver.importer.abort("small", "over")
     await receiver.all_given_back()
 
@@ -109,7 +109,7 @@ async def test_those_behind_one_that_gives_up_get_its_turn(receiver: Receiver, m
     )
     with pytest.raises(OutOfBlocksError, match=r"within 0\.2 s"):
         await first
-    await asyncio.wait_for(second, 10.0)
+    await asyncio.wait_for(second, TIMEOUT_S)
     receiver.importer.abort("small", "over")
     await receiver.give_back(taken)
     await receiver.all_given_back()

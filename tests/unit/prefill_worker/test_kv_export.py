@@ -29,6 +29,7 @@ from tests.kv_receiver import Receiver, read_layers, running_receiver
 from tests.observers import CallOn
 from tests.tiny_models import random_prompts
 from tests.unit.baton.kv_transfer.links import kv_server, slots_free, transport_over
+from tests.waiting import TIMEOUT_S
 
 CHUNK = 8
 PROMPT = random_prompts((45,))[0]
@@ -56,7 +57,7 @@ class Sender:
 
     async def begun(self) -> None:
         """Waits for the first event of the transfer."""
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(TIMEOUT_S):
             while not self.events:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 
@@ -305,7 +306,7 @@ async def test_cancelling_at_any_stage_ends_the_leases_and_notifies_the_receiver
             transfer.cancel()
         else:
             transfer = asyncio.create_task(sender.run(request))
-            await asyncio.wait_for(transport.reached.wait(), 20.0)
+            await asyncio.wait_for(transport.reached.wait(), TIMEOUT_S)
             await asyncio.sleep(0.02)  # the engine goes on and takes more leases
             assert sender.exporter.num_active == 1
             transfer.cancel()

@@ -14,6 +14,7 @@ from baton.core.kv_spec import KVCacheSpec, KVEncoding, LayerSpec
 from baton.engine.kv_cache.paged_cache import PagedKVCache
 from baton.kv_transfer.base import PartHeader, Payload, Pieces
 from prefill_worker.read_ahead import PARTS_AT_ONCE, ReadPart, read_ahead, read_parts
+from tests.waiting import TIMEOUT_S
 
 BLOCKS = (4, 2)
 HEADERS = [PartHeader(token, 1, 0, 2, KVEncoding.INT8) for token in range(3 * PARTS_AT_ONCE)]
@@ -92,13 +93,13 @@ class FakeStream:
         return sum(buffer.held for buffer in self.buffers)
 
     async def all_released(self) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(TIMEOUT_S):
             while self.num_held:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 
 
 async def all_read(count: int, cache: FakeCache) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(TIMEOUT_S):
         while len(cache.reads) < count:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 

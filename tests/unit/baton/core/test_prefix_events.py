@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from baton.core import prefix_events
 from baton.core.prefix_events import CacheChanges, PrefixEvents, PrefixReader, watch
 from baton.engine.kv_cache.prefix_cache import PrefixCache
+from tests.waiting import TIMEOUT_S
 
-TIMEOUT_S = 10.0
 PAUSE_S = 0.001
 
 

@@ -12,6 +12,7 @@ from baton.core.request import Request, SamplingParams
 from baton.engine.async_engine import AsyncEngine
 from tests.engine_runs import build_runner
 from tests.tiny_models import tiny_model
+from tests.waiting import TIMEOUT_S
 
 
 async def test_streams_and_calls_end_when_the_engine_thread_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +27,7 @@ async def test_streams_and_calls_end_when_the_engine_thread_fails(monkeypatch: p
     with pytest.raises(WorkerLostError):
         async for _ in engine.generate(Request("a", [1, 2, 3], SamplingParams())):
             pass
-    await asyncio.wait_for(engine.closed.wait(), 10)
+    await asyncio.wait_for(engine.closed.wait(), TIMEOUT_S)
     with pytest.raises(WorkerLostError):
         await engine.stats()
 

@@ -10,8 +10,7 @@ from baton.engine.engine import Engine
 from baton.engine.loop import EngineLoop
 from tests.engine_runs import build_engine, build_runner, greedy
 from tests.tiny_models import tiny_model
-
-TIMEOUT_S = 20.0
+from tests.waiting import TIMEOUT_S
 
 
 def test_an_engine_becomes_idle_once_after_each_period_of_work() -> None:

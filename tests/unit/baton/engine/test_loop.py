@@ -21,8 +21,7 @@ from baton.engine.loop import EngineLoop
 from baton.engine.runner.model_runner import ModelRunner
 from tests.engine_runs import build_engine, greedy, run_tokens
 from tests.tiny_models import random_prompts
-
-TIMEOUT_S = 20.0
+from tests.waiting import TIMEOUT_S
 
 
 class Running:

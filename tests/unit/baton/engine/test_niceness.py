@@ -19,8 +19,8 @@ from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.options import RunnerOptions
 from tests.engine_runs import build_engine, build_runner
 from tests.tiny_models import tiny_model
+from tests.waiting import TIMEOUT_S
 
-TIMEOUT_S = 20.0
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness is a process's")
 
 

@@ -38,6 +38,7 @@ from baton.rpc.channel import ERROR_KEY, PeerServer, create_channel
 from baton.rpc.wire.kv_pb2 import KVReply
 from tests.credentials import CREDENTIALS
 from tests.kv_receiver import SourceKV
+from tests.waiting import TIMEOUT_S
 
 NIXL = pytest.param("nixl", marks=pytest.mark.nixl)
 TRANSPORTS = ("grpc", "in_process", "shared", NIXL, "connected", "striped")
@@ -132,7 +133,7 @@ async def kv_server(
 
 async def slots_free(segment: SharedSegment) -> None:
     """Waits until all slots are free, and fails if some stay taken."""
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(TIMEOUT_S):
         while segment.num_free_slots < segment.layout.num_slots:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 

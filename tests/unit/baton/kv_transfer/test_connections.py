@@ -23,6 +23,7 @@ from tests.credentials import CREDENTIALS
 from tests.kv_receiver import Receiver, SourceKV
 from tests.tiny_models import random_prompts
 from tests.unit.baton.kv_transfer.links import Link, kv_server, link, send_all, transport_over
+from tests.waiting import TIMEOUT_S
 
 PROMPT = random_prompts((9,))[0]
 SILENCE_S = 0.5
@@ -57,7 +58,7 @@ class ByHand:
                 return reply
 
     async def failure(self) -> tuple[str, str]:
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(TIMEOUT_S):
             failed = (await self.reply()).failed
         return failed.code, failed.message
 
@@ -231,7 +232,7 @@ async def test_a_broken_connection_is_distinguished_from_a_lost_worker(receiver:
         parts = source.parts(part_bytes=200)
         await stream.send(*next(parts))
         assert isinstance(stream, GrpcSendStream)
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(TIMEOUT_S):
             while stream.num_inflight_bytes:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         assert isinstance(stream.parts, SocketSender)

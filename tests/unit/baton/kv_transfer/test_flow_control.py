@@ -21,6 +21,7 @@ from baton.kv_transfer.payload.inline import InlineReceiver
 from baton.rpc.channel import MAX_MESSAGE_BYTES
 from baton.rpc.wire.kv_pb2 import KVReserve, KVReserved
 from tests.unit.baton.kv_transfer.links import TRANSPORTS, RecordingSink, link, serving, transport_over
+from tests.waiting import TIMEOUT_S
 
 SPEC = KVCacheSpec("model", "float32", 4, (LayerSpec(1, 4, 4),))
 OFFER = TransferOffer("transfer-1", SPEC, (1, 2, 3), 1.0)
@@ -79,7 +80,7 @@ async def test_acknowledgements_grow_to_the_total_before_the_commit(kind: str, c
         stream = await way.transport.open(OFFER, way.peer)
         stream.on_acknowledged = told.append
         await send_many(stream, 50)
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(TIMEOUT_S):
             while commits != "at once" and told[-1:] != [50 * PART_BYTES]:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         await stream.commit()
@@ -129,7 +130,7 @@ async def test_an_error_from_before_the_first_frame_ends_the_transfer() -> None:
     async with serving(sink, [_BrokenPath()]) as (_, peer):
         transport = transport_over()
         stream = await transport.open(OFFER, peer)
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(TIMEOUT_S):
             while not sink.aborts:  # noqa: ASYNC110 - although the sender sends nothing
                 await asyncio.sleep(0.005)
         with pytest.raises(OutOfBlocksError, match="no room left"):
@@ -193,7 +194,7 @@ async def test_a_lost_sender_is_noticed_at_once() -> None:
         stream = await way.transport.open(OFFER, way.peer)
         await stream.send(HEADER, bytes(PART_BYTES))
         await way.transport.close()
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(TIMEOUT_S):
             while not sink.aborts:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
     assert sink.aborts == ["the sender disconnected"]
@@ -209,7 +210,7 @@ async def test_cancelling_during_the_commit_notifies_the_receiver(kind: str) -> 
         committing.cancel()
         await asyncio.gather(committing, return_exceptions=True)
         await stream.abort()
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(TIMEOUT_S):
             while not sink.aborts:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 

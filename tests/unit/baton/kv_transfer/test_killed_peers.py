@@ -29,6 +29,7 @@ from tests.unit.baton.kv_transfer.links import (
     slots_free,
     transport_over,
 )
+from tests.waiting import TIMEOUT_S
 
 REPOSITORY = Path(__file__).parents[4]
 
@@ -58,7 +59,7 @@ async def peer_process(*arguments: str) -> AsyncIterator[Process]:
 
 async def line_of(process: Process) -> str:
     assert process.stdout is not None
-    line = await asyncio.wait_for(process.stdout.readline(), 30.0)
+    line = await asyncio.wait_for(process.stdout.readline(), TIMEOUT_S)
     assert line, "the process ended"
     return line.decode().strip()
 
@@ -69,7 +70,7 @@ async def kill(process: Process) -> None:
 
 
 async def unmapped(before: int) -> None:
-    async with asyncio.timeout(30.0):
+    async with asyncio.timeout(TIMEOUT_S):
         while num_mappings() > before:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -106,7 +107,7 @@ async def test_reading_the_memory_of_a_killed_sender_is_an_error() -> None:
             assert bytes(await memory.fetch(KVSlot.FromString(slot))) == CONTENT
             await kill(sender)
             with pytest.raises(TransferError):
-                async with asyncio.timeout(30.0):
+                async with asyncio.timeout(TIMEOUT_S):
                     await memory.fetch(KVSlot.FromString(slot))
         for _ in range(2):
             async with reader.attached(KVSegment.FromString(offer)) as memory:
@@ -124,10 +125,10 @@ async def test_killing_a_sender_aborts_the_transfer_and_frees_its_memory() -> No
     before, mappings = num_mappings_before(), SegmentMappings(idle_s=0.01)
     sink = WatchedSink()
     async with kv_server(sink, mappings) as (_, peer), peer_process("send", peer) as sender:
-        await asyncio.wait_for(sink.writing.wait(), 30.0)
+        await asyncio.wait_for(sink.writing.wait(), TIMEOUT_S)
         assert (len(mappings), num_mappings(), named_segments()) == (1, before + 1, [])
         await kill(sender)
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(TIMEOUT_S):
             while not sink.aborts:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert sink.aborts == ["the sender disconnected"]
@@ -148,7 +149,7 @@ async def test_killing_a_receiver_ends_the_transfer_and_frees_its_slots() -> Non
     async with peer_process("receive") as receiver:
         sending = asyncio.create_task(send_shared(transport, await line_of(receiver), "killed", 100))
         assert await line_of(receiver) == "writing"
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(TIMEOUT_S):
             while segment.layout.num_slots - segment.num_free_slots < 5:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)  # four on their way, and one that waits
         await kill(receiver)

@@ -23,6 +23,7 @@ from tests.credentials import CREDENTIALS
 from tests.kv_receiver import Receiver, SourceKV
 from tests.unit.baton.kv_transfer.links import RecordingSink, kv_server, send_all, transport_over
 from tests.unit.baton.kv_transfer.slow_agent import SlowAgent
+from tests.waiting import TIMEOUT_S
 
 pytestmark = pytest.mark.nixl
 PART_BYTES = 1 << 16
@@ -229,7 +230,7 @@ async def test_cancelling_during_registration_leaves_the_memory_to_the_next_tran
         await asyncio.sleep(0)
         making.cancel()
         await asyncio.gather(making, return_exceptions=True)
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(TIMEOUT_S):
             while not reader._free[PART_BYTES]:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         async with reader.attached(segment.offer):
@@ -262,7 +263,7 @@ async def test_cancelling_during_a_read_keeps_its_memory_until_the_read_ends(
             await asyncio.gather(running, return_exceptions=True)
         assert reader._free[slot_bytes] == []
         agent.as_if = None
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(TIMEOUT_S):
             while not reader._free[slot_bytes]:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 

@@ -11,6 +11,7 @@ from baton.kv_transfer import peer_channels
 from baton.kv_transfer.peer_channels import PeerChannels
 from baton.rpc.credentials import PeerCredentials
 from tests.credentials import CREDENTIALS
+from tests.waiting import TIMEOUT_S
 
 
 class FakeChannel:
@@ -53,7 +54,7 @@ async def test_streams_to_one_peer_share_a_channel(made: list[FakeChannel]) -> N
 async def test_an_unused_channel_is_closed(made: list[FakeChannel]) -> None:
     channels = PeerChannels(CREDENTIALS, idle_s=0.01)
     channels.give_back(channels.take("a:1"))
-    await asyncio.wait_for(made[0].closed.wait(), 20.0)
+    await asyncio.wait_for(made[0].closed.wait(), TIMEOUT_S)
     channels.take("a:1")
     assert len(made) == 2
     await channels.close()

@@ -31,6 +31,7 @@ from baton.kv_transfer.payload.segment import (
 from baton.kv_transfer.payload.shared_memory import SegmentMappings, SharedMemorySendPath
 from baton.rpc.wire.kv_pb2 import KVSegment, KVSlot
 from tests.unit.baton.kv_transfer.links import num_mappings, num_mappings_before
+from tests.waiting import TIMEOUT_S
 
 PAGE = mmap.PAGESIZE
 
@@ -337,7 +338,7 @@ async def test_transfers_of_one_sender_share_a_mapping_until_the_last_one_ends(s
     assert len(mappings) == 1
     mappings.detach(third)
     del first, second, third
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(TIMEOUT_S):
         while num_mappings() > before:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     assert len(mappings) == 0

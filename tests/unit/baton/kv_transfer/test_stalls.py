@@ -18,6 +18,7 @@ from baton.kv_transfer.sender import METHOD, SERVICE, GrpcKVTransport
 from baton.rpc.channel import PeerServer, create_channel
 from tests.credentials import CREDENTIALS
 from tests.unit.baton.kv_transfer.links import RecordingSink, transport_over
+from tests.waiting import TIMEOUT_S
 
 SPEC = KVCacheSpec("model", "float32", 4, (LayerSpec(1, 4, 4),))
 HEADER = PartHeader(0, 1, 0, 1)
@@ -122,7 +123,7 @@ async def test_a_sender_that_is_silent_too_long_is_lost() -> None:
     sink = RecordingSink()
     async with receiving(sink, silence_s=0.05) as peer, sending(timeout_s=20.0) as transport:
         stream = await transport.open(offer(), peer)
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(TIMEOUT_S):
             while not sink.aborts:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         with pytest.raises(TransferError, match=r"sent nothing for 0\.05 s"):
@@ -176,7 +177,7 @@ async def test_a_stream_that_sends_nothing_is_ended() -> None:
     async with receiving(RecordingSink(), silence_s=0.05) as peer:
         channel = create_channel(peer, CREDENTIALS)
         call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(metadata=CREDENTIALS.call_metadata(peer))
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(TIMEOUT_S):
             assert "sent nothing for 0.05 s" in await call.details()
         await channel.close()
 
@@ -188,7 +189,7 @@ async def test_the_number_of_open_transfers_is_limited(monkeypatch: pytest.Monke
         with pytest.raises(OutOfBlocksError, match="2 open transfers"):
             await transport.open(offer("third"), peer)
         await streams[0].abort()
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(TIMEOUT_S):
             while not await _opens(transport, peer):  # noqa: ASYNC110 - the receiver notices the end a moment later
                 await asyncio.sleep(0.01)
 

@@ -24,6 +24,7 @@ from baton.kv_transfer.payload import in_process
 from tests.kv_receiver import NUM_BLOCKS, Receiver, SourceKV
 from tests.tiny_models import random_prompts
 from tests.unit.baton.kv_transfer.links import TRANSPORTS, Link, link, send_all
+from tests.waiting import TIMEOUT_S
 
 PROMPT = random_prompts((22,))[0]
 NUM_PROMPT_BLOCKS = 6
@@ -310,7 +311,7 @@ async def test_a_transfer_waits_for_room(way: Link, receiver: Receiver, source: 
     await asyncio.sleep(0.1)
     assert not opening.done()
     await receiver.give_back(taken)
-    stream = await asyncio.wait_for(opening, 1.0)
+    stream = await asyncio.wait_for(opening, TIMEOUT_S)
     await send_all(stream, source)
     receiver.importer.release(await receiver.importer.claim("transfer-1"))
     await receiver.all_given_back()
@@ -328,7 +329,7 @@ async def test_a_transfer_without_room_fails_at_its_deadline(way: Link, receiver
 async def test_a_prompt_that_can_never_fit_is_refused_at_once(way: Link, receiver: Receiver) -> None:
     source = SourceKV(receiver.spec, [5] * (NUM_BLOCKS * 4 + 1))
     with pytest.raises(ContextLengthError, match="needs 33 KV blocks, but the decode worker has 32"):
-        await asyncio.wait_for(way.transport.open(source.offer(deadline_s=60.0), way.peer), 1.0)
+        await asyncio.wait_for(way.transport.open(source.offer(deadline_s=60.0), way.peer), TIMEOUT_S)
     await receiver.all_given_back()
 
 

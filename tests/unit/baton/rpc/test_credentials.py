@@ -16,6 +16,7 @@ from baton.core.errors import ConfigError, InvalidRequestError
 from baton.rpc.certificates import Certificates, create_authority, issue_certificate, read_certificates
 from baton.rpc.channel import PeerServer, create_channel, message_limit
 from baton.rpc.credentials import ClusterSecret, PeerCredentials, create_secret
+from tests.waiting import TIMEOUT_S
 
 DAYS = 2
 
@@ -65,7 +66,7 @@ async def call(
     channel = create_channel(address, credentials)
     try:
         sent = credentials.call_metadata(address) if metadata is None else metadata
-        assert await channel.unary_unary("/test.Service/Call")(data, metadata=sent, timeout=10) == data
+        assert await channel.unary_unary("/test.Service/Call")(data, metadata=sent, timeout=TIMEOUT_S) == data
         return "OK"
     except grpc.aio.AioRpcError as error:
         return error.code().name
@@ -89,7 +90,7 @@ async def test_calls_without_the_token_of_this_server_are_refused(credentials: P
 async def test_a_refused_stream_ends_before_it_sends_anything(credentials: PeerCredentials) -> None:
     async with serving(credentials) as address:
         channel = create_channel(address, credentials)
-        stream = channel.stream_stream("/test.Service/Stream")(timeout=10)
+        stream = channel.stream_stream("/test.Service/Stream")(timeout=TIMEOUT_S)
         assert await stream.code() is grpc.StatusCode.UNAUTHENTICATED
         await channel.close()
 
@@ -98,7 +99,7 @@ async def test_unknown_methods_are_refused_like_known_ones(credentials: PeerCred
     async with serving(credentials) as address:
         channel = create_channel(address, credentials)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await channel.unary_unary("/test.Service/Other")(b"", timeout=10)
+            await channel.unary_unary("/test.Service/Other")(b"", timeout=TIMEOUT_S)
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
         await channel.close()
 
@@ -129,7 +130,7 @@ async def test_clients_refuse_servers_of_another_authority(authority: tuple[byte
 async def test_an_encrypted_server_does_not_answer_plain_text(authority: tuple[bytes, bytes]) -> None:
     async with serving(PeerCredentials(ClusterSecret(create_secret()), certificates_of(authority))) as address:
         host, _, port = address.partition(":")
-        with socket.create_connection((host, int(port)), timeout=10) as connection:
+        with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection:
             connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(64))
             answer = connection.recv(1000)
         assert answer[:1] in (b"", b"\x15")  # nothing, or a TLS alert

@@ -29,6 +29,7 @@ from baton.rpc import channel as channel_module
 from baton.rpc.channel import PeerServer, create_channel, error_from_rpc, reporting_errors
 from baton.rpc.wire import worker_pb2
 from tests.credentials import CREDENTIALS
+from tests.waiting import TIMEOUT_S
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +136,7 @@ async def test_a_call_that_takes_too_long_is_a_deadline_error() -> None:
 
 async def test_an_unreachable_server_is_a_lost_worker() -> None:
     channel = create_channel("127.0.0.1:1", CREDENTIALS)
-    error = await error_of(channel.unary_unary("/test.Service/Call")(b"", timeout=5.0))
+    error = await error_of(channel.unary_unary("/test.Service/Call")(b"", timeout=TIMEOUT_S))
     await channel.close()
     assert isinstance(error, WorkerLostError)
     assert "the peer" in error.message
@@ -218,7 +219,7 @@ async def test_a_server_closes_the_connection_of_a_peer_that_is_gone(monkeypatch
     try:
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")  # a preface and empty settings
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(TIMEOUT_S):
             while await reader.read(1024):
                 pass
         writer.close()

@@ -29,6 +29,7 @@ from cluster.registry.workers import WorkerRegistry
 from tests.credentials import connect
 from tests.request_records import make_record
 from tests.step_cost_reports import report_of
+from tests.waiting import TIMEOUT_S
 from tests.worker_infos import make_info
 
 WORKERS = ("prefill-1", "decode-1")
@@ -238,7 +239,7 @@ async def test_a_delayed_loop_makes_one_plan_and_not_all_missed_ones():
     running = asyncio.create_task(looped.loop.run())
     await asyncio.sleep(0)
     looped.now_s += 1.0
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(TIMEOUT_S):
         await first.wait()
     for _ in range(10):
         await asyncio.sleep(0.01)  # the clock stands still: one plan is due, and no more
@@ -252,7 +253,7 @@ async def test_a_failing_controller_does_not_end_the_loop(caplog):
     running = asyncio.create_task(looped.loop.run())
 
     async def until(text: str) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(TIMEOUT_S):
             while text not in caplog.text:
                 looped.now_s += 1
                 await asyncio.sleep(0.01)
@@ -260,7 +261,7 @@ async def test_a_failing_controller_does_not_end_the_loop(caplog):
     await until("a plan failed")
     looped.control.error = None
     looped.arrive(60, 20)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(TIMEOUT_S):
         while not looped.control.calls:
             looped.now_s += 0.1
             await asyncio.sleep(0.01)

@@ -16,6 +16,7 @@ from cluster.cli.cli_up import check_configuration
 from cluster.config.config import BatonConfig
 from cluster.controller import launch
 from tests.unit.cluster.command_line import baton, environment, router
+from tests.waiting import TIMEOUT_S
 
 __all__ = ["baton", "environment", "router"]  # fixtures
 
@@ -177,7 +178,7 @@ def test_a_draft_that_does_not_fit_is_an_error_before_anything_starts(tmp_path):
     (tmp_path / "head").mkdir()
     (tmp_path / "head" / "config.json").write_text('{"draft_vocab_size": 5}')
     for draft, reason in (("head", "contains no weights"), ("nothing", "does not exist")):
-        _, err = start_up("--set", f"speculation.draft={draft}").communicate(timeout=20)
+        _, err = start_up("--set", f"speculation.draft={draft}").communicate(timeout=TIMEOUT_S)
         assert "error: draft checkpoint:" in err
         assert reason in err
         assert "starting workers" not in err
@@ -211,7 +212,7 @@ def test_a_context_beyond_the_model_is_an_error_before_anything_starts(tmp_path)
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "config.json").write_text('{"max_position_embeddings": 64}')
     chosen = ("--set", "model=tiny", "--set", "speculation.draft=none", "--set", "speculation.method=ngram")
-    _, err = start_up(*chosen, "--set", "max_model_len=65").communicate(timeout=20)
+    _, err = start_up(*chosen, "--set", "max_model_len=65").communicate(timeout=TIMEOUT_S)
     assert err.endswith(
         "error: max_model_len is 65, but the model's context length is 64. Lower it, or leave it out to use as "
         "much as the model and the KV cache allow.\n"

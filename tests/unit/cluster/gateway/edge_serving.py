@@ -9,7 +9,7 @@ import socket
 from cluster.gateway.http_edge import RequestTimesMiddleware
 from cluster.gateway.http_protocol import Edge
 from cluster.gateway.http_server import EdgeServer
-from tests.waiting import until
+from tests.waiting import TIMEOUT_S, until
 
 
 class Server(EdgeServer):
@@ -38,7 +38,7 @@ async def answer_to(address, sent: bytes, **options) -> tuple[bytes, dict[bytes,
     """Status line, headers and body of what comes back until the connection is closed."""
     reader, writer = await asyncio.open_connection(*address, **options)
     writer.write(sent)
-    received = await asyncio.wait_for(reader.read(), 5)
+    received = await asyncio.wait_for(reader.read(), TIMEOUT_S)
     writer.close()
     head, _, body = received.partition(b"\r\n\r\n")
     status, *lines = head.split(b"\r\n")

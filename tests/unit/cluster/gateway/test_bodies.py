@@ -15,6 +15,7 @@ from cluster.gateway import bodies as module
 from cluster.gateway.bodies import BodyReader
 from cluster.gateway.http_edge import JsonResponse, error_response
 from cluster.gateway.turns import ByteBudget, Turns, in_passes
+from tests.waiting import TIMEOUT_S
 
 MAX_BYTES = 1000
 JSON = {"Content-Type": "application/json"}
@@ -93,7 +94,7 @@ async def test_a_turn_that_nobody_waits_for_is_passed_on() -> None:
     left, stays = asyncio.create_task(turns.wait()), asyncio.create_task(turns.wait())
     await asyncio.sleep(0)
     left.cancel()
-    await asyncio.wait_for(stays, 1)
+    await asyncio.wait_for(stays, TIMEOUT_S)
 
 
 async def test_items_are_taken_a_few_in_each_pass() -> None:

@@ -17,7 +17,7 @@ from cluster.gateway import listener as listener_module
 from cluster.gateway.connections import NUM_SPARE, choose_max_connections
 from cluster.gateway.http_protocol import Edge
 from tests.unit.cluster.gateway.edge_serving import answer_to, serving
-from tests.waiting import until
+from tests.waiting import TIMEOUT_S, until
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -47,7 +47,7 @@ async def test_connections_beyond_the_limit_get_a_typed_answer_and_health_still_
 
 async def until_served(address: tuple[str, int]) -> None:
     """Asks until an earlier connection has ended."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(TIMEOUT_S):
         while not (await answer_to(address, GET))[0].startswith(b"HTTP/1.1 200"):
             pass
 
@@ -141,7 +141,7 @@ async def test_connections_are_closed_when_the_server_stops() -> None:
         reader, writer = await asyncio.open_connection(*address)
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         await reader.readuntil(b"\r\n\r\nx")
-    assert await asyncio.wait_for(reader.read(), 5) == b""
+    assert await asyncio.wait_for(reader.read(), TIMEOUT_S) == b""
     writer.close()
 
 

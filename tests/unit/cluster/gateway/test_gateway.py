@@ -19,7 +19,7 @@ from cluster.gateway.work_threads import WorkThreads
 from cluster.requests.generation import GenerationRequest, TokenChunk
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import ALIAS, CONTEXT_LENGTH, MODEL, TEXT, FakeAdmin, FakeGenerator, Step, say
-from tests.waiting import until
+from tests.waiting import TIMEOUT_S, until
 
 TOKENIZER = byte_level_tokenizer()
 NUM_TOKENS = len(TOKENIZER.encode(TEXT, add_special_tokens=False))
@@ -211,7 +211,7 @@ async def test_the_first_token_is_sent_before_the_rest_is_generated(
 ) -> None:
     generator.script = lambda request: [TokenChunk(tuple(TOKENIZER.encode("hello"))), None]
     async with (
-        asyncio.timeout(30),
+        asyncio.timeout(TIMEOUT_S),
         http.stream("POST", "/v1/completions", json={**COMPLETION, "stream": True}) as answer,
     ):
         assert answer.headers["content-type"].startswith("text/event-stream")

@@ -13,7 +13,7 @@ from cluster.gateway.gateway import create_app
 from cluster.gateway.openai.plan import GatewayLimits
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator, say, serve
-from tests.waiting import until
+from tests.waiting import TIMEOUT_S, until
 
 TOKENIZER = byte_level_tokenizer()
 COMPLETION = {"model": MODEL, "prompt": "hello", "max_tokens": 32}
@@ -27,7 +27,7 @@ def generator() -> FakeGenerator:
 @pytest.fixture
 async def http(generator: FakeGenerator) -> AsyncIterator[httpx.AsyncClient]:
     app = create_app(generator, TOKENIZER, FakeAdmin(), GatewayLimits())
-    async with serve(app) as url, httpx.AsyncClient(base_url=url, timeout=10) as client:
+    async with serve(app) as url, httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as client:
         yield client
 
 

@@ -25,7 +25,7 @@ from cluster.gateway.http_protocol import Edge, ReceiveLimits
 from cluster.gateway.turns import ByteBudget, Turns
 from cluster.telemetry.metrics import HttpMetrics
 from tests.unit.cluster.gateway.edge_serving import answer_to, serving
-from tests.waiting import until
+from tests.waiting import TIMEOUT_S, until
 
 _BUSY_S = 0.4
 _TOLERANCE_S = 0.1
@@ -124,7 +124,7 @@ async def test_an_idle_connection_is_kept_and_then_closed() -> None:
             writer.write(request)
             await reader.readuntil(b"\r\n\r\nx")
             await asyncio.sleep(0.15)
-        assert await asyncio.wait_for(reader.read(), 5) == b""
+        assert await asyncio.wait_for(reader.read(), TIMEOUT_S) == b""
         writer.close()
 
 
@@ -185,9 +185,9 @@ async def test_a_started_response_is_not_followed_by_another() -> None:
     async with serving(app) as address:
         reader, writer = await asyncio.open_connection(*address)
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
-        await asyncio.wait_for(begun.wait(), 5)
+        await asyncio.wait_for(begun.wait(), TIMEOUT_S)
         writer.write(b"xyz\r\n")
-        received = await asyncio.wait_for(reader.read(), 5)
+        received = await asyncio.wait_for(reader.read(), TIMEOUT_S)
         writer.close()
     assert received.startswith(b"HTTP/1.1 200")
     assert received.endswith(b"\r\n\r\nbe")

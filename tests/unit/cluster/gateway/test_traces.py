@@ -17,6 +17,7 @@ from cluster.gateway.openai.plan import MAX_TRACED_SEQUENCES, GatewayLimits
 from cluster.requests.generation import TokenChunk
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator, Step, serve
+from tests.waiting import TIMEOUT_S
 
 TOKENIZER = byte_level_tokenizer()
 A, B, C, D = (TOKENIZER.encode(letter, add_special_tokens=False)[0] for letter in "abcd")
@@ -93,7 +94,7 @@ def generator() -> FakeGenerator:
 @pytest.fixture
 async def http(generator: FakeGenerator) -> AsyncIterator[httpx.AsyncClient]:
     app = create_app(generator, TOKENIZER, Timelines(generator), GatewayLimits())
-    async with serve(app) as url, httpx.AsyncClient(base_url=url, timeout=10) as client:
+    async with serve(app) as url, httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as client:
         yield client
 
 

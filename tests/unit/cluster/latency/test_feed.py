@@ -18,7 +18,7 @@ from cluster.registry.workers import Worker, WorkerRegistry
 from cluster.simulation.virtual_loop import run_virtually
 from tests.credentials import connect
 from tests.unit.cluster.latency.synthetic_workers import SyntheticWorker
-from tests.waiting import until
+from tests.waiting import TIMEOUT_S, until
 from tests.worker_infos import make_info
 
 
@@ -102,7 +102,7 @@ async def test_a_worker_is_not_polled_before_it_has_answered() -> None:
     client.run(10)
     adding = asyncio.create_task(feed.add(add_worker(registry, client)))
     await until(lambda: client.num_asked == 1)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(TIMEOUT_S):
         await feed.poll()
     answers.set()
     await adding

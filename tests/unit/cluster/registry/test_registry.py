@@ -10,6 +10,7 @@ from baton.core.roles import DECODE, PREFILL
 from cluster.registry.progress_judge import Standing
 from cluster.registry.workers import WorkerInfo, WorkerRegistry
 from tests.credentials import connect
+from tests.waiting import TIMEOUT_S
 from tests.worker_infos import make_info
 
 
@@ -45,7 +46,7 @@ async def test_every_change_wakes_waiting_tasks(registry):
         changed = registry.changed
         assert not changed.is_set()
         change()
-        await asyncio.wait_for(changed.wait(), 1)
+        await asyncio.wait_for(changed.wait(), TIMEOUT_S)
 
 
 async def test_a_draining_worker_accepts_nothing(registry):

@@ -16,9 +16,7 @@ from baton.rpc.wire import worker_pb2
 from cluster.registry.worker_client import WorkerClient
 from tests.credentials import connect
 from tests.fake_workers import FakeWorker, decode_some, endless, expected_tokens, failing, hang
-from tests.waiting import until
-
-TIMEOUT_S = 10.0
+from tests.waiting import TIMEOUT_S, until
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from baton.kv_transfer.payload.byte_stream import ByteStream, RawSocket
 from baton.kv_transfer.payload.socket_listener import DataListener
 from baton.kv_transfer.payload.sockets import connect
 from baton.rpc.wire.kv_pb2 import KVConnection
+from tests.waiting import TIMEOUT_S
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ async def listener() -> AsyncIterator[DataListener]:
 
 
 async def is_closed(connection: ByteStream) -> bool:
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(TIMEOUT_S):
         try:
             await connection.receive([memoryview(bytearray(1))])
         except ConnectionError:

@@ -18,6 +18,7 @@ from cluster.gateway.openai.plan import GatewayLimits
 from cluster.requests.generation import TokenChunk
 from tests.unit.cluster.fakes import ALIAS, MODEL, FakeAdmin, say, serve
 from tests.unit.cluster.gateway.test_tool_calls import ANSWER, CALL, TOKENIZER, Generator
+from tests.waiting import TIMEOUT_S
 
 KEY = "a-key-of-this-test-0123"
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
@@ -155,7 +156,10 @@ async def test_a_silent_stream_sends_pings(generator: Generator) -> None:
         http.stream("POST", "/v1/messages", json={**BODY, "stream": True}) as answer,
     ):
         lines = answer.aiter_lines()
-        assert [await asyncio.wait_for(anext(lines), 10) for _ in range(2)] == ["event: ping", 'data: {"type":"ping"}']
+        assert [await asyncio.wait_for(anext(lines), TIMEOUT_S) for _ in range(2)] == [
+            "event: ping",
+            'data: {"type":"ping"}',
+        ]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from cluster.gateway.openai.plan import GatewayLimits
 from cluster.gateway.page.live_feed import LiveFeed, LiveResponse
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import FakeAdmin, FakeGenerator, say, serve
-from tests.waiting import until
+from tests.waiting import TIMEOUT_S, until
 
 TOKENIZER = byte_level_tokenizer()
 
@@ -127,7 +127,7 @@ async def test_a_client_that_does_not_read_is_dropped() -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    await asyncio.wait_for(LiveResponse(feed, None, send_timeout_s=0.05)({"type": "http"}, receive, send), 10)
+    await asyncio.wait_for(LiveResponse(feed, None, send_timeout_s=0.05)({"type": "http"}, receive, send), TIMEOUT_S)
     assert len(sent) == 4
 
 
@@ -136,7 +136,7 @@ async def test_snapshots_are_streamed_and_counted() -> None:
     feed = LiveFeed(view, interval_s=0.01)
     generator = FakeGenerator(TOKENIZER, say(TOKENIZER, "hi"))
     app = create_app(generator, TOKENIZER, FakeAdmin(), GatewayLimits(), live=feed)
-    async with serve(app) as url, httpx.AsyncClient(base_url=url, timeout=10) as http:
+    async with serve(app) as url, httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as http:
         answer = await http.get("/admin/live?snapshots=3")
         wrong = await http.get("/admin/live?snapshots=0")
         async with http.stream("GET", "/admin/live") as endless:

@@ -20,6 +20,7 @@ from cluster.gateway.page.negotiation import prefers_page
 from cluster.gateway.page.page_files import PageFiles
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import FakeAdmin, FakeGenerator, say, serve
+from tests.waiting import TIMEOUT_S
 
 TOKENIZER = byte_level_tokenizer()
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
@@ -42,7 +43,7 @@ async def client(*, has_page: bool = True, with_keys: bool = False) -> AsyncIter
         api_keys=ApiKeys(keys if with_keys else []),
         has_page=has_page,
     )
-    async with serve(app) as url, httpx.AsyncClient(base_url=url, timeout=10) as http:
+    async with serve(app) as url, httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as http:
         yield http
 
 
