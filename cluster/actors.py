@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,10 @@ class RouterActor:
 
     async def describe(self) -> dict[str, Any]:
         return await self._host.describe()
+
+    async def beat(self) -> int:
+        """The process id. The answer shows that the event loop runs."""
+        return os.getpid()
 
     async def meet(self, routers: dict[int, Any]) -> None:
         await self._host.meet(routers)

@@ -194,6 +194,10 @@ class Controller:
                 "An upgrade of this cluster runs already. Try again when it has ended; see `baton status`."
             )
 
+    async def beat(self) -> int:
+        """The process id. The answer shows that the event loop runs."""
+        return os.getpid()
+
     async def next_report(self) -> str:
         """Waits for the next line of progress."""
         return await self._reports.get()

@@ -14,10 +14,12 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayEr
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from baton.core.errors import BatonError, ConfigError, DeadlineError, WorkerLostError
+from baton.process.ending import end_process
 from baton.process.stop_signals import StopEvent
 from baton.process.worker_environment import carried_variables
 from cluster.config.config import BatonConfig
 from cluster.controller.controller import Controller
+from cluster.controller.controller_watch import ControllerWatch
 from cluster.controller.node_checks import refuse_unfit_nodes
 from cluster.controller.ray_errors import short_reason
 from cluster.controller.survivors import Survivors, end_survivors, find_survivors
@@ -68,6 +70,7 @@ class Cluster:
         self._connection = connection
         self._controller: Any = None
         self._next_report: Any = None
+        self._watch: ControllerWatch | None = None
         self._upgrade: _Upgrade | None = None
         self._settling: tuple[Any, Any] | None = None  # a controller, and its call
         self._gcs_address = ray.get_runtime_context().gcs_address
@@ -126,8 +129,10 @@ class Cluster:
         """Begins to give the cluster another configuration; see :meth:`Controller.upgrade`.
 
         Raises:
-            BatonError: no node fits the configuration.
+            BatonError: no node fits the configuration, or the controller does not answer.
         """
+        if self._watch is not None and not self._watch.is_trusted:
+            raise DeadlineError("The controller does not answer, so nothing has changed. Try again when it does.")
         refuse_unfit_nodes(config, self._report)
         self._upgrade = _Upgrade(config, self._controller, self._controller.upgrade.remote(config.to_dict()))
 
@@ -186,7 +191,7 @@ class Cluster:
         """Stops router and workers, and disconnects from Ray if this process connected to it or started it."""
         controller, self._controller = self._controller, None
         try:
-            if controller is not None:
+            if controller is not None and (self._watch is None or self._watch.is_trusted):
                 ray.get(controller.stop.remote(), timeout=_STOP_TIMEOUT_S)
         except (RayError, GetTimeoutError) as error:
             logger.warning("the controller did not stop by itself: %s", short_reason(error))
@@ -214,8 +219,14 @@ class Cluster:
         if not self._config.ray.is_local:
             _await_no_controller(self._config.ray.namespace)
             survivors = self._find_survivors()
-        self._controller = _create_controller(self._config, survivors)
-        self._next_report = self._controller.next_report.remote()
+        controller = self._controller = _create_controller(self._config, survivors)
+        self._watch = ControllerWatch(
+            self._config.liveness,
+            lambda: controller.beat.remote().future(),
+            self._report,
+            is_replaceable=not self._config.ray.is_local,
+        )
+        self._next_report = controller.next_report.remote()
         self.endpoint = self._wait_for_start()
 
     def _find_survivors(self) -> Survivors | None:
@@ -232,18 +243,28 @@ class Cluster:
     def _wait_for_start(self) -> str:
         started = self._controller.start.remote()
         while True:
-            done, _ = ray.wait([started, self._next_report], num_returns=1)
+            done, _ = ray.wait([started, self._next_report], num_returns=1, timeout=_POLL_S)
             try:
                 self._pass_on_report(done)
                 if started in done:
                     return str(ray.get(started))
             except RayError as error:
                 raise _as_baton_error(error) from error
+            if self._controller_hangs():
+                raise _ControllerLostError("The cluster's controller hangs.")
 
     def _pass_on_report(self, done: list[Any]) -> None:
         if self._next_report in done:
             self._report(ray.get(self._next_report))
             self._next_report = self._controller.next_report.remote()
+
+    def _controller_hangs(self) -> bool:
+        """Whether the controller must be replaced since it does not answer; then it is ended."""
+        if self._watch is None or not self._watch.look():
+            return False
+        end_process(self._watch.pid)  # Ray alone takes about five seconds for a stopped process
+        ray.kill(self._controller, no_restart=True)
+        return True
 
     def _gcs_lives(self) -> bool:
         return asyncio.run(gcs_answers(self._gcs_address))
@@ -269,6 +290,8 @@ class Cluster:
                     ) from error
                 if self._config.ray.is_local:
                     raise _as_baton_error(error) from error
+                return False
+            if self._controller_hangs():
                 return False
         return True
 

@@ -6,20 +6,25 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from baton.core.errors import BatonError
+from baton.core.errors import BatonError, WorkerLostError
+from baton.process.background import race
+from baton.process.ending import end_process
 from baton.process.listening import listen
 from baton.process.worker_environment import carried_variables
 from cluster.actors import RouterActor
 from cluster.config.config import BatonConfig
 from cluster.controller.ray_errors import logged
+from cluster.controller.router_pulse import RouterPulse
 from cluster.controller.survivors import FoundRouter, Kind, survival_options
+from cluster.registry.progress_judge import Standing
+from cluster.registry.progress_watch import ProgressWatch
 from cluster.registry.workers import WorkerInfo
 
 logger = logging.getLogger(__name__)
@@ -37,10 +42,27 @@ class _Place:
     Attributes:
         index: number of the router, from 0.
         actor: its handle; ``None`` while there is none.
+        hangs: set when the router is judged as lost although its process may live.
+        reason: why it is.
     """
 
     index: int
     actor: Any = None
+    hangs: asyncio.Event = field(default_factory=asyncio.Event)
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"router-{self.index}"
+
+    async def run(self) -> None:
+        """Returns when the router has stopped. Raises ``RayError`` or :class:`WorkerLostError` when it is lost."""
+        self.hangs.clear()
+        await race(_answer(self.actor.wait.remote()), self._until_lost())
+
+    async def _until_lost(self) -> None:
+        await self.hangs.wait()
+        raise WorkerLostError(self.reason)
 
 
 class RouterGroup:
@@ -65,6 +87,7 @@ class RouterGroup:
         self._report = report
         self._port = config.router.port  # 0 means any free one until the first router has started
         self._places = [_Place(index) for index in range(config.router.replicas)]
+        self._pulses = ProgressWatch(config.liveness, self._judged, what="router")
 
     async def start(self) -> str:
         """Starts the routers; returns the endpoint's URL.
@@ -114,12 +137,12 @@ class RouterGroup:
             logger.warning("a router did not accept %s: %s", method, logged(error))
 
     async def watch(self) -> None:
-        """Replaces routers that die, on the same port and with the existing workers, until cancelled.
+        """Replaces routers that die or hang, on the same port and with the existing workers, until cancelled.
 
         Raises:
             BatonError, RayError: one cannot be replaced.
         """
-        await asyncio.gather(*map(self._watch, self._places))
+        await race(self._pulses.run(), self._watch_all())
 
     async def stop(self) -> None:
         """Stops the routers; running requests end with an error."""
@@ -177,21 +200,40 @@ class RouterGroup:
         except RayActorError:
             logger.warning("a router died before it reloaded; the next one starts with this configuration")
 
+    async def _watch_all(self) -> None:
+        await asyncio.gather(*map(self._watch, self._places))
+
     async def _watch(self, place: _Place) -> None:
         while True:
             router = place.actor
+            pulse = RouterPulse(router)
+            self._pulses.add(place.name, pulse)
             try:
-                await router.wait.remote()
-                return
-            except RayError as error:
-                logger.error("the router died and is being replaced: %s", logged(error))
-                self._report("the router is lost, and its open streams have broken off; starting another one")
+                return await place.run()
+            except (BatonError, RayError) as error:
+                logger.error("the router is lost and is being replaced: %s", logged(error))
+                why = f" ({place.reason})" if place.hangs.is_set() else ""
+                self._report(f"the router is lost{why}, and its open streams break off; starting another one")
                 self.num_restarts += 1
+            finally:
+                self._pulses.remove(place.name)
             died_s = time.monotonic()
             place.actor = None
-            ray.kill(router, no_restart=True)  # it may have failed without dying
+            end_process(pulse.pid)  # it may have failed without dying, and it has the port
+            ray.kill(router, no_restart=True)
             endpoint = await self._replace(place)
             self._report(f"the router serves again at {endpoint}, after {time.monotonic() - died_s:.1f} s")
+
+    def _judged(self, name: str, standing: Standing, reason: str) -> None:
+        place = next(place for place in self._places if place.name == name)
+        place.reason = reason
+        if standing is Standing.LOST:
+            place.hangs.set()
+        elif standing is Standing.SUSPECTED:
+            after_s = self._config.liveness.replace_after
+            self._report(f"the router may hang: {reason}; it is replaced if it stays silent for {after_s:g} s more")
+        else:
+            self._report("the router answers again")
 
     async def _replace(self, place: _Place) -> str:
         for _ in range(_RESTARTS - 1):

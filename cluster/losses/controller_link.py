@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,9 @@ from ray.exceptions import RayActorError
 
 from baton.core.errors import ControllerLostError
 from cluster.autoscaling.observation import PoolCounts
+
+_ANSWER_S = 5.0
+"""The controller answers within milliseconds unless it hangs."""
 
 
 class ControllerLink:
@@ -29,10 +33,17 @@ class ControllerLink:
         """Calls a method of the controller.
 
         Raises:
-            ControllerLostError: there is no controller.
+            ControllerLostError: there is no controller, or it does not answer.
         """
         try:
-            return await getattr(self._controller, method).remote(*arguments)
+            async with asyncio.timeout(_ANSWER_S):
+                return await getattr(self._controller, method).remote(*arguments)
+        except TimeoutError as error:
+            raise ControllerLostError(
+                f"The cluster's controller has not answered for {_ANSWER_S:g} s. Requests are served, but workers are "
+                "neither replaced nor started, and what it was asked may still be done later. `baton up` says whether "
+                "it replaces the controller; if not, run `baton down`, then `baton up`."
+            ) from error
         except RayActorError as error:
             raise ControllerLostError(
                 "The cluster has lost its controller. It serves requests, but neither replaces workers nor changes "

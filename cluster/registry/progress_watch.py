@@ -52,6 +52,7 @@ class ProgressWatch:
     Args:
         judged: called when a worker's standing changes, with its id, the standing and the reason.
         clock: monotonic seconds.
+        what: what the log calls a worker, if others than workers are watched.
     """
 
     def __init__(
@@ -59,9 +60,11 @@ class ProgressWatch:
         config: LivenessConfig,
         judged: Callable[[str, Standing, str], None],
         clock: Callable[[], float] = time.monotonic,
+        what: str = "worker",
     ) -> None:
         self._config = config
         self._judged = judged
+        self._what = what
         self._clock = clock
         self._entries: dict[str, _Entry] = {}
         self._background = BackgroundTasks()
@@ -93,7 +96,7 @@ class ProgressWatch:
                 try:
                     self._look(worker_id, entry)
                 except Exception:
-                    logger.exception("a worker could not be judged", extra={"worker": worker_id})
+                    logger.exception("a %s could not be judged", self._what, extra={"worker": worker_id})
                 await self._sleep(period_s / len(entries))
             if not entries:
                 await self._sleep(period_s)
@@ -123,7 +126,7 @@ class ProgressWatch:
         if standing is not before:
             level = logging.INFO if standing is Standing.TRUSTED else logging.WARNING
             reason = f": {entry.judge.reason}" if entry.judge.reason else " again"
-            logger.log(level, "the worker is %s%s", standing, reason, extra={"worker": worker_id})
+            logger.log(level, "the %s is %s%s", self._what, standing, reason, extra={"worker": worker_id})
             self._judged(worker_id, standing, entry.judge.reason)
 
     def _ask(self, worker_id: str, entry: _Entry) -> asyncio.Task[None]:
@@ -139,7 +142,7 @@ class ProgressWatch:
         except WorkerLostError as error:
             entry.judge.refused(error.message)
         except BatonError as error:
-            logger.debug("a worker did not answer a ping: %s", error.message, extra={"worker": worker_id})
+            logger.debug("a %s did not answer a ping: %s", self._what, error.message, extra={"worker": worker_id})
         else:
             entry.judge.answered(progress, self._listened_s)
         self._judge(worker_id, entry)

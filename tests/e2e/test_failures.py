@@ -150,6 +150,17 @@ def test_a_restarted_router_uses_the_same_port(cluster):
     cluster.assert_nothing_leaked()
 
 
+def test_a_router_that_hangs_is_replaced_on_the_same_port(cluster):
+    before, router = [worker["id"] for worker in cluster.workers()], _listener(cluster.endpoint)
+    os.kill(router, signal.SIGSTOP)
+    wait_for(lambda: _listener_or_none(cluster.endpoint) not in (None, router), "the router's return")
+    wait_for(lambda: len([w for w in cluster.workers() if "kv_blocks_used" in w]) == 2, "finding the workers again")
+    assert not psutil.pid_exists(router)
+    assert [worker["id"] for worker in cluster.workers()] == before
+    assert len(tokens(cluster, PROMPT, GREEDY, 4)) == 4
+    cluster.assert_nothing_leaked()
+
+
 def test_killing_the_router_leaves_no_work_on_the_workers(cluster):
     router = _listener(cluster.endpoint)
     with pytest.raises(httpx.TransportError):

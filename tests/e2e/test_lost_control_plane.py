@@ -258,6 +258,25 @@ def test_an_upgrade_whose_controller_is_lost_is_undone_and_can_be_repeated(one: 
     (one.folder / "new.yaml").replace(one.folder / "config.yaml")
 
 
+def test_a_controller_that_hangs_is_named_and_replaced_while_requests_are_served(one: OneHost) -> None:
+    serving, text = one.serving(), "the cluster has a controller again, after"
+    num_before, [hanging] = one.log.count(text), one.pids("ray::Controller")
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(one.ask, 20.0)
+        os.kill(hanging, signal.SIGSTOP)
+        one.wait_for(lambda: "the controller may hang: it has not answered for" in one.log, "a suspicion")
+        error = one.get("/admin/status")["error"]
+        one.wait_for(lambda: one.log.count(text) > num_before, "the next controller")
+        answered, failed = asked.result()
+    assert error["code"] == "controller_lost"
+    assert "has not answered for 5 s" in error["message"]
+    assert failed == []
+    assert answered
+    assert not psutil.pid_exists(hanging)
+    assert one.serving() == serving
+    assert one.get("/admin/status")["pools"]["decode"]["target"] == 1
+
+
 def test_baton_up_takes_over_what_a_killed_one_has_left(one: OneHost) -> None:
     serving, killed = one.serving(), one.ups[-1]
     killed.kill()

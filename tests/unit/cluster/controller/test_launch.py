@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +14,7 @@ import pytest
 import ray
 from ray.exceptions import ActorDiedError, RayTaskError
 
-from baton.core.errors import ConfigError, WorkerLostError
+from baton.core.errors import ConfigError, DeadlineError, WorkerLostError
 from baton.process.stop_signals import StopEvent
 from baton.process.worker_environment import worker_variables
 from cluster.config.config import BatonConfig
@@ -55,6 +57,15 @@ class Reference:
 
     def __init__(self, result: Any = None) -> None:
         self.result = result
+
+    def future(self) -> Future[Any]:
+        """As for :class:`ray.ObjectRef`."""
+        found: Future[Any] = Future()
+        if isinstance(self.result, Exception):
+            found.set_exception(self.result)
+        elif self.result is not None:
+            found.set_result(self.result)
+        return found
 
 
 class Actor:
@@ -104,6 +115,7 @@ class Launched:
     controllers: list[Actor]
     reports: list[str] = field(default_factory=list)
     swept: list[str] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
     gcs_lives: bool = True
 
     def start(self, address: str | None) -> Cluster:
@@ -119,6 +131,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
     found = Launched(SynchronousRay(), [])
     monkeypatch.setattr(launch, "ray", found.fake)
     monkeypatch.setattr(launch, "_POLL_S", 0.001)
+    monkeypatch.setattr(launch, "end_process", found.ended.append)
     monkeypatch.setattr(launch, "_log_folder", lambda: None)
     for name in ("connect", "refuse_unfit_nodes", "find_survivors"):
         monkeypatch.setattr(launch, name, lambda *_: None)
@@ -153,6 +166,44 @@ def test_a_controller_that_dies_while_it_takes_over_is_replaced_a_few_times(laun
     with pytest.raises(WorkerLostError, match="controller failed: its process died"):
         launched.start("head:6379").wait(StopEvent())
     assert launched.controllers == [last], "a controller that always dies ends the cluster"
+
+
+def test_a_controller_that_hangs_is_ended_and_replaced(launched: Launched) -> None:
+    stop, answer, passes = StopEvent(), Reference(123), itertools.count()
+    first = Actor(start=STARTED, beat=answer)
+    second = Actor(start=STARTED, next_report=Reference("decode-2 is ready"), beat=Reference(123))
+    launched.controllers = [first, second]
+    times = {"suspect_after": 0.05, "replace_after": 0.05}
+    config = BatonConfig.from_dict({"ray": {"address": "head:6379"}, "liveness": times})
+    cluster = Cluster.start(config, launched.reports.append)
+
+    def on_pass() -> None:
+        answer.result = 123 if next(passes) < 5 else None
+        if "decode-2 is ready" in launched.reports:
+            stop.set()
+
+    cluster.wait(stop, on_pass)
+    assert launched.fake.killed == [first]
+    assert launched.ended == [123]
+    told = " ".join(launched.reports)
+    assert "the controller hangs: it has not answered for" in told
+    assert "the cluster has a controller again" in told
+
+
+def test_an_upgrade_is_refused_while_the_controller_is_silent(launched: Launched) -> None:
+    stop, answer, passes = StopEvent(), Reference(123), itertools.count()
+    launched.controllers = [Actor(start=STARTED, beat=answer)]
+    config = BatonConfig.from_dict({"liveness": {"suspect_after": 0.05}})
+    cluster = Cluster.start(config, launched.reports.append)
+
+    def on_pass() -> None:
+        answer.result = 123 if next(passes) < 5 else None
+        if any("may hang" in text for text in launched.reports):
+            stop.set()
+
+    cluster.wait(stop, on_pass)
+    with pytest.raises(DeadlineError, match="does not answer, so nothing has changed"):
+        cluster.begin_upgrade(BatonConfig())
 
 
 def test_a_local_cluster_ends_with_its_controller(launched: Launched) -> None:

@@ -25,12 +25,14 @@ class StubRouter:
 
     Attributes:
         may_start: routers wait for it before they have started.
+        hangs: whether the router has ceased to answer.
     """
 
     may_start: asyncio.Event
 
     def __init__(self, config: dict[str, Any], port: int, controller: Any, secret: bytes, variables: Any, index: int):
         self.index = index
+        self.hangs = False
         self.reload(config)
 
     async def start(self) -> tuple[str, int]:
@@ -53,24 +55,31 @@ class StubRouter:
     def stop(self) -> None:
         pass
 
+    async def beat(self) -> None:
+        if self.hangs:
+            await asyncio.Event().wait()
+
     async def wait(self) -> None:
         await asyncio.Event().wait()
 
 
 def config(limit: int) -> BatonConfig:
     keys = [{"name": "one", "key": KEY, "max_concurrent": limit}]
-    return BatonConfig.from_dict({"router": {"port": 0, "replicas": 3, "api_keys": keys}})
+    times = {"suspect_after": 0.1, "replace_after": 0.2}
+    return BatonConfig.from_dict({"router": {"port": 0, "replicas": 3, "api_keys": keys}, "liveness": times})
 
 
 @asynccontextmanager
-async def running(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[FakeRay, RouterGroup]]:
+async def running(
+    monkeypatch: pytest.MonkeyPatch, reports: list[str] | None = None
+) -> AsyncIterator[tuple[FakeRay, RouterGroup]]:
     ray = FakeRay(8)
     ray.install(monkeypatch)
     monkeypatch.setattr(router_group, "RouterActor", StubRouter)
     monkeypatch.setattr(FakeRay, "current_actor", None)
     StubRouter.may_start = asyncio.Event()
     StubRouter.may_start.set()
-    group = RouterGroup(config(LIMIT), b"", {}, lambda _: None)
+    group = RouterGroup(config(LIMIT), b"", {}, [].append if reports is None else reports.append)
     await group.start()
     watching = asyncio.create_task(group.watch())
     try:
@@ -113,6 +122,34 @@ async def test_a_router_that_starts_after_a_reload_has_the_new_limits(monkeypatc
         assert limits(ray) == [10, 10, 10]
         await kill_one(ray)
         await until(lambda: limits(ray) == [10, 10, 10])
+
+
+async def test_a_router_that_hangs_is_named_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    reports: list[str] = []
+    async with running(monkeypatch, reports) as (ray, group):
+        hanging = ray.instances(StubRouter)[1]
+        hanging.hangs = True
+        await until(lambda: group.num_restarts == 1 and len(ray.instances(StubRouter)) == 3)
+        assert hanging not in ray.instances(StubRouter)
+        assert limits(ray) == [3, 3, 4]
+    [suspicion, loss] = reports[:2]
+    assert suspicion.startswith("the router may hang: it has not answered for 0.")
+    assert suspicion.endswith("it is replaced if it stays silent for 0.2 s more")
+    assert loss.startswith("the router is lost (it has not answered for")
+
+
+async def test_a_router_that_answers_again_in_time_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    reports: list[str] = []
+    longer = config(LIMIT).to_dict() | {"liveness": {"suspect_after": 0.1, "replace_after": 60.0}}
+    monkeypatch.setattr(f"{__name__}.config", lambda _: BatonConfig.from_dict(longer))
+    async with running(monkeypatch, reports) as (ray, group):
+        before = ray.instances(StubRouter)
+        before[1].hangs = True
+        await until(lambda: any("may hang" in text for text in reports))
+        before[1].hangs = False
+        await until(lambda: reports[-1] == "the router answers again")
+        assert ray.instances(StubRouter) == before
+        assert group.num_restarts == 0
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 16])
