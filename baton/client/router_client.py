@@ -257,6 +257,10 @@ class RouterClient:
         if "CERTIFICATE_VERIFY_FAILED" in reason:
             hint = f"Name a file with the certificate of the router, or of its issuer, with --ca or in {CA_VARIABLE}."
             return UntrustedRouterError(f"No answer from {self.endpoint} ({reason}). {hint}")
+        if isinstance(error, httpx.ReadTimeout):
+            hint = "It accepts connections, but may hang; then `baton up` says so, and replaces it. Try again."
+        elif isinstance(error, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError):
+            hint = "The connection broke off, as it does when the router is lost and replaced. Try again."
         return RouterUnreachableError(f"No answer from {self.endpoint} ({reason}). {hint}")
 
 

@@ -106,6 +106,24 @@ async def test_answers_of_another_server_are_errors(response, error, message):
             await client.status()
 
 
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (httpx.ReadTimeout(""), r"\(ReadTimeout\)\. It accepts connections, but may hang; then `baton up` says so"),
+        (httpx.ReadError(""), r"\(ReadError\)\. The connection broke off, as it does when the router is lost"),
+        (httpx.RemoteProtocolError("ended"), r"\(RemoteProtocolError\)\. The connection broke off"),
+        (httpx.ConnectError("refused"), r"\(refused\)\. Is the cluster running\? See `baton up`\."),
+    ],
+)
+async def test_a_router_without_an_answer_is_an_error_with_advice(error: httpx.HTTPError, advice: str):
+    def fail(request: httpx.Request) -> httpx.Response:
+        raise error
+
+    async with RouterClient("http://router", transport=httpx.MockTransport(fail)) as client:
+        with pytest.raises(RouterUnreachableError, match=advice):
+            await client.status()
+
+
 async def test_an_unreachable_server_is_an_error_with_advice():
     async with RouterClient("http://127.0.0.1:9") as client:
         with pytest.raises(RouterUnreachableError, match=r"No answer from http://127.0.0.1:9 .*baton up"):
