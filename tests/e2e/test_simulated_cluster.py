@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import subprocess
 import sys
@@ -11,10 +12,11 @@ import time
 import httpx
 import psutil
 import ray
-from openai import OpenAI
+from openai import APIConnectionError, InternalServerError, OpenAI
 
+from tests.job_services import CHAT_URL, jsonl, line
 from tests.jobs_under_kills import ROUTER, WORKERS, check, kill_one, submit, wait
-from tests.running_cluster import MODEL, RunningCluster
+from tests.running_cluster import MODEL, RunningCluster, wait_for
 
 SETTINGS = {
     "simulation": {"profile": "h100-8b", "workers_per_process": 5},
@@ -127,3 +129,35 @@ def test_each_line_of_a_job_has_one_result_although_router_and_workers_are_kille
             assert kill_one(lambda: psutil.Process().children(recursive=True), kind, draw)
         batch = wait(client, batch, 120.0)
         assert check(client, batch, lines) == (lines, [])
+
+
+def test_a_line_with_which_three_routers_are_lost_ends_with_an_error(cluster: RunningCluster) -> None:
+    def body(name: str, tokens: int) -> dict[str, object]:
+        messages = [{"role": "user", "content": name}]
+        return line(name, messages=messages, max_tokens=tokens, temperature=0, ignore_eos=True)
+
+    draw = random.Random(1)
+    with OpenAI(base_url=f"{cluster.endpoint}/v1", api_key="none", max_retries=20) as client:
+        content = jsonl(body("short", 20), body("long", 7000))  # more than a minute
+        file = client.files.create(file=("lines.jsonl", content), purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint=CHAT_URL, completion_window="24h")
+
+        def only_long_runs() -> bool:
+            try:
+                counts = client.batches.retrieve(batch.id).request_counts
+                in_flight = cluster.get("/admin/status")["requests"]["in_flight"]
+            except (APIConnectionError, InternalServerError, httpx.HTTPError):  # there is no router yet
+                return False
+            return counts is not None and counts.completed == 1 and in_flight == 1
+
+        for _ in range(3):
+            wait_for(only_long_runs, "the long line")
+            assert kill_one(lambda: psutil.Process().children(recursive=True), ROUTER, draw)
+        batch = wait(client, batch, 120.0)
+        assert batch.status == "completed"
+        results = {
+            file: client.files.content(file).text for file in (batch.output_file_id, batch.error_file_id) if file
+        }
+    [succeeded, failed] = [json.loads(text) for text in results.values()]
+    assert (succeeded["custom_id"], succeeded["response"]["status_code"]) == ("short", 200)
+    assert (failed["custom_id"], failed["error"]["code"]) == ("long", "router_lost")
