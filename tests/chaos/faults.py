@@ -98,8 +98,8 @@ async def _no_memory(victim: Victim) -> None:
         victim.process.rlimit(psutil.RLIMIT_AS, (soft, hard))
 
 
-async def lose_controller(target: Target) -> None:
-    """Kills the controller of a complete cluster, and waits until `baton up` has started another one.
+async def lose_controller(target: Target, strike: Callable[[psutil.Process], None] = psutil.Process.kill) -> None:
+    """Kills or stops the controller of a complete cluster, and waits until `baton up` has started another one.
 
     Raises:
         RecoveryError: the cluster is not complete, or has no controller, in time.
@@ -107,13 +107,13 @@ async def lose_controller(target: Target) -> None:
     for pool in POOLS:
         await target.until_complete(pool)
     [controller] = [process for process in map(psutil.Process, target.pids()) if _is_controller(process)]
-    controller.kill()
+    strike(controller)
     await asyncio.to_thread(controller.wait)
     await target.workers()
 
 
-async def _lose_controller(victim: Victim) -> None:
-    await lose_controller(victim.target)
+async def _lose_controller(strike: Callable[[psutil.Process], None], victim: Victim) -> None:
+    await lose_controller(victim.target, strike)
 
 
 def _is_controller(process: psutil.Process) -> bool:
@@ -175,7 +175,9 @@ HOST_FAULTS: Sequence[Fault] = (
     _on_hosts("clock 5 h behind for 10 s", strike=partial(_jump, -18000)),
     _on_hosts("no memory for 5 s", strike=_no_memory),
 )
+_on_controller = partial(Fault, kind="control faults", silences=False, concerns_both=True)
 CONTROL_FAULTS: Sequence[Fault] = (
-    Fault("controller killed", "control faults", _lose_controller, silences=False, concerns_both=True),
+    _on_controller("controller killed", strike=partial(_lose_controller, psutil.Process.kill)),
+    _on_controller("controller stopped", strike=partial(_lose_controller, psutil.Process.suspend)),
 )
 SCALINGS: Sequence[Fault] = (Fault("scaling", "scalings", _scale, silences=False),)

@@ -155,9 +155,7 @@ def test_a_line_with_which_three_routers_are_lost_ends_with_an_error(cluster: Ru
             assert kill_one(lambda: psutil.Process().children(recursive=True), ROUTER, draw)
         batch = wait(client, batch, 120.0)
         assert batch.status == "completed"
-        results = {
-            file: client.files.content(file).text for file in (batch.output_file_id, batch.error_file_id) if file
-        }
-    [succeeded, failed] = [json.loads(text) for text in results.values()]
+        files = (str(batch.output_file_id), str(batch.error_file_id))
+        [succeeded, failed] = [json.loads(client.files.content(file).text) for file in files]
     assert (succeeded["custom_id"], succeeded["response"]["status_code"]) == ("short", 200)
     assert (failed["custom_id"], failed["error"]["code"]) == ("long", "router_lost")
