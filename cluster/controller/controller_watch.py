@@ -22,7 +22,6 @@ class ControllerWatch:
     Args:
         ask: calls the controller, and returns its answer to come: its process id.
         report: called with lines for people.
-        is_replaceable: whether router and workers outlive the controller.
         clock: monotonic seconds.
 
     Attributes:
@@ -34,15 +33,12 @@ class ControllerWatch:
         config: LivenessConfig,
         ask: Callable[[], Future[int]],
         report: Callable[[str], None],
-        *,
-        is_replaceable: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pid: int | None = None
         self._config = config
         self._ask = ask
         self._report = report
-        self._is_replaceable = is_replaceable
         self._clock = clock
         self._judge = ProgressJudge(config, 0.0)
         self._looked_s = clock()
@@ -79,19 +75,15 @@ class ControllerWatch:
         standing = self._judge.judge(self._listened_s)
         if standing is not before:
             self._tell(standing)
-        return standing is Standing.LOST and self._is_replaceable
+        return standing is Standing.LOST
 
     def _tell(self, standing: Standing) -> None:
         if standing is Standing.TRUSTED:
             self._report("the controller answers again")
         elif standing is Standing.SUSPECTED:
-            # Without it, Ray would end router and workers, which still serve.
-            then = "`baton down` and `baton up` start the cluster again"
-            if self._is_replaceable:
-                then = f"it is replaced after {self._config.replace_after:g} s more"
             self._report(
                 f"the controller may hang: {self.reason}. Requests are served, but no worker is replaced or started; "
-                f"if it stays silent, {then}"
+                f"if it stays silent, it is replaced after {self._config.replace_after:g} s more"
             )
-        elif self._is_replaceable:
+        else:
             self._report(f"the controller hangs: {self.reason}")

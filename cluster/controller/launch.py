@@ -97,7 +97,7 @@ class Cluster:
         return cluster
 
     def wait(self, stop: StopEvent, on_pass: Callable[[], None] = lambda: None) -> None:
-        """Returns when ``stop`` is set. Replaces a controller that dies if router and workers outlive it.
+        """Returns when ``stop`` is set. Replaces a controller that dies or hangs; router and workers outlive it.
 
         Args:
             on_pass: called several times per second.
@@ -151,7 +151,7 @@ class Cluster:
             ray.get(upgrade.call)
             self._config = upgrade.config
         except RayError as error:
-            if not _is_loss(error) or self._config.ray.is_local:
+            if not _is_loss(error):
                 self._upgrade = None
                 raise _as_baton_error(error) from error
             if upgrade.controller is self._controller:
@@ -178,7 +178,7 @@ class Cluster:
         try:
             texts: list[str] = ray.get(call)
         except RayError as error:
-            if not _is_loss(error) or self._config.ray.is_local:
+            if not _is_loss(error):
                 self._settling = None
                 raise _as_baton_error(error) from error
             if controller is not self._controller:
@@ -198,7 +198,7 @@ class Cluster:
         finally:
             if controller is not None:
                 ray.kill(controller, no_restart=True)
-                if not self._config.ray.is_local and self._gcs_lives():
+                if self._gcs_lives():
                     end_survivors(self._config.ray.namespace)
             if self._connection is not None:
                 self._connection.close()
@@ -215,17 +215,9 @@ class Cluster:
         return self._start_controller()
 
     def _start_controller(self) -> None:
-        survivors = None
-        if not self._config.ray.is_local:
-            _await_no_controller(self._config.ray.namespace)
-            survivors = self._find_survivors()
-        controller = self._controller = _create_controller(self._config, survivors)
-        self._watch = ControllerWatch(
-            self._config.liveness,
-            lambda: controller.beat.remote().future(),
-            self._report,
-            is_replaceable=not self._config.ray.is_local,
-        )
+        _await_no_controller(self._config.ray.namespace)
+        controller = self._controller = _create_controller(self._config, self._find_survivors())
+        self._watch = ControllerWatch(self._config.liveness, lambda: controller.beat.remote().future(), self._report)
         self._next_report = controller.next_report.remote()
         self.endpoint = self._wait_for_start()
 
@@ -266,6 +258,14 @@ class Cluster:
         ray.kill(self._controller, no_restart=True)
         return True
 
+    def _why_ray_has_ended(self) -> str:
+        if self._config.ray.is_local:
+            return "The local Ray has ended, and router and workers with it. Run `baton up` again."
+        return (
+            f"Ray's head at {self._gcs_address} has ended, and router and controller with it. Start it again, then "
+            "`baton up`; docs/failures.md says which workers may be left."
+        )
+
     def _gcs_lives(self) -> bool:
         return asyncio.run(gcs_answers(self._gcs_address))
 
@@ -284,12 +284,7 @@ class Cluster:
                 if not _is_loss(error):
                     raise _as_baton_error(error) from error
                 if not self._gcs_lives():
-                    raise WorkerLostError(
-                        f"Ray's head at {self._gcs_address} has ended, and router and controller with it. Start it "
-                        "again, then `baton up`; docs/failures.md says which workers may be left."
-                    ) from error
-                if self._config.ray.is_local:
-                    raise _as_baton_error(error) from error
+                    raise WorkerLostError(self._why_ray_has_ended()) from error
                 return False
             if self._controller_hangs():
                 return False

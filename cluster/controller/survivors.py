@@ -1,6 +1,6 @@
 """Routers and workers that outlive their controller: how they are named, found, taken over and ended.
 
-They do where Ray outlives `baton up`, too. Their actors are detached; Ray's list of named actors is what finds them.
+Their actors are detached; Ray's list of named actors is what finds them.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ class Kind(StrEnum):
 
 
 def survival_options(config: RayConfig, kind: Kind) -> dict[str, Any]:
-    """The options of an actor that shall outlive its controller if Ray outlives `baton up`; otherwise none."""
-    if config.is_local:
-        return {}
+    """The options of an actor that shall outlive its controller."""
     return {"name": kind + secrets.token_hex(4), "namespace": config.namespace, "lifetime": "detached"}
 
 

@@ -19,7 +19,7 @@ class Watched:
         answers: whether the controller answers what it is asked from now on.
     """
 
-    def __init__(self, *, is_replaceable: bool) -> None:
+    def __init__(self) -> None:
         self.now_s = 100.0
         self.answers = True
         self.reports: list[str] = []
@@ -28,7 +28,6 @@ class Watched:
             LivenessConfig(),
             self._ask,
             self.reports.append,
-            is_replaceable=is_replaceable,
             clock=lambda: self.now_s,
         )
 
@@ -48,9 +47,9 @@ class Watched:
         return None
 
 
-@pytest.fixture(params=[True, False], ids=["replaceable", "local"])
-def watched(request: pytest.FixtureRequest) -> Watched:
-    return Watched(is_replaceable=request.param)
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
 
 
 def test_a_controller_that_answers_is_trusted(watched: Watched) -> None:
@@ -65,8 +64,7 @@ def test_silence_before_the_first_answer_is_its_start(watched: Watched) -> None:
     assert watched.reports == []
 
 
-def test_a_silent_controller_is_named_and_replaced_where_the_others_outlive_it() -> None:
-    watched = Watched(is_replaceable=True)
+def test_a_silent_controller_is_named_and_replaced(watched: Watched) -> None:
     watched.run(5.0)
     watched.answers = False
     assert watched.run(60.0) == pytest.approx(3.0 + 10.0, abs=3 * PASS_S)
@@ -75,16 +73,6 @@ def test_a_silent_controller_is_named_and_replaced_where_the_others_outlive_it()
     assert "it is replaced after 10 s more" in suspicion
     assert watched.watch.pid == 7
     assert verdict.startswith("the controller hangs: it has not answered for 1")
-
-
-def test_a_silent_controller_of_a_local_ray_is_only_named() -> None:
-    watched = Watched(is_replaceable=False)
-    watched.run(5.0)
-    watched.answers = False
-    assert watched.run(60.0) is None
-    assert not watched.watch.is_trusted
-    [suspicion] = watched.reports
-    assert suspicion.endswith("if it stays silent, `baton down` and `baton up` start the cluster again")
 
 
 def test_a_controller_that_answers_again_is_trusted_again(watched: Watched) -> None:
