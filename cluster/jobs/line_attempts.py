@@ -4,7 +4,7 @@ An attempt is counted in the database before its line is sent, and taken back wh
 order. What a later run finds counted are the attempts whose router was lost, or hung until it lost its lease.
 
 Up to ``jobs.max_in_flight`` lines share the loss of a router, and one of them may have caused it. So a line that has
-lost two routers runs alone: the third loss shows which one it is.
+lost two routers runs alone: three more losses show that it is this one, and no coincidence.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cluster.jobs.job_threads import JobThreads
 from cluster.jobs.job_types import Job, Line
 from cluster.jobs.recorder import Recorder
 
-MAX_LOST = 3
+MAX_LOST = 5
 """Lost attempts of a line, after which its result is an error."""
 _SUSPECT = 2
 """Lost attempts, after which a line runs alone."""

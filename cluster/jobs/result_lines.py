@@ -83,7 +83,7 @@ def result_of(job: Job, line: Line, answer: Answer) -> Result:
 def lost_line(job: Job, line: Line, num_lost: int) -> Result:
     """The result of a line whose attempts have all ended with the loss of the router."""
     message = (
-        f"The router was lost {num_lost} times while it ran this request, the last time without another line of a "
+        f"The router was lost {num_lost} times while it ran this request, the last times without another line of a "
         "batch beside it. The request may be what ends the router, and is not tried again."
     )
     return Result(line.number, True, _without_answer(job, line, "router_lost", message))

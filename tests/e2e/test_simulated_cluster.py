@@ -14,6 +14,7 @@ import psutil
 import ray
 from openai import APIConnectionError, InternalServerError, OpenAI
 
+from cluster.jobs.line_attempts import MAX_LOST
 from tests.job_services import CHAT_URL, jsonl, line
 from tests.jobs_under_kills import ROUTER, WORKERS, check, kill_one, submit, wait
 from tests.running_cluster import MODEL, RunningCluster, wait_for
@@ -131,7 +132,7 @@ def test_each_line_of_a_job_has_one_result_although_router_and_workers_are_kille
         assert check(client, batch, lines) == (lines, [])
 
 
-def test_a_line_with_which_three_routers_are_lost_ends_with_an_error(cluster: RunningCluster) -> None:
+def test_a_line_that_loses_router_after_router_ends_with_an_error(cluster: RunningCluster) -> None:
     def body(name: str, tokens: int) -> dict[str, object]:
         messages = [{"role": "user", "content": name}]
         return line(name, messages=messages, max_tokens=tokens, temperature=0, ignore_eos=True)
@@ -150,7 +151,7 @@ def test_a_line_with_which_three_routers_are_lost_ends_with_an_error(cluster: Ru
                 return False
             return counts is not None and counts.completed == 1 and in_flight == 1
 
-        for _ in range(3):
+        for _ in range(MAX_LOST):
             wait_for(only_long_runs, "the long line")
             assert kill_one(lambda: psutil.Process().children(recursive=True), ROUTER, draw)
         batch = wait(client, batch, 120.0)

@@ -213,7 +213,7 @@ def test_an_upgrade_ends_with_the_loss_of_its_controller(launched: Launched) -> 
     cluster.begin_upgrade(BatonConfig())
     assert not cluster.upgrade_ended(), "only the next controller knows"
     cluster._start_controller()
-    with pytest.raises(WorkerLostError, match="controller was lost. Another one restores the old"):
+    with pytest.raises(WorkerLostError, match=r"controller was lost\. Another one restores the old"):
         cluster.upgrade_ended()
     assert cluster.upgrade_ended()
 
