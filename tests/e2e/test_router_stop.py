@@ -7,6 +7,7 @@ import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -21,12 +22,12 @@ from tests.running_cluster import MODEL
 from tests.user_machine import user_environment
 
 SETTINGS = {"simulation": {"profile": "h100-8b", "workers_per_process": 2}, "router": {"port": 0}}
-BODY = {"model": MODEL, "prompt": "On and on", "max_tokens": 4000, "ignore_eos": True}
+BODY = {"model": MODEL, "prompt": "On and on", "max_tokens": 2000, "ignore_eos": True}
 
 
-async def stream(http: httpx.AsyncClient, has_begun: asyncio.Event) -> list[str]:
+async def stream(http: httpx.AsyncClient, has_begun: asyncio.Event, **parameters: int) -> list[str]:
     lines = []
-    async with http.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as answer:
+    async with http.stream("POST", "/v1/completions", json={**BODY, "stream": True, **parameters}) as answer:
         async for line in answer.aiter_lines():
             has_begun.set()
             lines += [line] if line else []
@@ -61,32 +62,63 @@ def test_stopping_the_cluster_ends_running_requests_with_an_error(cluster: Clust
     assert answer.json()["error"]["reason"] == "stopping"
 
 
-def test_streams_end_with_an_error_when_baton_up_is_killed(tmp_path: Path) -> None:
-    """Its Ray ends with it, and takes the router along; the router is faster."""
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(SETTINGS))
+@contextlib.contextmanager
+def baton_up(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Runs `baton up` with a Ray of its own; yields its process and the endpoint."""
+    (folder / "config.yaml").write_text(yaml.safe_dump(SETTINGS))
     command = [sys.executable, "-m", "cluster.cli.cli", "up", "-c", "config.yaml"]
-    with (tmp_path / "log").open("wb") as log:
-        environment = user_environment(tmp_path)
-        up = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=log)
+    with (folder / "log").open("wb") as log:
+        environment = user_environment(folder)
+        up = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=log)
     assert up.stdout is not None
     endpoint = up.stdout.readline().decode().strip()
-    assert endpoint, (tmp_path / "log").read_text()
+    assert endpoint, (folder / "log").read_text()
     processes = psutil.Process(up.pid).children(recursive=True)
-
-    async def ask_and_kill() -> list[str]:
-        async with httpx.AsyncClient(base_url=endpoint, timeout=60) as http:
-            has_begun = asyncio.Event()
-            streamed = asyncio.create_task(stream(http, has_begun))
-            await has_begun.wait()
-            up.kill()
-            return await streamed
-
     try:
-        lines = asyncio.run(ask_and_kill())
+        yield up, endpoint
     finally:
         up.kill()
         up.wait()
         for process in psutil.wait_procs(processes, timeout=10)[1]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+
+
+async def stream_and(endpoint: str, disturb: Callable[[], None], **parameters: int) -> list[str]:
+    """The lines of a stream during which ``disturb`` was called."""
+    async with httpx.AsyncClient(base_url=endpoint, timeout=60) as http:
+        has_begun = asyncio.Event()
+        streamed = asyncio.create_task(stream(http, has_begun, **parameters))
+        await has_begun.wait()
+        disturb()
+        return await streamed
+
+
+def test_streams_end_with_an_error_when_baton_up_is_killed(tmp_path: Path) -> None:
+    """Its Ray ends with it, and takes the router along; the router is faster."""
+    with baton_up(tmp_path) as (up, endpoint):
+        lines = asyncio.run(stream_and(endpoint, up.kill))
     assert json.loads(lines[-1].removeprefix("data: "))["error"]["reason"] == "stopping"
+
+
+def test_a_local_cluster_outlives_its_controller(tmp_path: Path) -> None:
+    """Simulated workers share processes of the controller, so the stream also waits for others."""
+
+    def kill_controller() -> None:
+        [controller] = [
+            process for process in psutil.Process(up.pid).children(recursive=True) if is_controller(process)
+        ]
+        controller.kill()
+
+    with baton_up(tmp_path) as (up, endpoint):
+        lines = asyncio.run(stream_and(endpoint, kill_controller, max_tokens=600))
+        pools = httpx.get(f"{endpoint}/admin/status", timeout=30).json()["pools"]
+    assert lines[-1] == "data: [DONE]"
+    assert [pool["target"] for pool in pools.values()] == [1, 1]
+    assert "the cluster has a controller again, after" in (tmp_path / "log").read_text()
+
+
+def is_controller(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return " ".join(process.cmdline()).startswith("ray::Controller")
+    return False
