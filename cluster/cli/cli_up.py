@@ -319,6 +319,7 @@ def stop_cluster(
     try:
         process = psutil.Process(state.pid)
         process.terminate()
+        process.resume()  # someone may have suspended it (Ctrl-Z)
         process.wait(timeout_s)
     except psutil.NoSuchProcess:
         pass

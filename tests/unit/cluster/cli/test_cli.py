@@ -136,6 +136,14 @@ def test_up_serves_until_a_signal_and_shuts_down(number):
     assert read_state() is None
 
 
+def test_down_ends_a_suspended_cluster(baton):
+    process = start_up()
+    wait_for(has_endpoint)
+    process.send_signal(signal.SIGSTOP)
+    assert baton("down")[1] == "Stopped the cluster at http://127.0.0.1:5.\n"
+    assert process.wait(60) == 0
+
+
 def test_a_signal_during_the_start_ends_it():
     process = start_up("--set", "served_model_name=slow")
     wait_for(lambda: read_state() is not None)
