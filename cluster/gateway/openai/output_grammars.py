@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from baton.core.errors import InvalidRequestError
 from baton.grammar.compiler import GrammarCompiler
-from baton.grammar.forms import json_grammar
+from baton.grammar.forms import json_grammar, regex_grammar
 from cluster.gateway.formats.base import CallRule
 from cluster.gateway.openai.prompt_encoder import PromptEncoder
 from cluster.gateway.openai.schemas import ChatCompletionRequest, CompletionRequest
@@ -39,9 +41,8 @@ class OutputGrammars:
         asked = asked_grammar(request)
         rule = tools.rule(has_answer=asked is not None)
         if self._dialect.needs_parser(tools.functions) and (asked is not None or rule is not None):
-            answer = "" if asked is None else asked.grammar
-            param = "tools" if asked is None else asked.param
-            asked = AskedGrammar(param, self._dialect.grammar(rule, answer, prompt_end))
+            asked = asked or AskedGrammar("tools", "")
+            asked = replace(asked, grammar=self._dialect.grammar(rule, asked.grammar, prompt_end))
         try:
             return await self._checked(asked, card)
         except InvalidRequestError:
@@ -67,6 +68,16 @@ class OutputGrammars:
         try:
             await self._threads.run(len(asked.grammar), self._compiler.compile, asked.grammar)
         except InvalidRequestError as error:
+            if asked.whitespace is not None:
+                await self._check_whitespace(*asked.whitespace, card)
             error.param = asked.param
             raise
         return asked.grammar
+
+    async def _check_whitespace(self, pattern: str, path: str, card: ModelCard) -> None:
+        """Raises :class:`InvalidRequestError` with the parameter's name if the pattern itself cannot be honoured."""
+        param = path.partition(".")[0]
+        try:
+            await self._checked(AskedGrammar(param, regex_grammar(pattern)), card)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"{path}: {error.message}", param=param) from error
