@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from baton.core.errors import InvalidRequestError
 from baton.grammar.compiler import GrammarCompiler
@@ -53,11 +55,15 @@ class OutputGrammars:
     async def _check_tools(self, rule: CallRule, card: ModelCard) -> None:
         """Raises :class:`InvalidRequestError` with the name of the first function whose schema cannot be honoured."""
         for function in rule.functions:
-            try:
-                await self._checked(AskedGrammar("tools", json_grammar(rule.schema_of(function))), card)
-            except InvalidRequestError as error:
-                text = f"The parameters of the function {function.name!r}: {error.message}"
-                raise InvalidRequestError(text, param="tools") from error
+            name = f"The parameters of the function {function.name!r}"
+            await self._check_part(name, "tools", partial(json_grammar, rule.schema_of(function)), card)
+
+    async def _check_part(self, name: str, param: str, build: Callable[[], str], card: ModelCard) -> None:
+        """Raises :class:`InvalidRequestError` with its name if a part of a grammar cannot be honoured by itself."""
+        try:
+            await self._checked(AskedGrammar(param, build()), card)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"{name}: {error.message}", param=param) from error
 
     async def _checked(self, asked: AskedGrammar | None, card: ModelCard) -> str:
         """Compiles a grammar in a thread, only to see whether that is possible: a worker compiles it again."""
@@ -69,15 +75,8 @@ class OutputGrammars:
             await self._threads.run(len(asked.grammar), self._compiler.compile, asked.grammar)
         except InvalidRequestError as error:
             if asked.whitespace is not None:
-                await self._check_whitespace(*asked.whitespace, card)
+                pattern, path = asked.whitespace
+                await self._check_part(path, path.partition(".")[0], partial(regex_grammar, pattern), card)
             error.param = asked.param
             raise
         return asked.grammar
-
-    async def _check_whitespace(self, pattern: str, path: str, card: ModelCard) -> None:
-        """Raises :class:`InvalidRequestError` with the parameter's name if the pattern itself cannot be honoured."""
-        param = path.partition(".")[0]
-        try:
-            await self._checked(AskedGrammar(param, regex_grammar(pattern)), card)
-        except InvalidRequestError as error:
-            raise InvalidRequestError(f"{path}: {error.message}", param=param) from error
