@@ -113,6 +113,22 @@ def test_the_beginning_of_a_mark_behind_a_call_is_no_content(form: str, text: st
         assert streamed(events) == {"content": "", "reasoning": "", "calls": {0: {"name": "now", "arguments": "{}"}}}
 
 
+@ALL
+def test_a_stop_string_that_is_shown_changes_no_call(sample: Sample) -> None:
+    for end in range(1, len(sample.text) + 1):
+        for start in {max(0, end - length) for length in (1, 3, 12, end)}:
+            text, stop = sample.text[:start], sample.text[start:end]
+            bare, free = parser_of(sample), parser_of(sample)
+            shown = OutputParser(free.source, whole_calls(free.steps))
+            message = whole(bare.push(text) + bare.finish(stop))
+            events = shown.push(text) + shown.finish(stop, stop)
+            found, calls = whole(events), [call["function"] for call in message.get("tool_calls", ())]
+            assert [call["function"] for call in found.get("tool_calls", ())] == calls, (text, stop)
+            assert list(streamed(events)["calls"].values()) == calls
+            assert streamed(events)["content"] == (found["content"] or "")
+            assert (found["content"] or "").startswith((message["content"] or "").rstrip()), (text, stop)
+
+
 def test_a_call_that_breaks_is_content_of_a_whole_message_and_ends_in_a_stream() -> None:
     text = 'a <tool_call>{"name": "now", "arguments": {"x": y}}'
     events = parsed(parser_of(Sample("", "hermes", text)), [text])
