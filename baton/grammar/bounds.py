@@ -26,6 +26,10 @@ change."""
 _INLINE = re.compile(r"%json\s*")
 _DATA_KEYS = frozenset({"const", "default", "enum", "examples"})
 """Keys of a schema whose values are data instead of schemas."""
+_NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+"""Keys of a schema whose values are objects of schemas by names, which may look like keywords."""
+_REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
+_DIRECT_REFERENCE = re.compile(r"#(?:/(?:\$defs|definitions|properties)/[^/%~]+)?")
 _NO_NAMES = re.compile(r'"(?:\\.|[^"\\\n])*+"?|//[^\n]*|/(?:\\.|[^/\\\n])++/?')
 """Strings, comments and regular expressions in Lark's notation."""
 _RULE_NAME = re.compile(r"^[ \t]*[?!]*(\w++)[^:\n|]*:", re.MULTILINE)
@@ -90,14 +94,30 @@ def _schemas(part: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _check(schema: Any) -> None:
+    references = (found[key] for found in _objects(schema, everywhere=True) for key in _REFERENCES & found.keys())
+    everywhere = not all(_DIRECT_REFERENCE.fullmatch(str(reference)) for reference in references)
+    for found in _objects(schema, everywhere):
+        _check_keywords(found)
+
+
+def _objects(schema: Any, everywhere: bool) -> Iterator[dict[str, Any]]:
+    """The schemas in a schema.
+
+    Args:
+        everywhere: with all other objects, since a reference may use any of them as a schema.
+    """
     left = [schema]
     while left:
         value = left.pop()
         if isinstance(value, list):
             left += value
         elif isinstance(value, dict):
-            _check_keywords(value)
-            left += (inner for key, inner in value.items() if key not in _DATA_KEYS)
+            yield value
+            for key, inner in value.items():
+                if not everywhere and key in _NAMED_SCHEMAS and isinstance(inner, dict):
+                    left += inner.values()
+                elif everywhere or key not in _DATA_KEYS:
+                    left.append(inner)
 
 
 def _check_keywords(schema: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ MAX_GBNF_CHARS = 16 * 1024
 MAX_GBNF_NESTING = 100
 """Of parentheses in parentheses, which the translation follows by recursion."""
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
-_PARENTHESES = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*|([()])')
+_PARENTHESES = re.compile(r'"(?:\\.|[^"\\])*+"?|\[(?:\\.|[^\]\\])*+\]?|#[^\n]*+|([()])')
 _ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))", re.DOTALL)
 _ORIGIN = "//: "
 """The beginning of the comment above each rule of a translation, with the name that the client gave it."""

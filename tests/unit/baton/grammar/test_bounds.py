@@ -54,6 +54,10 @@ def test_chains_that_are_too_long_are_refused(link: Callable[[Any], Any]) -> Non
         ({"anyOf": [{"enum": [1, {"a": [-(2**63) + 99]}]}]}, "enum has a number below"),
         ({"type": "integer", "minimum": -(2**63), "maximum": -1e30}, "maximum has a number below"),
         ({"allOf": [{"minimum": -1e20}, {"exclusiveMaximum": -1e20}]}, "exclusiveMaximum has a number below"),
+        ({"properties": {"default": {"multipleOf": 1e9}}}, "multipleOf"),
+        ({"default": {"const": -(2**63)}, "$ref": "#/default"}, "const has a number below"),
+        ({"examples": [{"const": -(2**63)}], "items": {"$ref": "#/ex%61mples/0"}}, "const has a number below"),
+        ({"properties": {"const": -(2**63)}, "$ref": "#/properties"}, "const has a number below"),
         ({"type": "object", "patternProperties": PATTERNS}, "patternProperties has 101 patterns; at most 100"),
     ],
 )
@@ -68,7 +72,11 @@ def test_dangerous_keywords_are_bounded_in_schemas_and_grammars(
 
 
 def test_data_and_names_are_no_keywords() -> None:
-    schema = {"enum": [{"multipleOf": 10**9}], "properties": {"multipleOf": {"type": "integer"}}}
+    schema = {
+        "enum": [{"multipleOf": 10**9}],
+        "properties": {"multipleOf": {"$ref": "#/$defs/maximum"}, "const": {"default": -(2**63)}},
+        "$defs": {"maximum": {"minimum": -(2**63)}},
+    }
     check_bounds([{"json_schema": schema}, {"lark_grammar": "start: %json not a schema"}])
 
 
