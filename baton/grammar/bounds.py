@@ -8,15 +8,28 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from baton.core.errors import InvalidRequestError
+from baton.grammar.gbnf import client_names
 
 MAX_MULTIPLE_OF = 10_000
 MAX_PATTERN_PROPERTIES = 100
+MAX_TEXT_LENGTH = 2**32 - 1
+"""Of ``minLength`` and ``maxLength``."""
+MIN_WHOLE_NUMBER, MAX_WHOLE_NUMBER = -(2**63), 2**64 - 1
+"""Those that llguidance can read."""
 MAX_RULE_DEPTH = 500
 """Of rules that lead to each other. llguidance reports an error with the line of each of them, in quadratic time: two
 seconds for this number, a quarter of an hour for all that fit into a grammar."""
-_INLINE = "%json "
+_NUMBER_KEYS = frozenset({"const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
+MIN_NUMBER = -9 * 10**18
+"""Of values and upper bounds. With smaller ones, llguidance ends the process: they become -2^63, whose sign it cannot
+change."""
+_INLINE = re.compile(r"%json\s*")
 _DATA_KEYS = frozenset({"const", "default", "enum", "examples"})
 """Keys of a schema whose values are data instead of schemas."""
+_NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+"""Keys of a schema whose values are objects of schemas by names, which may look like keywords."""
+_REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
+_DIRECT_REFERENCE = re.compile(r"#(?:/(?:\$defs|definitions|properties)/[^/%~]+)?")
 _NO_NAMES = re.compile(r'"(?:\\.|[^"\\\n])*+"?|//[^\n]*|/(?:\\.|[^/\\\n])++/?')
 """Strings, comments and regular expressions in Lark's notation."""
 _RULE_NAME = re.compile(r"^[ \t]*[?!]*(\w++)[^:\n|]*:", re.MULTILINE)
@@ -40,38 +53,96 @@ def check_bounds(parts: Iterable[Mapping[str, Any]]) -> None:
             _check_rules(part["lark_grammar"])
 
 
+def check_whole_numbers(schema: Mapping[str, Any]) -> None:
+    """Checks all whole numbers of a schema.
+
+    Raises:
+        InvalidRequestError: one of them has more than 64 bits; the message names the keyword.
+    """
+    for keyword, number in _numbers(schema):
+        if isinstance(number, int) and not MIN_WHOLE_NUMBER <= number <= MAX_WHOLE_NUMBER:
+            raise InvalidRequestError(
+                f"The JSON schema cannot be honoured: {keyword} has a whole number outside of -2^63 to 2^64 - 1. Use a "
+                "smaller one or leave it out."
+            )
+
+
+def _numbers(value: Any, keyword: str = "") -> Iterator[tuple[str, int | float]]:
+    """All numbers in a value, each with the keyword that it belongs to."""
+    left = [(keyword, value)]
+    while left:
+        keyword, value = left.pop()
+        if isinstance(value, Mapping):
+            left += ((keyword if keyword in _DATA_KEYS else key, inner) for key, inner in value.items())
+        elif isinstance(value, list):
+            left += ((keyword, inner) for inner in value)
+        elif isinstance(value, int | float):
+            yield keyword, value
+
+
 def _schemas(part: Mapping[str, Any]) -> Iterator[Any]:
     """The schemas that are the part of the grammar, or stand inside of it in Lark's notation."""
     if "json_schema" in part:
         yield part["json_schema"]
     lark = part.get("lark_grammar") or ""
-    start = lark.find(_INLINE)
-    while start >= 0:
+    for found in _INLINE.finditer(lark):
         try:
-            schema, _ = json.JSONDecoder().raw_decode(lark, start + len(_INLINE))
+            schema, _ = json.JSONDecoder().raw_decode(lark, found.end())
             yield schema
         except ValueError:  # the compiler says what is wrong
             pass
-        start = lark.find(_INLINE, start + 1)
 
 
 def _check(schema: Any) -> None:
+    references = (found[key] for found in _objects(schema, everywhere=True) for key in _REFERENCES & found.keys())
+    everywhere = not all(_DIRECT_REFERENCE.fullmatch(str(reference)) for reference in references)
+    for found in _objects(schema, everywhere):
+        _check_keywords(found)
+
+
+def _objects(schema: Any, everywhere: bool) -> Iterator[dict[str, Any]]:
+    """The schemas in a schema.
+
+    Args:
+        everywhere: with all other objects, since a reference may use any of them as a schema.
+    """
     left = [schema]
     while left:
         value = left.pop()
         if isinstance(value, list):
             left += value
         elif isinstance(value, dict):
-            _check_keywords(value)
-            left += (inner for key, inner in value.items() if key not in _DATA_KEYS)
+            yield value
+            for key, inner in value.items():
+                if not everywhere and key in _NAMED_SCHEMAS and isinstance(inner, dict):
+                    left += inner.values()
+                elif everywhere or key not in _DATA_KEYS:
+                    left.append(inner)
 
 
 def _check_keywords(schema: dict[str, Any]) -> None:
+    for key in _NUMBER_KEYS & schema.keys():
+        for _, number in _numbers(schema[key]):
+            if number < MIN_NUMBER and key not in ("minimum", "exclusiveMinimum"):
+                raise InvalidRequestError(
+                    f"The grammar cannot be honoured: {key} has a number below {MIN_NUMBER:,}. Use a larger one."
+                )
+            if isinstance(number, int) and not _is_kept(number, key):
+                raise InvalidRequestError(
+                    f"The grammar cannot be honoured: {key} has a whole number that would be rounded. Use one from "
+                    "-(2^53 - 1) to 2^53 - 1."
+                )
     multiple = schema.get("multipleOf")
     if isinstance(multiple, int | float) and abs(multiple) > MAX_MULTIPLE_OF:
         raise InvalidRequestError(
             f"The grammar cannot be honoured: multipleOf is {multiple}; at most {MAX_MULTIPLE_OF:,} is allowed."
         )
+    for key in ("minLength", "maxLength"):
+        length = schema.get(key)
+        if isinstance(length, int | float) and length > MAX_TEXT_LENGTH:
+            raise InvalidRequestError(
+                f"The grammar cannot be honoured: {key} is {length}; at most {MAX_TEXT_LENGTH:,} is allowed."
+            )
     patterns = schema.get("patternProperties")
     if isinstance(patterns, dict) and len(patterns) > MAX_PATTERN_PROPERTIES:
         raise InvalidRequestError(
@@ -80,9 +151,16 @@ def _check_keywords(schema: dict[str, Any]) -> None:
         )
 
 
+def _is_kept(number: int, key: str) -> bool:
+    """Whether llguidance, which computes with numbers of 64 bits with and without a fraction, keeps the number."""
+    if number >= 2**63 - 1:
+        return number == 2**63 - 1 or key in ("maximum", "exclusiveMaximum")
+    return int(float(number)) == number
+
+
 def _check_rules(lark: str) -> None:
     """Follows the rules from each to the next in the order in which llguidance compiles them."""
-    rules = _rules(lark)
+    rules, clients = _rules(lark), client_names(lark)
     seen: set[str] = set()
     for first in rules:
         open_rules = [iter([first])]
@@ -96,7 +174,7 @@ def _check_rules(lark: str) -> None:
                 if len(open_rules) > MAX_RULE_DEPTH + 1:
                     raise InvalidRequestError(
                         f"The grammar cannot be honoured: more than {MAX_RULE_DEPTH} rules lead to each other from "
-                        f"{first} to {name}. Merge some of them."
+                        f"{clients.get(first, first)} to {clients.get(name, name)}. Merge some of them."
                     )
 
 

@@ -10,11 +10,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cached_property
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from baton.grammar.bounds import check_bounds
+from baton.grammar.gbnf import client_rule
 from baton.grammar.special_tokens import hide_special_tokens, refer_by_id
 from baton.grammar.state import GrammarState
 
@@ -103,8 +105,17 @@ _EXPLAINED = {
     "NoExtensionBias": "it allows no text, or a part of it, such as a $ref, leads back to itself and to nothing else",
     "oneOf constraints": "oneOf is not supported where several of its schemas could allow the same document; use anyOf",
     "recursion limit exceeded": "more than about 120 objects and arrays are in each other; use $defs and $ref",
+    "lark grammar too deeply nested": "more than about 28 parentheses are in each other; make rules of the inner ones",
+    "Failed to generate regex for": "a bound of a number (minimum, maximum, exclusiveMinimum or exclusiveMaximum) has "
+    "more than 18 digits; leave it out or use a smaller one",
 }
-"""What to say instead of the library's words that begin so."""
+"""What to say instead of the library's words that begin so, and of what follows."""
+_WRONG_EXPRESSION = re.compile(
+    r'(?:invalid regex "(.*)" \(in regex\): )?regex parse error:\n.*?^error: (.*?)$', re.S | re.M
+)
+_NUM_SHOWN_CHARS = 60
+_POSITION = re.compile(r"(?:at )?(\d+)\(\d+\): ")
+"""Line and column, in Lark's notation."""
 _QUOTED_LINES = re.compile(r"\d+ \| ")
 """How an error's lines that quote the grammar begin. They may be baton's own, as of a tool's calls."""
 
@@ -153,7 +164,7 @@ def _compile(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
     matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=_limits())
     has_start = any(matcher.compute_bitmask()) if not matcher.is_error() else False
     if matcher.is_error():
-        raise InvalidRequestError(_refusal(matcher.get_error()))
+        raise InvalidRequestError(_refusal(matcher.get_error(), json.loads(grammar)["grammars"]))
     if not has_start:
         raise InvalidRequestError("The grammar allows no text at all; check the schema or expression.")
     return matcher
@@ -175,13 +186,29 @@ def _limits() -> LLParserLimits:
     )
 
 
-def _refusal(text: str) -> str:
-    return f"The grammar cannot be honoured: {_reason(text)}."
+def _refusal(text: str, parts: Sequence[Mapping[str, Any]] = ()) -> str:
+    """The message for an error of the library about the parts of a grammar."""
+    reason = _reason(text)
+    if position := _POSITION.match(reason):
+        rules = (client_rule(part.get("lark_grammar") or "", int(position[1])) for part in parts)
+        if rule := next(filter(None, rules), None):
+            reason = f"in the rule {rule}: {reason[position.end() :]}"
+    return f"The grammar cannot be honoured: {reason}."
 
 
 def _reason(text: str) -> str:
     """An error of the library, short and without its final period."""
-    lines = [line.strip() for line in text.replace("<non-verbose/>", "").splitlines() if line.strip()]
+    text = text.replace("<non-verbose/>", "")
+    if wrong := _WRONG_EXPRESSION.search(text):
+        quoted = wrong[1] or ""
+        end = '…"' if len(quoted) > _NUM_SHOWN_CHARS else '"'
+        expression = f' "{quoted[:_NUM_SHOWN_CHARS]}{end}' if quoted else ""
+        return f"the regular expression{expression} is wrong: {wrong[2]}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     told = list(itertools.takewhile(lambda line: not _QUOTED_LINES.match(line), lines))
     reason = " ".join(told)[:_NUM_ERROR_CHARS].rstrip(".") or "no reason is given"
-    return next((words for start, words in _EXPLAINED.items() if reason.startswith(start)), reason)
+    for start, words in _EXPLAINED.items():
+        before, found, _ = reason.partition(start)
+        if found:
+            return before + words
+    return reason

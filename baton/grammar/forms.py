@@ -11,20 +11,19 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from llguidance import LLMatcher, gbnf_to_lark
+from llguidance import LLMatcher
 
 from baton.core.errors import InvalidRequestError
+from baton.grammar.bounds import MAX_WHOLE_NUMBER, check_whole_numbers
+from baton.grammar.gbnf import is_gbnf, lark_of_gbnf
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 JSON_STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """The white space of Python's ``json.dumps``, which models are trained on. With free white space, a small model can
 fill its answer with it."""
 _COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"})
-MAX_GBNF_CHARS = 16 * 1024
-"""Translating GBNF into Lark's notation takes quadratic time: half a second for this length."""
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
@@ -73,21 +72,16 @@ def notation_grammar(text: str) -> str:
     Raises:
         InvalidRequestError: a GBNF grammar that cannot be read.
     """
-    if _GBNF_RULE.search(text):
-        if len(text) > MAX_GBNF_CHARS:
-            raise InvalidRequestError(
-                f"The GBNF grammar has {len(text)} characters; at most {MAX_GBNF_CHARS} are allowed. Write a larger "
-                "one in Lark's notation."
-            )
-        try:
-            text = gbnf_to_lark.gbnf_to_lark(text)
-        except Exception as error:  # the parser raises whatever it meets
-            raise InvalidRequestError(f"The GBNF grammar cannot be read: {str(error)[:300]}") from error
-    return LLMatcher.grammar_from_lark(text)
+    return LLMatcher.grammar_from_lark(lark_of_gbnf(text) if is_gbnf(text) else text)
 
 
 def with_whole_counts(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy in which bounds of lengths such as ``"maxLength": 3.0`` are integers, as they are for JSON Schema."""
+    """A copy in which bounds of lengths such as ``"maxLength": 3.0`` are integers, as they are for JSON Schema.
+
+    Raises:
+        InvalidRequestError: a whole number has more than 64 bits.
+    """
+    check_whole_numbers(schema)
     copy: dict[str, Any] = json.loads(json.dumps(schema), object_hook=_with_whole_counts)
     return copy
 
@@ -95,7 +89,7 @@ def with_whole_counts(schema: Mapping[str, Any]) -> dict[str, Any]:
 def _with_whole_counts(values: dict[str, Any]) -> dict[str, Any]:
     for key in _COUNTS & values.keys():
         value = values[key]
-        if isinstance(value, float) and value.is_integer():
+        if isinstance(value, float) and value.is_integer() and abs(value) <= MAX_WHOLE_NUMBER:
             values[key] = int(value)
     return values
 

@@ -10,6 +10,8 @@ from cluster.admission import tuning
 from cluster.admission.room import RoomCheck, Shortage
 from cluster.routing.routing_contracts import RouteDecision
 
+_SHORTEST_SHOWN_S = 0.1
+
 
 class Refusal(StrEnum):
     """The reason of a refusal, which is also the value of a metric's label."""
@@ -61,10 +63,10 @@ def no_room(
             f"The prefill pool is full: the predicted TTFT is {decision.ttft_ms:.0f} ms, and the target of the "
             f"SLO class {slo.name!r} is {check.ttft_target_ms:.0f} ms{margin}"
         )
-    allowed = f"may wait for {round(allowed_s, 1):g} s only" if allowed_s else "does not wait (queue_deadline)"
+    allowed = f"may wait for {_seconds(allowed_s)} only" if allowed_s else "does not wait (queue_deadline)"
     advice = (
-        f"Capacity is expected in about {wait_s:.1f} s, but this request {allowed}. Try again later, or use a class "
-        "with wider targets."
+        f"Capacity is expected in {_seconds(wait_s, 'about ')}, but this request {allowed}. Try again later, or use a "
+        "class with wider targets."
     )
     return _overloaded(f"{problem}. {advice}", reason, wait_s, allowed_s)
 
@@ -83,7 +85,7 @@ def queue_full(slo: SloClass, max_queued: int, wait_s: float) -> OverloadedError
 def deadline_exceeded(slo: SloClass, waited_s: float, wait_s: float) -> OverloadedError:
     """Error of a request that has waited as long as its class or its own deadline allows."""
     return _overloaded(
-        f"This request waited {waited_s:.1f} s, its limit, and no capacity became available (queue_deadline of the "
+        f"This request waited {_seconds(waited_s)}, its limit, and no capacity became available (queue_deadline of the "
         f"SLO class {slo.name!r}, or router.request_timeout_s). Try again later.",
         Refusal.QUEUE_DEADLINE,
         wait_s,
@@ -97,6 +99,12 @@ def stopping() -> OverloadedError:
         "The router is stopping, and ends the requests that it has. Send the request again once a router is running.",
         retry_after_s=1.0,
         reason=str(Refusal.STOPPING),
+    )
+
+
+def _seconds(duration_s: float, about: str = "") -> str:
+    return (
+        f"{about}{round(duration_s, 1):g} s" if duration_s >= _SHORTEST_SHOWN_S else f"less than {_SHORTEST_SHOWN_S} s"
     )
 
 

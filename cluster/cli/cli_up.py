@@ -16,7 +16,7 @@ import psutil
 
 from baton.client.local_cluster import ANOTHER_RUN_FOLDER, RunState, clear_state, no_cluster, read_state, run_folder
 from baton.core.accelerators import MEMORY_BYTES
-from baton.core.errors import BatonError, ConfigError, DeadlineError
+from baton.core.errors import BatonError, ConfigError, DeadlineError, StorageError
 from baton.core.files import writing
 from baton.engine.models.default_model import default_model_folder, is_default_model
 from baton.engine.models.model_config import check_context_length, read_model_config, stated_context_length
@@ -268,6 +268,11 @@ def _wait_until_ready(process: subprocess.Popen[bytes], log_file: Path, report: 
                 time.sleep(_POLL_S)
     lines = last_words[-_LOG_LINES_SHOWN:] or _last_lines(log_file, _LOG_LINES_SHOWN)
     tail = "\n".join(f"  {line}" for line in lines) or "  (nothing)"
+    try:
+        with writing(log_file.parent, ANOTHER_RUN_FOLDER), log_file.open("a") as log:
+            log.write("\n")
+    except StorageError as error:
+        tail += f"\nThe log may lack the reason: {error.message}"
     raise StartError(
         f"The cluster exited with status {process.returncode} before it was ready. "
         f"The last lines of {log_file}:\n{tail}"

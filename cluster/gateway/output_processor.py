@@ -193,6 +193,7 @@ class OutputProcessor:
         pieces: list[str] = []
         events: list[Event] = []
         num_before = self.num_completion_tokens
+        stop_token = ""
         last = len(chunk.token_ids) - 1
         for index, token_id in enumerate(chunk.token_ids):
             ends_by_token = index == last and chunk.finish_reason is FinishReason.STOP
@@ -204,8 +205,10 @@ class OutputProcessor:
                 entry = TokenEntry(token_id, start, chunk.logprobs[index])
                 self._waiting.append((entry, start + len(text)))
             pieces.append(self._advance(text))
+            if ends_by_token:
+                stop_token = text
             if self._parser is not None:
-                events += self._parser.push_token(pieces.pop())
+                events += self._parser.push_token("" if ends_by_token or self.is_finished else pieces.pop())
                 if self._parser.is_complete and not self.is_finished:
                     self._finish(FinishReason.STOP)
             if self.is_finished:
@@ -214,12 +217,12 @@ class OutputProcessor:
             pieces.append(self._advance(self._detokenizer.flush()))
             if not self.is_finished:
                 pieces.append(self._finish(chunk.finish_reason))
-        if self._parser is not None:
-            events += self._parser.push("".join(pieces))
+        if self._parser is not None and self.is_finished:
+            shown = (self._stop_string or stop_token) if self._stop.include_in_output else ""
+            events += self._parser.push("".join(pieces).removesuffix(shown))
             pieces.clear()
-            if self.is_finished:
-                is_cut = self._stop_string or self.finish_reason is FinishReason.LENGTH
-                events += self._parser.finish(self._stop_string if is_cut else None)
+            is_cut = self._stop_string or self.finish_reason is FinishReason.LENGTH
+            events += self._parser.finish(self._stop_string if is_cut else None, shown)
         self.num_accepted = min(self.num_accepted, self.num_completion_tokens)  # a stop string may have cut some off
         taken = chunk.token_ids[: self.num_completion_tokens - num_before]
         if self._rounds is not None and chunk.round is not None:

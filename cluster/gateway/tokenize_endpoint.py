@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from fastapi import Request, Response
 
 from baton.core.errors import InvalidRequestError
@@ -13,7 +10,7 @@ from baton.engine.models.tokenizer import Tokenizer
 from cluster.gateway.bodies import BodyReader
 from cluster.gateway.http_edge import JsonResponse
 from cluster.gateway.openai.json_body import whole
-from cluster.gateway.openai.plan import check_model
+from cluster.gateway.openai.plan import chat_of, check_model
 from cluster.gateway.openai.prompt_encoder import Chat, PromptEncoder
 from cluster.gateway.openai.schemas import ChatCompletionRequest, parse_request
 from cluster.gateway.openai.tokenize_schemas import (
@@ -48,14 +45,7 @@ class TokenizeEndpoint:
         body, card = await self._bodies.read_object(request), self._generator.model
         parsed = parse_tokenize(body)
         if isinstance(parsed, TokenizeChatRequest):
-            chat = Chat(
-                parsed.messages,
-                self._tools(parsed),
-                add_generation_prompt=parsed.add_generation_prompt and not parsed.continue_final_message,
-                continue_final_message=parsed.continue_final_message,
-                add_special_tokens=parsed.add_special_tokens,
-                template_kwargs=parsed.chat_template_kwargs or {},
-            )
+            chat = self._chat(parsed)
             check_model(parsed.model, card)
             token_ids = await self._encoder.encode_chat(chat, card, may_be_long=True)
         else:
@@ -70,10 +60,14 @@ class TokenizeEndpoint:
         answer = {"count": len(token_ids), "max_model_len": card.max_model_len, "tokens": token_ids}
         return JsonResponse({**answer, "token_strs": texts})
 
-    def _tools(self, request: TokenizeChatRequest) -> Sequence[dict[str, Any]]:
-        """Those that a chat with these tools has in its prompt; errors as for a chat."""
-        chat = parse_request(ChatCompletionRequest, {"messages": request.messages, "tools": request.tools})
-        return resolve_tools(chat, is_allowed=self._encoder.dialect.allows_tools).listed
+    def _chat(self, request: TokenizeChatRequest) -> Chat:
+        """The chat whose completion would have these settings; errors as for a completion."""
+        given = {
+            name: getattr(request, name)
+            for name in request.model_fields_set & ChatCompletionRequest.model_fields.keys()
+        }
+        chat = parse_request(ChatCompletionRequest, given)
+        return chat_of(chat, resolve_tools(chat, is_allowed=self._encoder.dialect.allows_tools))
 
     async def detokenize(self, request: Request) -> Response:
         body, card = await self._bodies.read_object(request), self._generator.model

@@ -133,8 +133,6 @@ class InputFile:
             raise _LineError("invalid_url", f"url must be the endpoint of the batch, {self._endpoint}.", "url")
         if not isinstance(body, dict):
             raise _LineError("invalid_body", "body must be a JSON object with the parameters of the request.", "body")
-        if body.get("stream"):
-            raise _LineError("invalid_body", "stream is not supported in a batch. Leave it out.", "body.stream")
         if unknown := {key for key, value in values.items() if value is not None} - _KEYS:
             names = ", ".join(sorted(unknown))[:80]
             raise _LineError("unknown_key", f"Unknown: {names}; expected custom_id, method, url and body.")

@@ -184,8 +184,8 @@ def test_a_cluster_does_not_start_without_a_record(
     status, _, err = command("up", "-c", "config.yaml", *(["--detach"] if detached else []))
     assert status == 1
     assert "Traceback" not in err
-    if not detached:  # the log of a detached one has no room to say so
-        assert f"{state_file()} cannot be written: {FULL}" in err
+    full = run_folder() if detached else state_file()  # the log of a detached one has no room to say so
+    assert f"{full} cannot be written: {FULL}. Free some space there, or set BATON_RUN or BATON_CACHE" in err
 
 
 def test_a_running_cluster_survives(

@@ -139,6 +139,7 @@ class OutputParser:
     is_complete: bool = field(default=False, init=False)
     """Whether nothing may follow."""
     num_reasoning_tokens: int = field(default=0, init=False)
+    _ends_with_call: bool = field(default=False, init=False)
 
     def push_token(self, text: str) -> list[Event]:
         """Like :meth:`push`, for the text of one token, which counts as reasoning if any of it is."""
@@ -148,14 +149,30 @@ class OutputParser:
         return events
 
     def push(self, text: str) -> list[Event]:
-        """Events that ``text`` completes. Not to be called once the output is complete."""
+        """Events that ``text`` completes; none once the output is complete."""
+        if self.is_complete:
+            return []
         self.source.feed(text)
         return self._advance()
 
-    def finish(self, cut_by: str | None = None) -> list[Event]:
-        """The last events; ``cut_by`` as for :meth:`Source.end`."""
+    def finish(self, cut_by: str | None = None, shown: str = "") -> list[Event]:
+        """The last events.
+
+        Args:
+            cut_by: see :meth:`Source.end`.
+            shown: the stop string or the text of the stop token, if it is part of the output. It completes no call.
+        """
+        may_be_call = bool(self.source.unread) or self.source.is_marked
+        is_read = self.source.in_reasoning or not may_be_call
+        if is_read:
+            self.source.feed(shown)
         self.source.end(cut_by)
-        return [] if self.is_complete else self._advance()
+        events = self.push("")
+        if is_read and shown and any(isinstance(event, CallEnd) for event in events):
+            return [Text(shown)]
+        if not is_read and shown and not self._ends_with_call:
+            events.append(Text(shown))
+        return events
 
     def _advance(self) -> list[Event]:
         events: list[Event] = []
@@ -163,6 +180,7 @@ class OutputParser:
             if event is None:
                 break
             events.append(event)
+            self._ends_with_call = isinstance(event, CallEnd)
             if self.is_single and isinstance(event, CallEnd):
                 self.is_complete = True
                 break

@@ -28,6 +28,7 @@ def marked_calls(source: Source, openers: Sequence[str], read: Callable[[str], A
     while (opener := (yield from source.until(openers, Text))) is not None:
         if (yield from attempt(source, _after_space(source, read(opener)))):
             yield from source.skip_space()
+            yield from source.skip_cut(*openers)
 
 
 def _after_space(source: Source, steps: Attempt) -> Attempt:
@@ -45,10 +46,11 @@ def skip_openers(source: Source, opener: str, section: str, call: str) -> Wait[b
 
 
 def skip_closers(source: Source, *closers: str) -> Wait[None]:
-    """Reads the marks behind a call, of which any may be missing."""
+    """Reads the marks behind a call, of which any may be missing, or cut off by the end of the output."""
     for closer in closers:
         yield from source.skip_space()
         yield from source.skip(closer)
+        yield from source.skip_cut(closer)
 
 
 def attempt(source: Source, steps: Attempt) -> Attempt:
@@ -86,14 +88,19 @@ def whole_calls(steps: Steps) -> Steps:
                 held.clear()
 
 
-def call_list(source: Source, first: Attempt, further: Callable[[], Attempt]) -> Steps:
-    """Reads calls between commas and a closing bracket, of which ``first`` has read the opening one."""
+def call_list(source: Source, first: Attempt, further: Callable[[], Attempt], *marks: str) -> Steps:
+    """Reads calls between commas and a closing bracket, of which ``first`` has read the opening one.
+
+    Args:
+        marks: what may follow; if the output ends within one of them, its beginning is dropped.
+    """
     is_whole = yield from attempt(source, _after_space(source, first))
     while is_whole:
         yield from source.skip_space()
         if not (yield from source.skip(",")):
             yield from source.skip("]")
             yield from source.skip_space()
+            yield from source.skip_cut(*marks)
             return
         is_whole = yield from attempt(source, _after_space(source, further()))
 

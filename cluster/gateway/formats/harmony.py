@@ -81,7 +81,9 @@ def _read_message(source: Source, names: Collection[str], earlier: set[bool]) ->
             return False
         yield CallEnd()
         yield from source.skip_space()
+        yield from source.skip_cut(*_ENDS)
         return True
+    source.since_mark()
     is_reasoning = _ANALYSIS in header
     make: Callable[[str], Event] = Reasoning if is_reasoning else Text
     if is_reasoning in earlier:

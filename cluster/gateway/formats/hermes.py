@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cluster.gateway.formats.base import CallRule, Function, Steps, TokenRefs
-from cluster.gateway.formats.calls import Attempt, marked_calls, object_call
+from cluster.gateway.formats.calls import Attempt, marked_calls, object_call, skip_closers
 from cluster.gateway.formats.grammar import calls_rule, many, object_call_rules
 from cluster.gateway.formats.source import Source
 
@@ -22,8 +22,7 @@ class Hermes:
             yield from source.skip(opener)
             yield from source.skip_space()
             is_whole = yield from object_call(source)
-            yield from source.skip_space()
-            yield from source.skip(CLOSE)
+            yield from skip_closers(source, CLOSE)
             return is_whole
 
         return marked_calls(source, (OPEN,), read)

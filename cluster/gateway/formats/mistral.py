@@ -36,7 +36,7 @@ class Mistral:
 
     def parse(self, source: Source, functions: Sequence[Function]) -> Steps:
         while (yield from source.until((CALLS,), Text)) is not None:
-            yield from call_list(source, _read(source), lambda: object_call(source))
+            yield from call_list(source, _read(source), lambda: object_call(source), CALLS)
 
     def grammar(self, rule: CallRule, token: TokenRefs) -> str:
         if self._is_list:

@@ -28,7 +28,7 @@ class Pythonic:
     def parse(self, source: Source, functions: Sequence[Function]) -> Steps:
         names = {function.name for function in functions}
         while (opener := (yield from source.until((START, "["), Text))) is not None:
-            yield from call_list(source, _read_first(source, opener, names), lambda: _read(source, names))
+            yield from call_list(source, _read_first(source, opener, names), lambda: _read(source, names), START, END)
             if (yield from source.skip(END)):
                 yield from source.skip_space()
 

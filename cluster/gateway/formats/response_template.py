@@ -27,8 +27,12 @@ def parse_with_template(source: Source, template: Any, prompt: str, functions: S
     parser = ResponseParser(template, prefix=prompt, tools=tools)
     source.in_reasoning = _ends_in_reasoning(parser.initial_events)
     pending = ""  # what was read and not yielded
+    close = template["fields"].get(_CALLS_FIELD, {}).get("close", ())
+    marks = (close,) if isinstance(close, str) else close
     try:
         while not (yield from source.at_end()):
+            if source.is_marked and (yield from source.skip_cut(*marks)):
+                break
             char = source.take(1)  # so that an error loses no events
             pending += char
             for event in _events(parser.feed(char), source):
@@ -50,7 +54,10 @@ def _events(found: Iterable[dict[str, Any]], source: Source) -> Iterator[Event]:
         is_reasoning = field in _REASONING_FIELDS
         source.in_reasoning = is_reasoning and kind != "region_close"
         if field == _CALLS_FIELD:
-            if kind == "region_close":
+            if kind == "region_open":
+                source.mark()
+            elif kind == "region_close":
+                source.since_mark()
                 yield from _calls(event["value"])
         elif kind == "region_chunk":
             yield Reasoning(event["text"]) if is_reasoning else Text(event["text"])

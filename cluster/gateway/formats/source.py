@@ -57,6 +57,11 @@ class Source:
         """Remembers what is read from here on."""
         self._taken = []
 
+    @property
+    def is_marked(self) -> bool:
+        """Whether what is being read may turn out to be something else."""
+        return self._taken is not None
+
     def since_mark(self) -> str:
         """Returns what was read since the mark, and removes the mark."""
         taken, self._taken = "".join(self._taken or ()), None
@@ -82,6 +87,15 @@ class Source:
             return False
         self.take(len(literal))
         return True
+
+    def skip_cut(self, *marks: str) -> Wait[bool]:
+        """Reads the rest of the output if it is the beginning of a mark, and returns whether it is."""
+        while (unread := self.unread) and any(mark != unread and mark.startswith(unread) for mark in marks):
+            if self._is_ended:
+                self.take(len(unread))
+                return True
+            yield None
+        return False
 
     def take_while(self, accepts: Callable[[str], bool]) -> Wait[str]:
         """Reads the characters that ``accepts`` allows."""

@@ -96,7 +96,9 @@ class Tagged:
         return True
 
     def _leaves_end_out(self, source: Source) -> Wait[bool]:
-        """Whether the output ends here, and nothing but the tag behind the arguments is missing."""
+        """Whether the output ends here, and nothing but the tag behind the arguments is missing or cut off."""
+        if not self.key.startswith(source.unread) and (yield from source.skip_cut(self.function_end)):
+            return True
         is_at_end = yield from source.at_end()
         return is_at_end and (source.cut_by is None or source.cut_by.startswith(self.function_end))
 

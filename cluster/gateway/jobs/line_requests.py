@@ -9,10 +9,11 @@ import asyncio
 from dataclasses import replace
 from functools import partial
 
+import orjson
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Scope
 
-from baton.core.errors import InvalidApiKeyError
+from baton.core.errors import BatonError, InvalidApiKeyError, InvalidRequestError
 from baton.core.slo import BATCH, SLO_CLASS_HEADER
 from cluster.gateway.access import inner_state
 from cluster.gateway.api_keys import ApiKey, ApiKeys, KeyLimits
@@ -54,13 +55,20 @@ class LineRequests:
         if self._api_keys:
             found = self._api_keys.named(job.owner)
             if found is None:
-                problem = InvalidApiKeyError("The API key that made the batch does not exist any more.")
-                return Answer(problem.http_status, line_id(job, line), bytes(error_response(problem).body))
+                gone = InvalidApiKeyError("The API key that made the batch does not exist any more.")
+                return _refused(job, line, gone)
             # As with OpenAI, batches do not use up the limits of interactive requests.
             api_key = replace(found, limits=KeyLimits())
+        if orjson.loads(line.body).get("stream"):
+            problem = InvalidRequestError("stream is not supported in a batch. Leave it out.", param="stream")
+            return _refused(job, line, problem)
         exchange = _Exchange(line.body)
         await self._app(_scope(job, line, api_key), exchange.receive, exchange.send)
         return exchange.answer()
+
+
+def _refused(job: Job, line: Line, error: BatonError) -> Answer:
+    return Answer(error.http_status, line_id(job, line), bytes(error_response(error).body))
 
 
 class _Exchange:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
 from baton.core.errors import InvalidRequestError
 from baton.grammar.compiler import GrammarCompiler
-from baton.grammar.forms import json_grammar
+from baton.grammar.forms import json_grammar, regex_grammar
 from cluster.gateway.formats.base import CallRule
 from cluster.gateway.openai.prompt_encoder import PromptEncoder
 from cluster.gateway.openai.schemas import ChatCompletionRequest, CompletionRequest
@@ -39,9 +43,8 @@ class OutputGrammars:
         asked = asked_grammar(request)
         rule = tools.rule(has_answer=asked is not None)
         if self._dialect.needs_parser(tools.functions) and (asked is not None or rule is not None):
-            answer = "" if asked is None else asked.grammar
-            param = "tools" if asked is None else asked.param
-            asked = AskedGrammar(param, self._dialect.grammar(rule, answer, prompt_end))
+            asked = asked or AskedGrammar("tools", "")
+            asked = replace(asked, grammar=self._dialect.grammar(rule, asked.grammar, prompt_end))
         try:
             return await self._checked(asked, card)
         except InvalidRequestError:
@@ -52,11 +55,15 @@ class OutputGrammars:
     async def _check_tools(self, rule: CallRule, card: ModelCard) -> None:
         """Raises :class:`InvalidRequestError` with the name of the first function whose schema cannot be honoured."""
         for function in rule.functions:
-            try:
-                await self._checked(AskedGrammar("tools", json_grammar(rule.schema_of(function))), card)
-            except InvalidRequestError as error:
-                text = f"The parameters of the function {function.name!r}: {error.message}"
-                raise InvalidRequestError(text, param="tools") from error
+            name = f"The parameters of the function {function.name!r}"
+            await self._check_part(name, "tools", partial(json_grammar, rule.schema_of(function)), card)
+
+    async def _check_part(self, name: str, param: str, build: Callable[[], str], card: ModelCard) -> None:
+        """Raises :class:`InvalidRequestError` with its name if a part of a grammar cannot be honoured by itself."""
+        try:
+            await self._checked(AskedGrammar(param, build()), card)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"{name}: {error.message}", param=param) from error
 
     async def _checked(self, asked: AskedGrammar | None, card: ModelCard) -> str:
         """Compiles a grammar in a thread, only to see whether that is possible: a worker compiles it again."""
@@ -67,6 +74,9 @@ class OutputGrammars:
         try:
             await self._threads.run(len(asked.grammar), self._compiler.compile, asked.grammar)
         except InvalidRequestError as error:
+            if asked.whitespace is not None:
+                pattern, path = asked.whitespace
+                await self._check_part(path, path.partition(".")[0], partial(regex_grammar, pattern), card)
             error.param = asked.param
             raise
         return asked.grammar

@@ -165,7 +165,7 @@ class Planner:
         num_top = _resolve_top_logprobs(request)
         tools = self._tools(request)
         truncates = request.truncate_prompt_tokens is not None
-        token_ids = await self._encoder.encode_chat(_chat_of(request, tools), card, may_be_long=truncates)
+        token_ids = await self._encoder.encode_chat(chat_of(request, tools), card, may_be_long=truncates)
         token_ids = truncated(token_ids, request.truncate_prompt_tokens, requested, card)
         # Chat clients ask for a fixed number, and their history grows until both together exceed the context.
         names = "messages", max_tokens_param
@@ -191,7 +191,7 @@ class Planner:
         """The number of tokens of a chat's prompt, which may be longer than the context; errors as for
         :meth:`plan_chat`."""
         check_model(request.model, card)
-        return len(await self._encoder.encode_chat(_chat_of(request, self._tools(request)), card, may_be_long=True))
+        return len(await self._encoder.encode_chat(chat_of(request, self._tools(request)), card, may_be_long=True))
 
     def _tools(self, request: ChatCompletionRequest) -> ToolUse:
         return resolve_tools(request, is_allowed=self._dialect.allows_tools)
@@ -279,7 +279,8 @@ class Planner:
             )
 
 
-def _chat_of(request: ChatCompletionRequest, tools: ToolUse) -> Chat:
+def chat_of(request: ChatCompletionRequest, tools: ToolUse) -> Chat:
+    """The conversation of a request, and how it asks for it to be rendered."""
     return Chat(
         request.messages,
         tools.listed,

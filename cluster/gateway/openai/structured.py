@@ -21,10 +21,15 @@ _MAX_CHOICES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class AskedGrammar:
-    """A grammar, and the parameter that asks for it."""
+    """A grammar, and the parameter that asks for it.
+
+    Attributes:
+        whitespace: the regular expression of its white space and the path of the parameter that has it, if it has one.
+    """
 
     param: str
     grammar: str
+    whitespace: tuple[str, str] | None = None
 
 
 def asked_grammar(request: BaseRequest) -> AskedGrammar | None:
@@ -113,8 +118,10 @@ def _ask(
         form: a key of :data:`_FORMS`.
         where: path of the value, for error messages.
     """
+    pattern = options.get("whitespace_pattern")
+    path = f"{param}.whitespace_pattern" if param == "structured_outputs" else "guided_whitespace_pattern"
     try:
-        return AskedGrammar(param, _FORMS[form](value, where, options))
+        return AskedGrammar(param, _FORMS[form](value, where, options), pattern and (pattern, path))
     except InvalidRequestError as error:
         error.param = param
         raise

@@ -47,18 +47,36 @@ def test_chains_that_are_too_long_are_refused(link: Callable[[Any], Any]) -> Non
     [
         ({"type": "integer", "multipleOf": MAX_MULTIPLE_OF + 1}, "multipleOf is 10001; at most 10,000"),
         ({"properties": {"a": {"items": [{"multipleOf": 1e9}]}}}, "multipleOf"),
+        ({"const": 2**53 + 1}, r"const has a whole number that would be rounded. Use one from -\(2\^53 - 1\) to"),
+        ({"enum": [1, {"a": [2**63]}]}, "enum has a whole number that would be rounded"),
+        ({"type": "integer", "exclusiveMinimum": -(2**53) - 1}, "exclusiveMinimum has a whole number that would be"),
+        ({"const": -(2**63)}, "const has a number below -9,000,000,000,000,000,000"),
+        ({"anyOf": [{"enum": [1, {"a": [-(2**63) + 99]}]}]}, "enum has a number below"),
+        ({"type": "integer", "minimum": -(2**63), "maximum": -1e30}, "maximum has a number below"),
+        ({"allOf": [{"minimum": -1e20}, {"exclusiveMaximum": -1e20}]}, "exclusiveMaximum has a number below"),
+        ({"properties": {"default": {"multipleOf": 1e9}}}, "multipleOf"),
+        ({"default": {"const": -(2**63)}, "$ref": "#/default"}, "const has a number below"),
+        ({"examples": [{"const": -(2**63)}], "items": {"$ref": "#/ex%61mples/0"}}, "const has a number below"),
+        ({"properties": {"const": -(2**63)}, "$ref": "#/properties"}, "const has a number below"),
         ({"type": "object", "patternProperties": PATTERNS}, "patternProperties has 101 patterns; at most 100"),
     ],
 )
-def test_keywords_that_take_long_are_bounded_in_schemas_and_grammars(schema: dict[str, Any], reason: str) -> None:
+@pytest.mark.parametrize("space", ["", " ", "\n\t"])
+def test_dangerous_keywords_are_bounded_in_schemas_and_grammars(
+    schema: dict[str, Any], reason: str, space: str
+) -> None:
     with pytest.raises(InvalidRequestError, match=reason):
         GRAMMARS.compile(json_grammar(schema))
     with pytest.raises(InvalidRequestError, match=reason):
-        GRAMMARS.compile(notation_grammar(f'start: "a" x\nx: %json {json.dumps(schema)}\n'))
+        GRAMMARS.compile(notation_grammar(f'start: "a" x\nx: %json{space}{json.dumps(schema)}\n'))
 
 
 def test_data_and_names_are_no_keywords() -> None:
-    schema = {"enum": [{"multipleOf": 10**9}], "properties": {"multipleOf": {"type": "integer"}}}
+    schema = {
+        "enum": [{"multipleOf": 10**9}],
+        "properties": {"multipleOf": {"$ref": "#/$defs/maximum"}, "const": {"default": -(2**63)}},
+        "$defs": {"maximum": {"minimum": -(2**63)}},
+    }
     check_bounds([{"json_schema": schema}, {"lark_grammar": "start: %json not a schema"}])
 
 

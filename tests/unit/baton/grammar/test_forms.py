@@ -104,6 +104,21 @@ def test_a_broken_gbnf_grammar_is_named() -> None:
         ({"allOf": [{"$ref": "#"}]}, "leads back to itself"),
         (functools.reduce(lambda inner, _: {"items": inner}, range(150), True), r"about 120 .* use \$defs and \$ref"),
         ({"type": "string", "maxLength": 3.5}, "integer for 'maxLength', got 3.5"),
+        ({"type": "string", "pattern": "("}, "the regular expression is wrong: unclosed group"),
+        ({"type": "string", "maxLength": 2**32}, "maxLength is 4294967296; at most 4,294,967,295"),
+        ({"type": "string", "minLength": 1e30}, r"minLength is 1e\+30; at most"),
+        ({"type": "array", "maxItems": 1e30}, "integer for 'maxItems', got 1e30"),
+        ({"type": "integer", "minimum": 10**18}, "bound of a number .* has more than 18 digits"),
+        ({"type": "number", "exclusiveMinimum": 1e20}, "bound of a number .* has more than 18 digits"),
+        *(
+            (
+                {"properties": {"a": {"anyOf": [{keyword: value}]}}},
+                rf"{keyword} has a whole number outside of -2\^63 to",
+            )
+            for keyword in ("minimum", "exclusiveMaximum", "multipleOf", "minLength", "maxItems", "const", "default")
+            for value in (10**30, -(10**5000))
+        ),
+        ({"enum": [1, [{"a": 2**64}]]}, r"enum has a whole number outside of -2\^63 to 2\^64 - 1"),
     ],
 )
 def test_what_a_schema_asks_in_vain_is_named(schema: Any, reason: str) -> None:
@@ -122,6 +137,12 @@ def test_what_a_schema_asks_in_vain_is_named(schema: Any, reason: str) -> None:
             notation_grammar('start: %json {"not": {}}'),
             r'failed to compile JSON schema: Unimplemented keys: \["not"\]\.$',
         ),
+        (f"start: {'(' * 3000}A{')' * 3000}", r"1\(37\): more than about 28 parentheses are in each other"),
+        (
+            regex_grammar("(" * 300 + "a" + ")" * 300),
+            r'honoured: the regular expression "\({60}…" is wrong: .* \(250\)',
+        ),
+        (regex_grammar("(a|"), r'the regular expression "\(a\|" is wrong: unclosed group\.$'),
         ("x" * 300_000, "300000 characters; at most 262144"),
     ],
 )
@@ -147,6 +168,20 @@ def test_a_backslash_that_escapes_nothing_is_refused(pattern: str) -> None:
     with pytest.raises(InvalidRequestError, match="backslash"):
         regex_grammar(pattern)
     assert regex_grammar(pattern + "\\")
+
+
+@pytest.mark.parametrize("number", [-9 * 10**18, 2**53 - 1, 2**62, 2**63 - 1])
+def test_large_numbers_are_kept(number: int) -> None:
+    assert accepts(json_grammar({"const": number}), str(number))
+    assert not accepts(json_grammar({"const": number}), str(number - 1))
+
+
+@pytest.mark.parametrize("key", ["maximum", "exclusiveMaximum"])
+@pytest.mark.parametrize("number", [2**63 - 1, 2**64 - 1])
+def test_upper_bounds_of_fixed_width_integers_are_allowed(key: str, number: int) -> None:
+    grammar = json_grammar({"type": "integer", "minimum": 0, key: number})
+    assert accepts(grammar, str(2**62))
+    assert not accepts(grammar, "-1")
 
 
 def test_counts_may_be_written_as_floats() -> None:

@@ -175,6 +175,21 @@ def test_a_refusal_states_what_the_prediction_was_compared_with(
     assert error.reason == "prefill"
 
 
+@pytest.mark.parametrize(
+    ("wait_s", "allowed_s", "told"),
+    [
+        (2.04, 0.0, "in about 2 s, but this request does not wait"),
+        (0.0, 0.0, "in less than 0.1 s, but this request does not wait"),
+        (0.04, 0.02, "in less than 0.1 s, but this request may wait for less than 0.1 s only"),
+        (31.26, 30.0, "in about 31.3 s, but this request may wait for 30 s only"),
+    ],
+)
+def test_a_refusal_states_waits_that_are_no_zeros(wait_s: float, allowed_s: float, told: str) -> None:
+    check = check_room(decision(1900, 1), INTERACTIVE, 0.0, 0.5, Factors(), max_tokens=9)
+    error = no_room(INTERACTIVE, check, decision(1900, 1), wait_s=wait_s, allowed_s=allowed_s)
+    assert f"Capacity is expected {told}" in error.message
+
+
 @given(milliseconds, milliseconds, st.floats(0, 1000), st.floats(1, tuning.LARGEST_MARGIN))
 def test_an_achievable_target_is_never_given_up(
     ttft_ms: float, idle_ttft_ms: float, elapsed_ms: float, factor: float

@@ -12,7 +12,7 @@ from cluster.gateway.formats.base import CallEnd
 from cluster.gateway.output_processor import OutputDelta, OutputProcessor, StopConditions, StopMatcher
 from cluster.requests.generation import TokenChunk
 from tests.tiny_tokenizers import byte_level_tokenizer
-from tests.unit.cluster.gateway.formats.samples import Sample, parser_of
+from tests.unit.cluster.gateway.formats.samples import Sample, parser_of, whole
 
 TOKENIZER = byte_level_tokenizer()
 EOS = TOKENIZER.eos_token_id or 0
@@ -46,6 +46,16 @@ def text_of(deltas: list[OutputDelta]) -> str:
 
 def test_text_is_emitted_at_once_without_stop_strings() -> None:
     assert [delta.text for delta in feed(processor(), chars("abc"))] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("strings", [(), ("}x",)])
+def test_a_stop_token_that_is_shown_completes_no_call(strings: tuple[str, ...]) -> None:
+    stop = StopConditions(strings, include_in_output=True)
+    target = OutputProcessor(TOKENIZER.detokenizer(skip_special_tokens=False), stop, parser_of(Sample("", "think", "")))
+    text = '<tool_call>{"name": "now", "arguments": {"x": {}'
+    events = [event for delta in feed(target, chars(text + "}"), FinishReason.STOP) for event in delta.events]
+    message = whole(events)
+    assert (message["content"], "tool_calls" in message) == (text + "}", False)
 
 
 def test_a_possible_start_of_a_stop_string_is_held_back() -> None:

@@ -72,6 +72,26 @@ async def test_a_stop_string_within_a_call_makes_it_content(
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("stop", "content", "calls"),
+    [
+        ("Oslo", CUT + "Oslo", []),
+        ('Oslo"}}\n</tool_call>', CUT + 'Oslo"}}\n</tool_call>', []),
+        ("<tool_call>", "<tool_call>", []),
+        (CALL, CALL, []),
+        ("</tool_call>", "", [CALLED]),
+    ],
+)
+async def test_a_stop_string_that_is_shown_completes_no_call(
+    client: openai.AsyncOpenAI, stream: bool, stop: str, content: str, calls: list[Any]
+) -> None:
+    ((shown, *rest),) = await chat(client, stream=stream, stop=[stop], extra_body={"include_stop_str_in_output": True})
+    assert (shown, rest) == (content, [calls, "tool_calls" if calls else "stop"])
+    ((_, *without),) = await chat(client, stream=stream, stop=[stop])
+    assert rest == without
+
+
+@pytest.mark.parametrize("stream", [False, True])
 async def test_calls_before_the_stop_string_remain(
     client: openai.AsyncOpenAI, generator: Generator, stream: bool
 ) -> None:

@@ -36,6 +36,10 @@ TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"
             {"messages": HELLO, "continue_final_message": True},
             TOKENIZER.apply_chat_template(HELLO, add_generation_prompt=False, continue_final_message=True),
         ),
+        (
+            {"messages": HELLO, "continue_final_message": True, "add_generation_prompt": None},
+            TOKENIZER.apply_chat_template(HELLO, add_generation_prompt=False, continue_final_message=True),
+        ),
     ],
 )
 async def test_texts_and_chats_are_tokenized(
@@ -46,6 +50,15 @@ async def test_texts_and_chats_are_tokenized(
     assert answer == {
         "count": len(expected), "max_model_len": CONTEXT_LENGTH, "tokens": expected, "token_strs": None
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions"])
+async def test_a_message_is_begun_or_continued(http: httpx.AsyncClient, path: str) -> None:
+    both = {"messages": HELLO, "continue_final_message": True, "add_generation_prompt": True}
+    answer = await http.post(path, json=both)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "continue_final_message")
+    assert error["message"] == "add_generation_prompt and continue_final_message cannot both be true."
 
 
 async def test_tokens_have_their_text_and_may_be_more_than_the_context(http: httpx.AsyncClient) -> None:

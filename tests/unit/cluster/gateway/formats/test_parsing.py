@@ -77,6 +77,58 @@ def test_a_stream_of_calls_that_are_held_is_the_whole_message_wherever_it_ends(s
         assert joined["reasoning"] == message.get("reasoning_content", "")
 
 
+@pytest.mark.parametrize("sample", [sample for sample in WHOLE if sample.calls], ids=lambda sample: sample.name)
+def test_marks_behind_a_call_are_no_content_wherever_they_are_cut(sample: Sample) -> None:
+    is_called = False
+    for end in range(len(sample.text) + 1):
+        parser = parser_of(sample)
+        events = parser.push(sample.text[:end]) + parser.finish("")
+        message = whole(events)
+        is_called = is_called or len(message.get("tool_calls", ())) == len(sample.calls)
+        if is_called:
+            assert (message["content"] or "") == sample.content
+            assert streamed(events)["content"] == sample.content
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "now", "arguments": {}}</tool_call>\n<tool_c'),
+        ("glm", "<tool_call>now\n</tool"),
+        ("qwen_xml", "<tool_call><function=now>\n</func"),
+        ("kimi", "<|tool_call_begin|>now<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_call_b"),
+        ("mistral", '[TOOL_CALLS][{"name": "now", "arguments": {}}][TOOL'),
+        ("mistral_args", "[TOOL_CALLS]now[ARGS]{}[TOOL"),
+        ("pythonic", "[now()]<|python_e"),
+        ("llama_json", '{"name": "now", "parameters": {}}; <|pyth'),
+        ("deepseek_v31", "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁call▁be"),
+        ("harmony", "<|channel|>commentary to=functions.now<|message|>{}<|ca"),
+    ],
+)
+def test_the_beginning_of_a_mark_behind_a_call_is_no_content(form: str, text: str) -> None:
+    for pieces in ([text], list(text)):
+        parser = parser_of(Sample("", form, text))
+        events = [event for piece in pieces for event in parser.push(piece)] + parser.finish("")
+        assert (whole(events)["content"], len(whole(events)["tool_calls"])) == (None, 1)
+        assert streamed(events) == {"content": "", "reasoning": "", "calls": {0: {"name": "now", "arguments": "{}"}}}
+
+
+@ALL
+def test_a_stop_string_that_is_shown_changes_no_call(sample: Sample) -> None:
+    for end in range(1, len(sample.text) + 1):
+        for start in {max(0, end - length) for length in (1, 3, 12, end)}:
+            text, stop = sample.text[:start], sample.text[start:end]
+            bare, free = parser_of(sample), parser_of(sample)
+            shown = OutputParser(free.source, whole_calls(free.steps))
+            message = whole(bare.push(text) + bare.finish(stop))
+            events = shown.push(text) + shown.finish(stop, stop)
+            found, calls = whole(events), [call["function"] for call in message.get("tool_calls", ())]
+            assert [call["function"] for call in found.get("tool_calls", ())] == calls, (text, stop)
+            assert list(streamed(events)["calls"].values()) == calls
+            assert streamed(events)["content"] == (found["content"] or "")
+            assert (found["content"] or "").startswith((message["content"] or "").rstrip()), (text, stop)
+
+
 def test_a_call_that_breaks_is_content_of_a_whole_message_and_ends_in_a_stream() -> None:
     text = 'a <tool_call>{"name": "now", "arguments": {"x": y}}'
     events = parsed(parser_of(Sample("", "hermes", text)), [text])

@@ -63,6 +63,21 @@ def test_the_message_does_not_depend_on_the_cuts(
         assert [call["function"]["name"] for call in message.get("tool_calls", ())] == names
 
 
+def test_a_closing_mark_that_is_cut_off_is_no_content() -> None:
+    text = f"Ok.{CALL}"
+    for end in range(len(text) - len("</call>"), len(text) + 1):
+        for pieces in ([text[:end]], list(text[:end])):
+            message = whole(parsed(parser(), pieces))
+            assert (message["content"], len(message["tool_calls"])) == ("Ok.", 1)
+
+
+def test_a_stop_string_that_is_shown_completes_no_call() -> None:
+    found = parser()
+    before = '<call>{"name": "now", "arguments": {}'
+    message = whole(found.push(before) + found.finish("}", shown="}"))
+    assert (message["content"], "tool_calls" in message) == (before + "}", False)
+
+
 def test_arguments_are_json_of_the_schema_s_types() -> None:
     message = whole(parsed(parser(), ['<call>{"name": "get_weather", "arguments": {"city": "a", "days": "3"}}</call>']))
     (call,) = message["tool_calls"]

@@ -101,6 +101,21 @@ async def test_a_wrong_line_goes_to_the_error_file(client: openai.AsyncOpenAI) -
     assert wrong["response"]["body"]["error"]["code"] == "invalid_request"
 
 
+async def test_a_line_that_asks_for_a_stream_is_an_error_of_its_own(
+    client: openai.AsyncOpenAI, generator: FakeGenerator
+) -> None:
+    hello = [{"role": "user", "content": "hello"}]
+    values = {"a": False, "b": True, "c": "yes", "d": None}
+    content = jsonl(*(line(name, messages=hello, max_tokens=1, stream=value) for name, value in values.items()))
+    batch = await ended(client, await submit(client, content))
+    assert batch.status == "completed"
+    assert [one["custom_id"] for one in await entries(client, batch.output_file_id)] == ["a", "d"]
+    wrong = await entries(client, batch.error_file_id)
+    assert [(one["custom_id"], one["response"]["status_code"]) for one in wrong] == [("b", 400), ("c", 400)]
+    assert wrong[0]["response"]["body"]["error"]["param"] == "stream"
+    assert len(generator.requests) == 2
+
+
 async def test_lines_are_tried_again_where_the_cluster_is_at_fault(
     client: openai.AsyncOpenAI, generator: FakeGenerator
 ) -> None:
@@ -125,7 +140,6 @@ async def test_lines_are_tried_again_where_the_cluster_is_at_fault(
         (jsonl({**line("a"), "method": "GET"}), "invalid_method", 1),
         (jsonl({**line("a"), "custom_id": 7}), "invalid_custom_id", 1),
         (jsonl({**line("a"), "body": []}), "invalid_body", 1),
-        (jsonl(line("a", messages=[], stream=True)), "invalid_body", 1),
         (jsonl({**line("a"), "extra": 1}), "unknown_key", 1),
         (b"\xff\xfe\n", "invalid_json_line", 1),
         (b"\n\n", "empty_file", None),
