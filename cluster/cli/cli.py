@@ -208,7 +208,7 @@ def explain(
     ] = None,
     last: Annotated[bool, typer.Option("--last", help="Explain the newest request.")] = False,
     slowest: Annotated[
-        bool, typer.Option("--slowest", help="Explain the slowest request that the router has kept.")
+        bool, typer.Option("--slowest", help="Explain the slowest request that the router has kept, warm-ups left out.")
     ] = False,
     rounds: Annotated[
         bool, typer.Option("--rounds", help="Show what was drafted and accepted, of a request with a trace.")
