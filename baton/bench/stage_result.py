@@ -135,7 +135,7 @@ def evaluate(run: StageRun, slo: Slo | None = None) -> StageResult:
         latencies={
             "ttft_ms": _summary(answered, lambda sample: sample.ttft_s(from_send=False)),
             "tpot_ms": _summary(answered, Sample.tpot_s),
-            "itl_ms": Summary.of_seconds(gap for sample in answered for gap in sample.gaps_s()),
+            "itl_ms": Summary.of_seconds((gap for sample in answered for gap in sample.gaps_s()), len(answered)),
             "e2e_ms": _summary(answered, lambda sample: sample.e2e_s(from_send=False)),
         },
         latencies_from_send={
