@@ -67,7 +67,8 @@ class Cluster:
         self._report = report
         self._connection = connection
         self._controller: Any = None
-        self._next_report: Any = None
+        self._next_reports: Any = None
+        self._num_reported = 0  # of this controller's reports
         self._upgrade: _Upgrade | None = None
         self._settling: tuple[Any, Any] | None = None  # a controller, and its call
         self._gcs_address = ray.get_runtime_context().gcs_address
@@ -140,7 +141,7 @@ class Cluster:
         upgrade = self._upgrade
         if upgrade is None:
             return True
-        if not ray.wait([upgrade.call], timeout=0)[0]:
+        if not self._has_ended(upgrade.call):
             return False
         try:
             ray.get(upgrade.call)
@@ -168,7 +169,7 @@ class Cluster:
         if self._settling is None:
             self._settling = self._controller, self._controller.settle.remote()
         controller, call = self._settling
-        if not ray.wait([call], timeout=0)[0]:
+        if not self._has_ended(call):
             return None
         try:
             texts: list[str] = ray.get(call)
@@ -215,7 +216,7 @@ class Cluster:
             _await_no_controller(self._config.ray.namespace)
             survivors = self._find_survivors()
         self._controller = _create_controller(self._config, survivors)
-        self._next_report = self._controller.next_report.remote()
+        self._next_reports, self._num_reported = self._controller.next_reports.remote(), 0
         self.endpoint = self._wait_for_start()
 
     def _find_survivors(self) -> Survivors | None:
@@ -232,18 +233,30 @@ class Cluster:
     def _wait_for_start(self) -> str:
         started = self._controller.start.remote()
         while True:
-            done, _ = ray.wait([started, self._next_report], num_returns=1)
+            done, _ = ray.wait([started, self._next_reports], num_returns=1)
             try:
-                self._pass_on_report(done)
+                self._pass_on_reports(done)
                 if started in done:
                     return str(ray.get(started))
             except RayError as error:
                 raise _as_baton_error(error) from error
 
-    def _pass_on_report(self, done: list[Any]) -> None:
-        if self._next_report in done:
-            self._report(ray.get(self._next_report))
-            self._next_report = self._controller.next_report.remote()
+    def _pass_on_reports(self, done: list[Any]) -> None:
+        if self._next_reports in done:
+            lines: list[str] = ray.get(self._next_reports)
+            for line in lines:
+                self._report(line)
+            self._num_reported += len(lines)
+            self._next_reports = self._controller.next_reports.remote()
+
+    def _has_ended(self, call: Any) -> bool:
+        """Whether a call of the controller has ended, and all that it reported before has been passed on."""
+        if not ray.wait([call], timeout=0)[0]:
+            return False
+        try:
+            return bool(self._num_reported >= ray.get(self._controller.num_reports.remote()))
+        except RayError:
+            return True  # a lost controller reports nothing more
 
     def _gcs_lives(self) -> bool:
         return asyncio.run(gcs_answers(self._gcs_address))
@@ -253,9 +266,9 @@ class Cluster:
         alive = self._controller.wait.remote()
         while not stop.wait(_POLL_S):
             on_pass()
-            done, _ = ray.wait([alive, self._next_report], num_returns=2, timeout=0)
+            done, _ = ray.wait([alive, self._next_reports], num_returns=2, timeout=0)
             try:
-                self._pass_on_report(done)
+                self._pass_on_reports(done)
                 if alive in done:
                     ray.get(alive)
                     return True
