@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -250,13 +251,14 @@ class Cluster:
             self._next_reports = self._controller.next_reports.remote()
 
     def _has_ended(self, call: Any) -> bool:
-        """Whether a call of the controller has ended, and all that it reported before has been passed on."""
+        """Whether a call of the controller has ended. Then all that it reported before has been passed on."""
         if not ray.wait([call], timeout=0)[0]:
             return False
-        try:
-            return bool(self._num_reported >= ray.get(self._controller.num_reports.remote()))
-        except RayError:
-            return True  # a lost controller reports nothing more
+        with suppress(RayError):  # a lost controller reports nothing more
+            num_reports: int = ray.get(self._controller.num_reports.remote())
+            while self._num_reported < num_reports:
+                self._pass_on_reports([self._next_reports])
+        return True
 
     def _gcs_lives(self) -> bool:
         return asyncio.run(gcs_answers(self._gcs_address))
