@@ -23,6 +23,7 @@ SHOWN = {
     "baton bench compare": r"TPOT",
     "baton plan": r"prefill[\s\S]*decode",
     "baton scale decode=2": r"decode: 2",
+    "baton config": r"default|\w+:",
     "baton upgrade": r"decode",
     "< prompt.txt": r"\(\d+ cached\)",
 }

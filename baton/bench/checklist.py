@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from math import erfc, sqrt
 from typing import Any
 
@@ -29,17 +30,35 @@ _SIGNIFICANCE = 0.01
 _LARGE_DRIFT = 0.1
 
 
+class Verdict(StrEnum):
+    """The result of a check, from good to bad."""
+
+    PASS = "pass"
+    NOTE = "note"
+    """The run was too short or too uniform for some conclusions. This says nothing about the server."""
+    FAIL = "fail"
+    """The server did not keep up, so the figures depend on the length of the run."""
+
+
+_Judge = Callable[[StageResult], tuple[Verdict, str]]
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """One line of the checklist."""
 
     name: str
-    is_passed: bool
+    verdict: Verdict
     reason: str
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        return {"check": self.name, "passed": self.is_passed, "reason": self.reason}
+        return {
+            "check": self.name,
+            "passed": self.verdict is Verdict.PASS,
+            "verdict": str(self.verdict),
+            "reason": self.reason,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +79,7 @@ class Drift:
 
 
 def checklist(stages: Sequence[StageResult], num_levels: int | None = None) -> list[Check]:
-    """The checks of a run; a check fails if it fails for one of the stages.
+    """The checks of a run; a check has the worst verdict of its stages.
 
     Args:
         num_levels: levels of load that were tried, if these are not all of them.
@@ -99,20 +118,21 @@ def _trend_p_value(means: NDArray[np.float64], s: int) -> float:
     return erfc((abs(s) - 1) / sqrt(2 * variance))
 
 
-def _over_stages(name: str, stages: Sequence[StageResult], judge: Callable[[StageResult], tuple[bool, str]]) -> Check:
+def _over_stages(name: str, stages: Sequence[StageResult], judge: _Judge) -> Check:
     verdicts = [(stage.label, *judge(stage)) for stage in stages]
-    failed = [verdict for verdict in verdicts if not verdict[1]]
-    return Check(name, not failed, "; ".join(f"{label}: {reason}" for label, _, reason in failed or verdicts))
+    worst = max((verdict for _, verdict, _ in verdicts), key=list(Verdict).index)
+    reasons = "; ".join(f"{label}: {reason}" for label, verdict, reason in verdicts if verdict is worst)
+    return Check(name, worst, reasons)
 
 
 def _several_stages(count: int) -> Check:
     found = f"{count} level{'s' * (count != 1)} of load"
     if count >= _LEAST_STAGES:
-        return Check("stages", True, found)
-    return Check("stages", False, f"{found}; give at least {_LEAST_STAGES}, such as --concurrency 1,4,16")
+        return Check("stages", Verdict.PASS, found)
+    return Check("stages", Verdict.NOTE, f"{found}; give at least {_LEAST_STAGES}, such as --concurrency 1,4,16")
 
 
-def _varied_lengths(stage: StageResult) -> tuple[bool, str]:
+def _varied_lengths(stage: StageResult) -> tuple[Verdict, str]:
     answered = _answered(stage)
     found = []
     for name, lengths in (
@@ -122,25 +142,27 @@ def _varied_lengths(stage: StageResult) -> tuple[bool, str]:
         variation = float(np.std(lengths) / np.mean(lengths)) if sum(lengths) else 0.0
         found.append((name, variation))
     shown = ", ".join(f"{name} vary by {variation:.0%}" for name, variation in found)
-    is_passed = all(variation >= _LEAST_VARIATION for _, variation in found)
-    return is_passed, shown if is_passed else f"{shown} (sd / mean; at least {_LEAST_VARIATION:.0%} are needed)"
+    if all(variation >= _LEAST_VARIATION for _, variation in found):
+        return Verdict.PASS, shown
+    return Verdict.NOTE, f"{shown} (sd / mean; real traffic varies, by {_LEAST_VARIATION:.0%} or more)"
 
 
-def _tails(stage: StageResult) -> tuple[bool, str]:
+def _tails(stage: StageResult) -> tuple[Verdict, str]:
     count = len(_answered(stage))
-    is_passed = count >= FEW_FOR_P99
-    return is_passed, f"{count} answers" if is_passed else f"{count} answers; a p99 needs {FEW_FOR_P99}"
+    if count >= FEW_FOR_P99:
+        return Verdict.PASS, f"{count} answers"
+    return Verdict.NOTE, f"{count} answers; a p99 needs {FEW_FOR_P99}"
 
 
-def _steady(stage: StageResult) -> tuple[bool, str]:
+def _steady(stage: StageResult) -> tuple[Verdict, str]:
     if not stage.window.is_steady:
-        return False, "too short for a steady window"
+        return Verdict.NOTE, "too short for a steady window"
     values = [ttft for sample in _answered(stage) if (ttft := sample.ttft_s(from_send=False)) is not None]
     found = drift_of(values)
     if found is None:
-        return False, f"{len(values)} answers; the drift test needs {_LEAST_BLOCKS * _LEAST_PER_BLOCK}"
+        return Verdict.NOTE, f"{len(values)} answers; the drift test needs {_LEAST_BLOCKS * _LEAST_PER_BLOCK}"
     shown = f"TTFT changed by {found.change:+.0%}, p = {found.p_value:.2g} (Mann-Kendall)"
-    return not found.is_drift, shown
+    return Verdict.FAIL if found.is_drift else Verdict.PASS, shown
 
 
 def _answered(stage: StageResult) -> list[Sample]:

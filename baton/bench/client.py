@@ -15,6 +15,7 @@ from baton.bench.endpoint import Endpoint, RequestSpec
 from baton.bench.sample import UNFINISHED, Sample
 from baton.client.event_stream import DONE, EventSplitter, error_in, has_choice, has_text, parse_event
 from baton.client.trust import tls_context
+from baton.core.request_ids import new_warmup_id
 
 _CONNECT_TIMEOUT_S = 10.0
 _MAX_ERROR_CHARS = 300
@@ -88,7 +89,8 @@ class LoadClient:
 
     async def _stream(self, body: bytes, sample: Sample, epoch_s: float) -> None:
         answer = _Answer(sample)
-        async with self._http.post(self._endpoint.generate_url, data=body) as response:
+        headers = {"X-Request-Id": new_warmup_id()} if sample.is_warmup else None
+        async with self._http.post(self._endpoint.generate_url, data=body, headers=headers) as response:
             if response.status != 200:
                 raise StreamError(f"http_{response.status}", _error_message(await response.read()))
             splitter = EventSplitter()

@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from baton.bench.document import read_serve_document
+from baton.bench.goodput_search import share_interval
 from baton.bench.latency import PERCENTILES
 from baton.bench.tables import LATENCY_NAMES
 from baton.core.errors import ConfigError
@@ -21,11 +22,30 @@ _THROUGHPUT = {
     "output_tokens_per_s": "output tokens/s",
     "input_tokens_per_s": "input tokens/s",
 }
-_BETTER, _WORSE, _SAME = "better", "worse", "same"
-_STYLES = {_BETTER: "green", _WORSE: "red", _SAME: "dim"}
+_FAILED = "failed, share"
+_MORE_IS_BETTER = frozenset({*_THROUGHPUT.values(), "goodput /s"})
+_BETTER, _WORSE, _SAME, _UNCLEAR = "better", "worse", "same", "unclear"
+_STYLES = {_BETTER: "green", _WORSE: "red", _SAME: "dim", _UNCLEAR: "dim"}
 _SETTINGS = ("settings", "target", "environment")
 _IGNORED_SETTINGS = ("settings.workload.salt",)
 """Settings that differ by design or do not affect the load."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Figure:
+    """A figure of one report.
+
+    Attributes:
+        interval: its 95 % confidence interval; ``None`` for too few requests.
+    """
+
+    value: float
+    interval: tuple[float, float] | None
+
+    def overlaps(self, other: _Figure) -> bool:
+        if self.interval is None or other.interval is None:
+            return True
+        return self.interval[0] <= other.interval[1] and other.interval[0] <= self.interval[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +53,8 @@ class Comparison:
     """One figure in both reports.
 
     Attributes:
-        verdict: whether the second report is ``better``, ``worse`` or, within the tolerance, the ``same``.
+        verdict: whether the second report is ``better``, ``worse``, the ``same`` within the tolerance, or, if the
+            confidence intervals of the figures overlap, ``unclear``.
     """
 
     stage: str
@@ -52,7 +73,8 @@ def run_compare(first: Path, second: Path, tolerance: float) -> tuple[Renderable
     """Reads and compares two reports. Returns the table to show, and the comparisons.
 
     Args:
-        tolerance: ratios from ``1 - tolerance`` to ``1 + tolerance`` count as the same.
+        tolerance: ratios from ``1 - tolerance`` to ``1 + tolerance`` count as the same. Other ones count as better or
+            worse only if the confidence intervals of the two figures do not overlap.
 
     Raises:
         ConfigError: a file cannot be read or is not such a report, or the two have no stage in common.
@@ -94,29 +116,49 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str
 
 def _compare_stages(first: Mapping[str, Any], second: Mapping[str, Any], tolerance: float) -> Iterator[Comparison]:
     label = str(first["label"])
+    ours, theirs = _figures(first), _figures(second)
+    for name in ours:
+        one, other = ours[name], theirs.get(name)
+        if other is not None and not (name == _FAILED and one.value == other.value == 0):
+            yield Comparison(label, name, one.value, other.value, _verdict(name, one, other, tolerance))
 
-    def judged(name: str, one: float, other: float, *, less_is_better: bool) -> Comparison:
-        return Comparison(label, name, one, other, _verdict(one, other, tolerance, less_is_better=less_is_better))
 
+def _figures(stage: Mapping[str, Any]) -> dict[str, _Figure]:
+    """The figures of a stage by name, in the order in which they are shown."""
+    figures = {}
     for key, name in LATENCY_NAMES.items():
-        one, other = first["latencies"][key], second["latencies"][key]
-        if one["count"] and other["count"]:
+        summary = stage["latencies"][key]
+        if summary["count"]:
             for rank in PERCENTILES:
-                yield judged(f"{name} p{rank} ms", one[f"p{rank}"], other[f"p{rank}"], less_is_better=True)
+                figures[f"{name} p{rank} ms"] = _Figure(summary[f"p{rank}"], summary["intervals"].get(f"p{rank}"))
     for key, name in _THROUGHPUT.items():
-        yield judged(name, first["throughput"][key], second["throughput"][key], less_is_better=False)
-    if first["goodput"]["requests_per_s"] is not None and second["goodput"]["requests_per_s"] is not None:
-        one, other = first["goodput"]["requests_per_s"], second["goodput"]["requests_per_s"]
-        yield judged("goodput /s", one, other, less_is_better=False)
-    shares = [stage["num_failed"] / max(1, stage["num_measured"]) for stage in (first, second)]
-    if any(shares):
-        yield judged("failed, share", shares[0], shares[1], less_is_better=True)
+        figures[name] = _rate(stage, stage["throughput"][key])
+    count = stage["num_measured"]
+    if (attainment := stage["goodput"]["attainment"]) is not None:
+        low, high = share_interval(round(attainment * count), count)
+        answered = _rate(stage, stage["throughput"]["requests_per_s"]).interval
+        interval = None if answered is None else (low * answered[0], high * answered[1])
+        figures["goodput /s"] = _Figure(stage["goodput"]["requests_per_s"], interval)
+    if count:
+        figures[_FAILED] = _Figure(stage["num_failed"] / count, share_interval(stage["num_failed"], count))
+    return figures
 
 
-def _verdict(first: float, second: float, tolerance: float, *, less_is_better: bool) -> str:
-    if abs(second - first) <= tolerance * abs(first):
+def _rate(stage: Mapping[str, Any], value: float) -> _Figure:
+    """A rate, which is as uncertain as the mean time of an answer."""
+    times = stage["latencies"]["e2e_ms"]
+    if "mean" not in times["intervals"]:
+        return _Figure(value, None)
+    low, high = (bound / times["mean"] for bound in times["intervals"]["mean"])
+    return _Figure(value, (low * value, high * value))
+
+
+def _verdict(name: str, first: _Figure, second: _Figure, tolerance: float) -> str:
+    if abs(second.value - first.value) <= tolerance * abs(first.value):
         return _SAME
-    return _BETTER if (second < first) == less_is_better else _WORSE
+    if first.overlaps(second):
+        return _UNCLEAR
+    return _WORSE if (second.value < first.value) == (name in _MORE_IS_BETTER) else _BETTER
 
 
 def _flatten(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -142,7 +184,8 @@ def _render(
         table.add_row(label, one.name, f"{one.first:.2f}", f"{one.second:.2f}", ratio, verdict)
         shown = one.stage
     parts: list[RenderableType] = [Text(f"A: {names[0]}"), Text(f"B: {names[1]}"), Text(""), table, Text("")]
-    parts.append(Text(f"same: within {tolerance:.0%}", style="dim"))
+    legend = f"same: within {tolerance:.0%}. unclear: the 95 % confidence intervals overlap; more requests narrow them."
+    parts.append(Text(legend, style="dim"))
     if differing:
         parts.append(Text("The settings of the two reports differ:", style="bold yellow"))
         parts += [Text(f"• {line}", style="yellow") for line in differing]

@@ -28,7 +28,7 @@ from baton.core.version import package_version
 
 SERVE_FORMAT = "baton-bench-serve"
 SWEEP_FORMAT = "baton-bench-sweep"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _DIGITS = 6
 _SECRET = "api_key"
 _PACKAGES = ("aiohttp", "numpy", "uvloop")

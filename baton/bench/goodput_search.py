@@ -64,8 +64,7 @@ class RateVerdict:
         """Wilson's 95 % interval of the attainment for independent requests; (0, 1) without requests."""
         if not self.num_requests:
             return 0.0, 1.0
-        interval = binomtest(self.num_good, self.num_requests).proportion_ci(0.95, method="wilson")
-        return float(interval.low), float(interval.high)
+        return share_interval(self.num_good, self.num_requests)
 
     @property
     def is_certain(self) -> bool:
@@ -144,3 +143,9 @@ def _next_rate(result: SearchResult, limits: SearchLimits) -> float | None:
     if held is None or failed is None or failed / held <= 1 + limits.precision:
         return None
     return math.sqrt(held * failed)
+
+
+def share_interval(num: int, total: int) -> tuple[float, float]:
+    """Wilson's 95 % confidence interval of the share ``num / total``; ``total`` is at least 1."""
+    interval = binomtest(num, total).proportion_ci(0.95, method="wilson")
+    return float(interval.low), float(interval.high)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from baton.bench.latency import FEW_FOR_P99, Summary
+from baton.bench.latency import Summary
 from baton.bench.runner import StageRun
 from baton.bench.sample import UNFINISHED, UNSENT, Sample, Slo
 
@@ -135,7 +135,7 @@ def evaluate(run: StageRun, slo: Slo | None = None) -> StageResult:
         latencies={
             "ttft_ms": _summary(answered, lambda sample: sample.ttft_s(from_send=False)),
             "tpot_ms": _summary(answered, Sample.tpot_s),
-            "itl_ms": Summary.of_seconds(gap for sample in answered for gap in sample.gaps_s()),
+            "itl_ms": Summary.of_seconds((gap for sample in answered for gap in sample.gaps_s()), len(answered)),
             "e2e_ms": _summary(answered, lambda sample: sample.e2e_s(from_send=False)),
         },
         latencies_from_send={
@@ -223,8 +223,6 @@ def _notes(run: StageRun, answered: Sequence[Sample], window: Window) -> list[st
         )
     if answered and not window.is_steady:
         notes.append("too short for a steady state: throughput covers the whole stage, including its end")
-    if 0 < len(answered) < FEW_FOR_P99:
-        notes.append(f"only {len(answered)} answered: p99 is close to the maximum")
     if by_chunks := sum(sample.counts_are_chunks for sample in answered):
         notes.append(f"{by_chunks} answers had no usage: each chunk counts as one token, also for TPOT")
     if other := sum(sample.output_tokens != sample.wanted_output for sample in answered):

@@ -9,13 +9,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from baton.bench.checklist import Check, checklist
+from baton.bench.checklist import Check, Verdict, checklist
 from baton.bench.latency import Summary
 from baton.bench.sample import Slo
 from baton.bench.stage_result import StageResult
 from baton.core.figure_table import figure_table
 
 LATENCY_NAMES: Mapping[str, str] = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "ITL", "e2e_ms": "E2E"}
+_VERDICT_STYLES = {Verdict.PASS: "green", Verdict.NOTE: "dim", Verdict.FAIL: "bold yellow"}
 _LEGEND = """\
 TTFT: time to first token. TPOT: (last - first token) / (tokens - 1), per request. ITL: time between two
 chunks of a stream; a chunk may contain several tokens. E2E: time to the end of the stream. Latencies cover answered
@@ -52,8 +53,7 @@ def render_checklist(checks: Sequence[Check]) -> Table:
     table = figure_table("check", "", num_left=2)
     table.add_column("reason")
     for check in checks:
-        verdict = Text("pass", style="green") if check.is_passed else Text("fail", style="bold yellow")
-        table.add_row(check.name, verdict, Text(check.reason))
+        table.add_row(check.name, Text(check.verdict, style=_VERDICT_STYLES[check.verdict]), Text(check.reason))
     return table
 
 

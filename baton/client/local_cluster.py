@@ -162,7 +162,7 @@ class UpgradeRequest:
 
     Attributes:
         config: the new configuration, as plain values.
-        file: the file that it was read from, absolute; ``None``: the defaults.
+        file: the file that it was read from, absolute; ``None``: it is the running configuration with overrides.
         assignments: the overrides, as ``--set`` takes them.
     """
 

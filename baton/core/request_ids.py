@@ -18,6 +18,7 @@ _ATTEMPT = "/"
 MAX_ID_CHARS = 256
 _ID = re.compile(rf"[\x21-\x7e]{{1,{MAX_ID_CHARS}}}")
 _OWNER = ":"
+_WARMUP = "warmup-"
 
 
 def owned_id(owner: str | None, request_id: str) -> str:
@@ -28,6 +29,16 @@ def owned_id(owner: str | None, request_id: str) -> str:
 def public_id(request_id: str) -> str:
     """The id that the client knows."""
     return request_id.rpartition(_OWNER)[2]
+
+
+def new_warmup_id() -> str:
+    """An ``X-Request-Id`` by which :func:`is_warmup` knows a request that only warms a cluster up, or tests it."""
+    return f"{_WARMUP}{uuid.uuid4().hex}"
+
+
+def is_warmup(request_id: str) -> bool:
+    """Whether a client has marked a request by :func:`new_warmup_id`; the id may be that of a sequence."""
+    return public_id(request_id).startswith(_WARMUP)
 
 
 def new_call_id(request_id: str) -> str:

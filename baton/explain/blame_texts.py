@@ -58,6 +58,16 @@ _WORKER_BUSY = (
     "the cores (engine.threads)."
 )
 
+_SHORT_STEP = (
+    "A step of so few tokens takes as long as the device reads the weights: use a smaller or quantized model, or a "
+    "faster device. If other steps of the same size were quick, the machine was short of CPU time."
+)
+_FEW_TOKENS = 32
+"""A step of at most so many tokens is not shorter with fewer."""
+_MANY_CHUNKS = 4
+_SMALL_CHUNK = 256
+"""A prompt computed in at least that many steps, of fewer tokens each, pays the fixed cost of a step too often."""
+
 _PLAIN: dict[Stage, tuple[str, str]] = {
     Stage.ACCEPT: ("the request waited until the HTTP server began to work on it", _ROUTER_BUSY),
     Stage.PARSE: (
@@ -122,12 +132,12 @@ _PLAIN: dict[Stage, tuple[str, str]] = {
 
 def _prefill(timeline: Timeline) -> Reason:
     rows = list(timeline.prefill_steps)
-    own = sum(row.num_computed for row in rows)
+    own, num_steps = sum(row.num_computed for row in rows), len(timeline.prefill_steps)
     cached = timeline.attributes.get("cached_tokens", 0)
     pool = _computing_pool(timeline)
     clause = f"{_computing_worker(timeline)} computed its prompt"
     if rows:
-        clause += f", {own:.0f} tokens in {_count(len(timeline.prefill_steps), 'step')}"
+        clause += f", {own:.0f} tokens in {_count(num_steps, 'step')}"
         clause += f" ({cached} more were cached)" if cached else ""
         others = sum(row.num_prompt_tokens for row in rows if row.num_steps == 1) - own
         if others > own:
@@ -137,11 +147,26 @@ def _prefill(timeline: Timeline) -> Reason:
                 f"Add {pool} workers (`baton scale {pool}=N`), or lower {pool}.max_num_seqs, so that prompts share "
                 "their steps with fewer others.",
             )
+        if num_steps >= _MANY_CHUNKS and own < _SMALL_CHUNK * num_steps:
+            return Reason(f"{clause}, a chunk of about {own / num_steps:.0f} in each", _larger_chunks(rows, pool))
+        if own <= _FEW_TOKENS and num_steps == 1:
+            return Reason(clause, _SHORT_STEP)
     return Reason(
         clause,
         "Use a shorter prompt, a prefix that other prompts share (the prefix cache keeps it), or a faster device for "
         f"the {pool} pool.",
     )
+
+
+def _larger_chunks(rows: Sequence[StepRow], pool: str) -> str:
+    """How a prompt gets larger chunks: beside sequences that decode, their TPOT target limits it as well."""
+    hint = f"Raise {pool}.chunk_tokens: each step has a fixed cost, so fewer and larger chunks take less time."
+    if any(row.num_batch_tokens > row.num_prompt_tokens for row in rows if row.num_steps == 1):
+        hint += (
+            " If it is large already, the chunks were small to keep the TPOT target of sequences that decoded in the "
+            "same steps: widen this target, or use routing.local_prefill: never."
+        )
+    return hint
 
 
 def _kv_wait(timeline: Timeline) -> Reason:
@@ -245,9 +270,12 @@ def slow_step_reason(timeline: Timeline, row: StepRow) -> Reason:
             f"the step of {worker} spent {row.draft_s * 1e3:.0f} ms on drafting tokens{usually}",
             "Use a cheaper speculation.method, lower speculation.max_draft_tokens, or disable speculation.",
         )
+    clause = f"one step of {worker} over {_count(int(row.num_sequences), 'sequence')} and "
+    clause += f"{_count(int(row.num_batch_tokens), 'token')}{usually}"
+    if row.num_sequences <= 1:
+        return Reason(clause, f"{_SHORT_STEP} Speculation gives several tokens per step.")
     return Reason(
-        f"one step of {worker} over {_count(int(row.num_sequences), 'sequence')} and "
-        f"{_count(int(row.num_batch_tokens), 'token')}{usually}",
+        clause,
         "Smaller batches (decode.max_num_seqs) or more decode workers (`baton scale decode=N`) make steps shorter. If "
         "other steps of the same size were quick, the machine was short of CPU time.",
     )

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from typing import Any, Literal
 
 from baton.core.errors import NotFoundError
-from baton.core.request_ids import owned_id, public_id
+from baton.core.request_ids import is_warmup, owned_id, public_id
 from baton.core.timeline import Event, Timeline
 from baton.explain.blame import explain
 
@@ -81,7 +81,7 @@ class TimelineStore:
         return request_id
 
     def listing(self, order: Order, limit: int) -> list[dict[str, Any]]:
-        """The newest or the slowest sequences, with figures in milliseconds."""
+        """The newest or the slowest sequences, with figures in milliseconds. Warm-ups never count as slow."""
         return [summary for _, summary in self.ranked(order, limit)]
 
     def ranked(self, order: Order, limit: int) -> list[tuple[float, dict[str, Any]]]:
@@ -97,7 +97,7 @@ def _total_ms(timeline: Timeline) -> float | None:
 
 
 def _total_s(timeline: Timeline) -> float:
-    return (_total_ms(timeline) or 0.0) / 1e3
+    return 0.0 if is_warmup(timeline.request_id) else (_total_ms(timeline) or 0.0) / 1e3
 
 
 def _received_s(timeline: Timeline) -> float:

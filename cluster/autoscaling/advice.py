@@ -35,9 +35,14 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class DraftFigures:
-    """Speculation at one batch size: tokens of a sequence per step, and TPOT with and without drafts."""
+    """Speculation at one batch size: tokens of a sequence per step, and TPOT with and without drafts.
+
+    Attributes:
+        is_present: True for the batch of the present load, False for the largest one that meets the targets.
+    """
 
     batch: int
+    is_present: bool
     tokens_per_round: float
     tpot_ms: float
     plain_tpot_ms: float
@@ -188,6 +193,12 @@ def _drafts(demand: Demand, costs: Mapping[str, PoolCosts], sizes: Mapping[str, 
     context = _mean(demand, lambda part: part.prompt_tokens)
     present = max(1, min(own.max_num_seqs, round(forecast.concurrency / sizes[DECODE])))
     return tuple(
-        DraftFigures(batch, own.tokens_per_round(batch), own.tpot_ms(batch, context), own.plain_tpot_ms(batch, context))
+        DraftFigures(
+            batch,
+            batch == present,
+            own.tokens_per_round(batch),
+            own.tpot_ms(batch, context),
+            own.plain_tpot_ms(batch, context),
+        )
         for batch in sorted({present, max(1, int(forecast.per_worker))})
     )

@@ -39,7 +39,9 @@ def _local(now: Option, best: Option) -> str:
 
 
 def _drafts(figures: DraftFigures) -> str:
-    at = f"Speculation with {figures.batch} sequences per step: "
+    load = "at the present load" if figures.is_present else "at the highest load that meets the targets"
+    sequences = f"{figures.batch} sequence{'' if figures.batch == 1 else 's'}"
+    at = f"Speculation {load} ({sequences} per step of a worker): "
     if figures.tokens_per_round < tuning.TOKENS_PER_ROUND_WITH_DRAFTS:
         return f"{at}almost no tokens come from drafts, so there is no advice."
     numbers = (

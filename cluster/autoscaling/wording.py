@@ -86,7 +86,7 @@ def _too_many(needs: Requirement, bounds: PoolLimits, limits: ScalingLimits) -> 
 def _load(pool: str, observation: Observation, needs: Requirement) -> str:
     """The load, and the forecast of the pool's present size."""
     if needs.is_idle:
-        return "no requests arrive or wait."
+        return f"no requests arrive or wait{_seen_before(observation)}."
     if not needs.is_known:
         return _what_is_missing(pool, observation)
     now = needs.now
@@ -103,6 +103,16 @@ def _load(pool: str, observation: Observation, needs: Requirement) -> str:
     held = f", and {_number(observation.waiting)} wait in the router" if observation.waiting else ""
     piled = f" {_number(waiting)} run or wait on workers{held}." if needs.by_queue else ""
     return f"{part}; predicted to meet {_targets(pool, observation)}: {_kept(now)}.{piled}"
+
+
+def _seen_before(observation: Observation) -> str:
+    """Why a pool is idle although requests were served a moment ago; empty if there were none."""
+    if not (seen := observation.demand.num_requests):
+        return ""
+    return (
+        f" at present: the last {tuning.RECENT_S} s had none, though the last {tuning.HISTORY_S // 60} minutes had "
+        f"{seen}. A plan is for the load of this moment, so ask while requests arrive"
+    )
 
 
 def _kept(now: PoolForecast) -> str:

@@ -12,7 +12,6 @@ import platform
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -97,18 +96,17 @@ def up(
 ) -> None:
     """Start a cluster and print its endpoint. Ctrl-C shuts it down."""
     from cluster.cli.cli_up import check_configuration, run_detached, run_in_foreground
-    from cluster.cli.cli_upgrade import read_configuration
+    from cluster.cli.run_record import ConfigSource
 
-    assignments = assignments or []
-    read = partial(read_configuration, None if config is None else str(config), assignments)
-    settings = read()
+    source = ConfigSource(None if config is None else str(config), tuple(assignments or ()))
+    settings = source.read()
     check_configuration(settings)
     if not detach:
         with Reporter() as report:
-            run_in_foreground(settings, report, lambda endpoint: _print_ready(report, endpoint, "Ctrl-C"), read)
+            run_in_foreground(settings, report, lambda endpoint: _print_ready(report, endpoint, "Ctrl-C"), source)
         return
     arguments = [] if config is None else ["--config", str(config)]
-    for text in assignments:
+    for text in source.assignments:
         arguments += ["--set", text]
     with Reporter() as report:
         state = run_detached(arguments, report)
@@ -144,23 +142,46 @@ def upgrade(
     assignments: AssignmentsOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be replaced and why, only.")] = False,
 ) -> None:
-    """Give the running cluster another configuration, worker by worker. No request fails."""
+    """Give the running cluster another configuration, worker by worker. No request fails.
+
+    Without --config, each --set changes one value of the running configuration. With --config, the file and --set are
+    the whole new configuration.
+    """
     from baton.client.local_cluster import UpgradeRequest
     from cluster.cli.cli_up import check_configuration
-    from cluster.cli.cli_upgrade import plan_for_running, read_configuration, upgrade_cluster
+    from cluster.cli.cli_upgrade import plan_for_running, upgrade_cluster
+    from cluster.cli.run_record import ConfigSource
 
-    file, assignments = None if config is None else str(config.absolute()), assignments or []
-    new = read_configuration(file, assignments)
-    planned = plan_for_running(new)
+    if config is None and not assignments:
+        raise typer.BadParameter("give --config, --set or both.")
+    source = ConfigSource(None if config is None else str(config.absolute()), tuple(assignments or ()))
+    new, planned = plan_for_running(source)
     for line in planned.texts():
         _output().print(Text(line), soft_wrap=True)
     if dry_run or not planned.changes:
         return
     check_configuration(new)
-    request = UpgradeRequest(new.to_dict(), file, tuple(assignments))
+    request = UpgradeRequest(new.to_dict(), source.file, source.assignments)
     with Reporter() as report:
         outcome = upgrade_cluster(request, report.note)
     _output().print(Text(outcome), soft_wrap=True)
+
+
+@app.command("config")
+def show_config(
+    is_whole: Annotated[bool, typer.Option("--all", help="Show every key, not only those that differ.")] = False,
+) -> None:
+    """Show which keys of the running cluster differ from the defaults, as YAML without secrets.
+
+    This is the cluster that `baton up` runs on this machine. `baton scale` and the autoscaler change the sizes of pools
+    without changing the configuration; see `baton status`.
+    """
+    from cluster.cli.cli_reload import running_state
+    from cluster.config.config import BatonConfig
+    from cluster.config.shown import shown_config
+
+    shown = shown_config(BatonConfig.from_dict(running_state().config), is_whole=is_whole)
+    sys.stdout.write(shown or "# Every key has its default, which --all shows.\n")
 
 
 @app.command()
@@ -187,7 +208,7 @@ def explain(
     ] = None,
     last: Annotated[bool, typer.Option("--last", help="Explain the newest request.")] = False,
     slowest: Annotated[
-        bool, typer.Option("--slowest", help="Explain the slowest request that the router has kept.")
+        bool, typer.Option("--slowest", help="Explain the slowest request that the router has kept, warm-ups left out.")
     ] = False,
     rounds: Annotated[
         bool, typer.Option("--rounds", help="Show what was drafted and accepted, of a request with a trace.")

@@ -43,7 +43,7 @@ class Reloader:
         self._record.change(reload=ReloadOutcome(number, is_applied=is_applied, text=text))
 
     def _reload(self) -> str:
-        new = self._record.read_again()
+        new = self._record.source.read()
         config = reloaded(self._record.config, new)
         self._apply(config)
         self._record.config = config

@@ -28,7 +28,7 @@ from cluster.cli.cli_common import ERROR_PREFIX
 from cluster.cli.cli_model import pull
 from cluster.cli.cli_reload import Reloader
 from cluster.cli.cli_upgrade import Upgrader
-from cluster.cli.run_record import RunRecord
+from cluster.cli.run_record import ConfigSource, RunRecord
 from cluster.config.config import BatonConfig
 from cluster.gateway.tls import create_tls_context
 
@@ -164,14 +164,14 @@ def run_in_foreground(
     config: BatonConfig,
     report: Report,
     on_ready: Callable[[str], None],
-    read_again: Callable[[], BatonConfig],
+    source: ConfigSource,
     starter: Starter = start_cluster,
 ) -> None:
     """Starts a cluster, serves until SIGINT or SIGTERM, and shuts the cluster down. SIGHUP reloads the configuration.
 
     Args:
         on_ready: called with the endpoint once requests can be sent.
-        read_again: reads the configuration as ``config`` was read.
+        source: where ``config`` was read from.
 
     Raises:
         ConfigError: a cluster of this user already runs.
@@ -181,7 +181,7 @@ def run_in_foreground(
     refuse_second_cluster()
     raise_descriptor_limit()  # Ray's processes inherit it
     state = RunState.of_this_process(config.to_dict(), os.environ.get(LOG_FILE_VARIABLE))
-    record = RunRecord(state, config, read_again, report)
+    record = RunRecord(state, config, source, report)
     cluster: RunningCluster | None = None
     with StopSignals(on_hangup="reload") as signals:
         try:

@@ -7,9 +7,7 @@ the controller and writes the progress into the record. So the configuration tak
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable
 from typing import Protocol
 
 from baton.client.local_cluster import (
@@ -21,9 +19,8 @@ from baton.client.local_cluster import (
 )
 from baton.core.errors import BatonError, ConfigError
 from cluster.cli.cli_reload import hang_up, running_state
-from cluster.cli.run_record import RunRecord
-from cluster.config.config import BatonConfig, load_config
-from cluster.config.config_reading import parse_override
+from cluster.cli.run_record import ConfigSource, RunRecord
+from cluster.config.config import BatonConfig
 from cluster.config.key_changes import UpgradePlan, plan_upgrade
 
 _POLL_S = 0.1
@@ -87,7 +84,7 @@ class Upgrader:
             return
         self._request, self._is_settling = None, True
         self._record.config = BatonConfig.from_dict(request.config)
-        self._record.read_again = partial(read_configuration, request.file, request.assignments)
+        self._record.source = self._record.source.changed_by(ConfigSource(request.file, request.assignments))
         self._record.change()  # a reload while workers start must begin with the new configuration
 
     def _follow_settling(self) -> None:
@@ -105,20 +102,19 @@ class Upgrader:
         self._record.end_upgrade(text, is_applied=is_applied)
 
 
-def read_configuration(file: str | None, assignments: Sequence[str]) -> BatonConfig:
-    """The configuration as ``baton up`` and ``baton upgrade`` read it. Raises :class:`ConfigError`."""
-    overrides = dict(parse_override(text) for text in assignments)
-    return load_config(None if file is None else Path(file), overrides)
+def plan_for_running(source: ConfigSource) -> tuple[BatonConfig, UpgradePlan]:
+    """The new configuration of the recorded cluster, and what an upgrade to it would do.
 
-
-def plan_for_running(new: BatonConfig) -> UpgradePlan:
-    """What an upgrade of the recorded cluster would do.
+    Args:
+        source: without a file, its overrides change the running configuration.
 
     Raises:
-        ConfigError: no cluster runs here, it is being upgraded, or it cannot take over a change; the message names all
-            such keys.
+        ConfigError: no cluster runs here, it is being upgraded, the source has wrong keys or values, or the cluster
+            cannot take over a change; the message names all such keys.
     """
-    return plan_upgrade(BatonConfig.from_dict(_state_between_upgrades().config), new)
+    running = _state_between_upgrades().config
+    new = source.read(running)
+    return new, plan_upgrade(BatonConfig.from_dict(running), new)
 
 
 def _state_between_upgrades() -> RunState:

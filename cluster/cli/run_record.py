@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from baton.client.local_cluster import ReloadOutcome, RunState, UpgradeProgress, write_state
 from baton.core.errors import StorageError
-from cluster.config.config import BatonConfig
+from cluster.config.config import BatonConfig, load_config
+from cluster.config.config_reading import parse_override
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSource:
+    """Where a configuration is read from. Not recorded, since assignments may have API keys.
+
+    Attributes:
+        file: a YAML file; ``None``: the defaults.
+        assignments: the overrides, as ``--set`` takes them.
+    """
+
+    file: str | None
+    assignments: tuple[str, ...] = ()
+
+    def read(self, base: Mapping[str, Any] | None = None) -> BatonConfig:
+        """Reads the configuration. Raises :class:`ConfigError`.
+
+        Args:
+            base: plain values in place of the defaults if there is no file.
+        """
+        file = None if self.file is None else Path(self.file)
+        return load_config(file, dict(map(parse_override, self.assignments)), base)
+
+    def changed_by(self, other: ConfigSource) -> ConfigSource:
+        """The source with the overrides of the other one; the other one itself if it has a file."""
+        return other if other.file is not None else replace(self, assignments=(*self.assignments, *other.assignments))
 
 
 class RunRecord:
@@ -22,19 +50,19 @@ class RunRecord:
     Attributes:
         state: the record; :meth:`change` writes it.
         config: the configuration that the cluster has.
-        read_again: reads the configuration as it was read for the start or the last upgrade.
+        source: where the configuration comes from, for reloads.
     """
 
     def __init__(
         self,
         state: RunState,
         config: BatonConfig,
-        read_again: Callable[[], BatonConfig],
+        source: ConfigSource,
         report: Callable[[str], None],
     ) -> None:
         self.state = state
         self.config = config
-        self.read_again = read_again
+        self.source = source
         self._report = report
         self._is_failing = False
 

@@ -249,7 +249,9 @@ class BatonConfig(Section):
         return _build(values, source, {})
 
 
-def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> BatonConfig:
+def load_config(
+    path: Path | None = None, overrides: Mapping[str, Any] | None = None, base: Mapping[str, Any] | None = None
+) -> BatonConfig:
     """Reads a configuration file and applies overrides; without either, returns the defaults.
 
     A ``model``, draft or certificate that names a local folder or file becomes an absolute path, so that workers in
@@ -258,12 +260,13 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = 
 
     Args:
         overrides: dotted key → value, as ``parse_override`` reads them from ``--set``.
+        base: the values that overrides change if there is no file, as from :meth:`BatonConfig.to_dict`.
 
     Raises:
         ConfigError: the file cannot be read, is not YAML, or the file or the overrides have wrong keys or values.
     """
     overrides = overrides or {}
-    values = {} if path is None else read_yaml(path)
+    values = (base or {}) if path is None else read_yaml(path)
     config = _build(merge_overrides(values, overrides), str(path or "configuration"), overrides)
 
     def located(key: str, reference: str) -> str:

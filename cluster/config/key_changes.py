@@ -13,6 +13,7 @@ from typing import Any
 from baton.core.errors import ConfigError
 from baton.core.roles import DECODE, POOLS, PREFILL
 from cluster.config.config import BatonConfig
+from cluster.config.shown import shown_change
 
 
 class Need(StrEnum):
@@ -104,8 +105,7 @@ def need_of(key: str) -> Need:
 
 def changed_keys(running: BatonConfig, new: BatonConfig) -> list[str]:
     """The dotted keys whose values differ."""
-    before, after = dict(_flat(running.to_dict())), dict(_flat(new.to_dict()))
-    return sorted(key for key in {**before, **after} if before.get(key) != after.get(key))
+    return list(_changes(running, new))
 
 
 def worker_keys(running: BatonConfig, new: BatonConfig, *pools: str) -> list[str]:
@@ -114,6 +114,16 @@ def worker_keys(running: BatonConfig, new: BatonConfig, *pools: str) -> list[str
         return []
     needs = frozenset[Need]().union(*(_REPLACES[pool] for pool in pools))
     return [key for key in changed_keys(running, new) if need_of(key) in needs]
+
+
+def _changes(running: BatonConfig, new: BatonConfig) -> dict[str, str]:
+    """The dotted keys whose values differ, in order, and how, without secrets."""
+    before, after = dict(_flat(running.to_dict())), dict(_flat(new.to_dict()))
+    return {
+        key: shown_change(before.get(key), after.get(key))
+        for key in sorted({**before, **after})
+        if before.get(key) != after.get(key)
+    }
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -132,22 +142,24 @@ class UpgradePlan:
         workers: the keys because of which workers are replaced, by pool; empty for a pool that is not touched.
         sizes: new sizes of pools.
         at_once: the other keys, which take effect without a replacement.
+        values: the old and the new value of each key that differs, without secrets.
     """
 
     workers: Mapping[str, Sequence[str]]
     sizes: Mapping[str, int]
     at_once: Sequence[str]
+    values: Mapping[str, str]
 
     @property
     def changes(self) -> bool:
         """Whether anything differs."""
-        return bool(any(self.workers.values()) or self.sizes or self.at_once)
+        return bool(self.values)
 
     def texts(self) -> list[str]:
         """What is done, and why, in lines."""
         if not self.changes:
             return ["Nothing differs from the running configuration."]
-        lines = []
+        lines = [f"{key}: {change}" for key, change in self.values.items()]
         for pool, keys in self.workers.items():
             what = f"every worker is replaced, because of {', '.join(keys)}" if keys else "workers are not touched"
             size = f"; scaled to {self.sizes[pool]}" if pool in self.sizes else ""
@@ -161,11 +173,12 @@ def plan_upgrade(running: BatonConfig, new: BatonConfig) -> UpgradePlan:
     Raises:
         ConfigError: a key has changed that a running cluster cannot take over; the message names all of them.
     """
-    needs = {key: need_of(key) for key in changed_keys(running, new)}
-    refused = [f"{key}: {_REFUSALS[need]}." for key, need in needs.items() if need in _REFUSALS]
+    values = _changes(running, new)
+    needs = {key: need_of(key) for key in values}
+    refused = [f"{key}: {values[key]}; {_REFUSALS[need]}." for key, need in needs.items() if need in _REFUSALS]
     if refused:
         raise ConfigError("\n".join(["The running cluster cannot take over these changes:", *refused]))
     workers = {pool: [key for key, need in needs.items() if need in _REPLACES[pool]] for pool in POOLS}
     sizes = {pool: new.pool(pool).workers for pool in POOLS if f"{pool}.workers" in needs}
     at_once = [key for key, need in needs.items() if need in (Need.RELOAD, Need.CONTROLLER)]
-    return UpgradePlan(workers, sizes, at_once)
+    return UpgradePlan(workers, sizes, at_once, values)

@@ -81,6 +81,7 @@ class Controller:
         self._clients: dict[str, WorkerClient] = {}  # of the watch
         self._watching: asyncio.Task[None] | None = None
         self._reports: asyncio.Queue[str] = asyncio.Queue()
+        self._num_reports = 0
         self._router_task: asyncio.Task[None] | None = None
         self._nodes = NodeWatch(self._leave_node)
         self._nodes_task: asyncio.Task[None] | None = None
@@ -198,9 +199,16 @@ class Controller:
         """The process id. The answer shows that the event loop runs."""
         return os.getpid()
 
-    async def next_report(self) -> str:
-        """Waits for the next line of progress."""
-        return await self._reports.get()
+    async def next_reports(self) -> list[str]:
+        """Waits for the next lines of progress."""
+        lines = [await self._reports.get()]
+        while not self._reports.empty():
+            lines.append(self._reports.get_nowait())
+        return lines
+
+    async def num_reports(self) -> int:
+        """The number of lines of progress so far."""
+        return self._num_reports
 
     async def wait(self) -> None:
         """Waits while the cluster lives; raises ``BatonError`` when it cannot continue."""
@@ -350,8 +358,12 @@ class Controller:
 
     def _gcs_changed(self, text: str) -> None:
         logger.error("%s", text)
-        self._reports.put_nowait(text)
+        self._queue_report(text)
 
     def report(self, text: str) -> None:
         logger.info("%s", text)
+        self._queue_report(text)
+
+    def _queue_report(self, text: str) -> None:
+        self._num_reports += 1
         self._reports.put_nowait(text)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,7 @@ _CONTROLLER_TRIES = 3
 """Controllers in a row that may die before they have taken over router and workers."""
 _STOP_TIMEOUT_S = 45.0
 _RELOAD_TIMEOUT_S = 20.0
+_REPORT_TIMEOUT_S = 2.0
 _LOST_DURING_UPGRADE = (
     "The upgrade has failed: the controller was lost. Another one restores the old settings, as `baton status` shows. "
     "Try again when no worker has the new ones."
@@ -69,7 +71,8 @@ class Cluster:
         self._report = report
         self._connection = connection
         self._controller: Any = None
-        self._next_report: Any = None
+        self._next_reports: Any = None
+        self._num_reported = 0  # of this controller's reports
         self._watch: ControllerWatch | None = None
         self._upgrade: _Upgrade | None = None
         self._settling: tuple[Any, Any] | None = None  # a controller, and its call
@@ -145,7 +148,7 @@ class Cluster:
         upgrade = self._upgrade
         if upgrade is None:
             return True
-        if not ray.wait([upgrade.call], timeout=0)[0]:
+        if not self._has_ended(upgrade.call):
             return False
         try:
             ray.get(upgrade.call)
@@ -173,7 +176,7 @@ class Cluster:
         if self._settling is None:
             self._settling = self._controller, self._controller.settle.remote()
         controller, call = self._settling
-        if not ray.wait([call], timeout=0)[0]:
+        if not self._has_ended(call):
             return None
         try:
             texts: list[str] = ray.get(call)
@@ -218,7 +221,7 @@ class Cluster:
         _await_no_controller(self._config.ray.namespace)
         controller = self._controller = _create_controller(self._config, self._find_survivors())
         self._watch = ControllerWatch(self._config.liveness, lambda: controller.beat.remote().future(), self._report)
-        self._next_report = controller.next_report.remote()
+        self._next_reports, self._num_reported = controller.next_reports.remote(), 0
         self.endpoint = self._wait_for_start()
 
     def _find_survivors(self) -> Survivors | None:
@@ -235,9 +238,9 @@ class Cluster:
     def _wait_for_start(self) -> str:
         started = self._controller.start.remote()
         while True:
-            done, _ = ray.wait([started, self._next_report], num_returns=1, timeout=_POLL_S)
+            done, _ = ray.wait([started, self._next_reports], num_returns=1, timeout=_POLL_S)
             try:
-                self._pass_on_report(done)
+                self._pass_on_reports(done)
                 if started in done:
                     return str(ray.get(started))
             except RayError as error:
@@ -245,10 +248,25 @@ class Cluster:
             if self._controller_hangs():
                 raise _ControllerLostError("The cluster's controller hangs.")
 
-    def _pass_on_report(self, done: list[Any]) -> None:
-        if self._next_report in done:
-            self._report(ray.get(self._next_report))
-            self._next_report = self._controller.next_report.remote()
+    def _pass_on_reports(self, done: list[Any]) -> None:
+        if self._next_reports in done:
+            lines: list[str] = ray.get(self._next_reports)
+            for line in lines:
+                self._report(line)
+            self._num_reported += len(lines)
+            self._next_reports = self._controller.next_reports.remote()
+
+    def _has_ended(self, call: Any) -> bool:
+        """Whether a call of the controller has ended. Then all that it reported before has been passed on."""
+        if not ray.wait([call], timeout=0)[0]:
+            return False
+        with suppress(RayError):  # a controller that is lost or hangs reports nothing more
+            num_reports: int = ray.get(self._controller.num_reports.remote(), timeout=_REPORT_TIMEOUT_S)
+            while self._num_reported < num_reports and (
+                done := ray.wait([self._next_reports], timeout=_REPORT_TIMEOUT_S)[0]
+            ):
+                self._pass_on_reports(done)
+        return True
 
     def _controller_hangs(self) -> bool:
         """Whether the controller must be replaced since it does not answer; then it is ended."""
@@ -274,9 +292,9 @@ class Cluster:
         alive = self._controller.wait.remote()
         while not stop.wait(_POLL_S):
             on_pass()
-            done, _ = ray.wait([alive, self._next_report], num_returns=2, timeout=0)
+            done, _ = ray.wait([alive, self._next_reports], num_returns=2, timeout=0)
             try:
-                self._pass_on_report(done)
+                self._pass_on_reports(done)
                 if alive in done:
                     ray.get(alive)
                     return True

@@ -52,6 +52,7 @@ def connect(config: BatonConfig, report: Report) -> RayConnection | None:
         return None
     # Dashboard, usage statistics and log forwarding are unused here, and cost start-up time and idle CPU.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # Ray's own errors come in colours, to files as well
     options: dict[str, Any] = {"namespace": config.ray.namespace, "logging_level": "error", "log_to_driver": False}
     if config.ray.address is None:
         return _start_local(config, options, report)

@@ -20,7 +20,7 @@ LIMIT_S = 240
 BATON = f"""#!/bin/sh
 # As installed, but on a free port.
 command=$1; shift
-case $command in up | upgrade) set -- "$@" --set router.port=0 ;; esac
+case $command in up) set -- "$@" --set router.port=0 ;; esac
 exec {sys.executable} -m cluster.cli.cli "$command" "$@"
 """
 

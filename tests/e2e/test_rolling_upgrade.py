@@ -132,7 +132,7 @@ def test_a_second_upgrade_is_refused_and_a_broken_one_is_rolled_back(
         with pytest.raises(BatonError, match=r"(?s)no/such/draft.*All workers run with the old settings again"):
             wait_for_end(started)
     assert [worker["pid"] for worker in cluster.workers()] == [worker["pid"] for worker in before]
-    with pytest.raises(ConfigError, match=r"ray\.namespace: processes that differ"):
+    with pytest.raises(ConfigError, match=r"ray\.namespace: baton → elsewhere; processes that differ"):
         upgrade(started, changed(ray={"namespace": "elsewhere"}))
     cluster.assert_nothing_leaked()
 

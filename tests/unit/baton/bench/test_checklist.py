@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from baton.bench.checklist import checklist, drift_of
+from baton.bench.checklist import Verdict, checklist, drift_of
 from baton.bench.runner import StageRun
 from baton.bench.sample import Sample
 from baton.bench.stage_result import StageResult, evaluate
@@ -33,8 +33,8 @@ def stage(count: int = 200, *, drift: float = 0.0, is_varied: bool = True, index
     return evaluate(run)
 
 
-def verdicts(*stages: StageResult) -> dict[str, bool]:
-    return {check.name: check.is_passed for check in checklist(stages)}
+def verdicts(*stages: StageResult) -> dict[str, Verdict]:
+    return {check.name: check.verdict for check in checklist(stages)}
 
 
 def reason(name: str, *stages: StageResult) -> str:
@@ -43,29 +43,37 @@ def reason(name: str, *stages: StageResult) -> str:
 
 def test_a_good_run_passes_every_check():
     run = [stage(index=index) for index in range(3)]
-    assert verdicts(*run) == {"varied lengths": True, "stages": True, "tail latencies": True, "steady state": True}
+    names = ["varied lengths", "stages", "tail latencies", "steady state"]
+    assert verdicts(*run) == dict.fromkeys(names, Verdict.PASS)
     assert all(check.reason for check in checklist(run))
 
 
-def test_equal_lengths_fail():
-    assert not verdicts(stage(is_varied=False))["varied lengths"]
+def test_a_short_run_has_notes_and_fails_nothing():
+    """As the pages for new users have it: one level, few requests of equal lengths."""
+    short = verdicts(stage(12, is_varied=False))
+    assert set(short.values()) == {Verdict.NOTE}
+
+
+def test_equal_lengths_are_noted():
+    assert verdicts(stage(is_varied=False))["varied lengths"] == Verdict.NOTE
     assert "prompts vary by 0%" in reason("varied lengths", stage(is_varied=False))
 
 
-def test_one_level_of_load_fails():
+def test_one_level_of_load_is_noted():
     assert reason("stages", stage()) == "1 level of load; give at least 3, such as --concurrency 1,4,16"
-    assert {check.name: check.is_passed for check in checklist([stage()], num_levels=5)}["stages"]
+    assert next(check.verdict for check in checklist([stage()], num_levels=5) if check.name == "stages") == Verdict.PASS
 
 
 def test_few_answers_have_no_tail():
     few = stage(60)
-    assert not verdicts(few)["tail latencies"]
+    assert verdicts(few)["tail latencies"] == Verdict.NOTE
     assert reason("tail latencies", stage(index=1), few) == "1 at once: 60 answers; a p99 needs 100"
 
 
 def test_a_growing_queue_is_no_steady_state():
     growing = stage(drift=1.0)
-    assert not verdicts(growing)["steady state"]
+    assert verdicts(growing)["steady state"] == Verdict.FAIL
+    assert verdicts(growing, stage(30))["steady state"] == Verdict.FAIL
     assert "(Mann-Kendall)" in reason("steady state", growing)
     assert "drift test needs 40" in reason("steady state", stage(30))
 

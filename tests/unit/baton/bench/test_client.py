@@ -11,6 +11,7 @@ from baton.bench.client import LoadClient
 from baton.bench.endpoint import CHAT, COMPLETIONS, Endpoint, RequestSpec
 from baton.bench.sample import UNFINISHED, Sample
 from baton.bench.stages import Bounds, Stage
+from baton.core.request_ids import is_warmup
 from tests.reference_server import MODEL, Schedule
 from tests.serving_reference import run_against, serving
 
@@ -41,6 +42,21 @@ async def ask(*writes: bytes, status: int = 200, timeout_s: float = 10.0, hang: 
     async with serving(application) as url, LoadClient(Endpoint(url, "m"), timeout_s) as client:
         await client.send(SPEC, sample, time.perf_counter())
     return sample
+
+
+@pytest.mark.parametrize("warms_up", [True, False])
+async def test_warm_up_requests_are_marked(warms_up):
+    seen = []
+
+    async def answer(request: web.Request) -> web.Response:
+        seen.append(request.headers.get("X-Request-Id", ""))
+        return web.Response(body=TEXT + DONE)
+
+    application = web.Application()
+    application.router.add_post("/v1/completions", answer)
+    async with serving(application) as url, LoadClient(Endpoint(url, "m"), 10.0) as client:
+        await client.send(SPEC, Sample(0.0, warms_up, 3, 6), time.perf_counter())
+    assert [is_warmup(request_id) for request_id in seen] == [warms_up]
 
 
 @pytest.mark.parametrize("kind", [CHAT, COMPLETIONS])

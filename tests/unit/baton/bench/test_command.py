@@ -85,7 +85,7 @@ def test_serve_writes_all_requested_reports(quick, tmp_path, capsys):
     text = (tmp_path / "a.json").read_text()
     assert "very-secret" not in text
     document = json.loads(text)
-    assert (document["format"], document["version"]) == ("baton-bench-serve", 1)
+    assert (document["format"], document["version"]) == ("baton-bench-serve", 2)
     assert document["settings"]["workload"]["input"] == "uniform:5-30"
     assert document["settings"]["target"]["service_tier"] == "batch"
     assert document["settings"]["load"]["concurrency"] == [1, 2]

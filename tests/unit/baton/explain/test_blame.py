@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from baton.core.step_log import StepLog
 from baton.core.timeline import Event, FailedAttempt, Timeline, TransferPart
 from baton.explain.blame import explain
 from baton.explain.blame_texts import reason_for, wait_reason
@@ -212,3 +213,36 @@ def test_a_locally_computed_prompt_is_attributed_to_the_decode_worker() -> None:
         assert "decode-2" in reason.clause
         assert "prefill pool" not in reason.hint
         assert "scale prefill" not in reason.hint
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_step", "num_steps", "decoding", "words"),
+    [
+        (60, 10, 0, "Raise prefill.chunk_tokens"),
+        (60, 10, 3, "TPOT target"),
+        (512, 10, 0, "a shorter prompt"),  # large chunks are no fault
+        (60, 2, 0, "a shorter prompt"),
+        (20, 1, 0, "as long as the device reads the weights"),
+    ],
+)
+def test_a_prompt_in_many_small_chunks_is_told_to_take_larger_ones(
+    tokens_per_step: int, num_steps: int, decoding: int, words: str
+) -> None:
+    timeline = served()
+    timeline.prefill_steps = StepLog()
+    timeline.attributes["prefill_worker"] = "prefill-1"
+    for index in range(num_steps):
+        figures = {"num_computed": tokens_per_step, "num_prompt_tokens": tokens_per_step}
+        batch = {"num_batch_tokens": tokens_per_step + decoding, "num_sequences": 1 + decoding}
+        add_step(timeline.prefill_steps, 28 + index, 29 + index, index=index, **figures, **batch)
+    reason = reason_for(Stage.PREFILL, timeline)
+    assert words in reason.hint
+    assert ("chunk_tokens" in reason.hint) == (num_steps == 10 and tokens_per_step < 512)
+    assert ("TPOT" in reason.hint) == (decoding > 0)
+
+
+@pytest.mark.parametrize(("num_sequences", "is_smaller_batch"), [(1, False), (2, True)])
+def test_a_step_of_one_sequence_is_not_told_to_use_smaller_batches(num_sequences: int, is_smaller_batch: bool) -> None:
+    gap = gap_of(slow_decode(took_s=0.3, num_sequences=num_sequences, num_batch_tokens=2))
+    assert ("Smaller batches" in gap["hint"]) == is_smaller_batch
+    assert "short of CPU time" in gap["hint"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.core.errors import NotFoundError
+from baton.core.request_ids import new_warmup_id, owned_id
 from baton.core.timeline import Event, Timeline
 from baton.explain.timelines import TimelineStore
 
@@ -93,6 +94,16 @@ def test_the_listing_is_sorted_by_age_or_time():
     assert [entry["request_id"] for entry in store.listing("newest", 2)] == ["c", "b"]
     assert [entry["request_id"] for entry in store.listing("slowest", 2)] == ["b", "a"]
     assert store.listing("slowest", 1)[0]["total_ms"] == 3000.0
+
+
+def test_a_warm_up_is_the_slowest_only_without_others():
+    """The first requests after a start are slow, and no user asks why."""
+    store = TimelineStore(10)
+    for request_id in (new_warmup_id(), owned_id("tag", f"{new_warmup_id()}-1"), "warm"):
+        store.add(finished(request_id, 1.0 if request_id == "warm" else 9.0))
+    slowest = store.listing("slowest", 3)
+    assert (slowest[0]["request_id"], slowest[1]["total_ms"]) == ("warm", 9000.0)
+    assert store.listing("newest", 1)[0]["request_id"] == "warm"
 
 
 def test_stages_and_blame_come_with_the_events():

@@ -118,6 +118,17 @@ def test_speculation_is_judged_at_the_current_batch(costs, words):
     assert ("it pays" in text) == (costs.rounds == 2.0)
 
 
+def test_the_advice_on_drafts_names_the_load_it_is_for():
+    """At 2 requests/s of 200 tokens and 10 ms a token or so, few sequences decode at once; the targets allow many."""
+    present, most = (line for line in told(demand(2)).splitlines() if line.startswith("Speculation "))
+    assert present.startswith("Speculation at the present load (")
+    assert most.startswith("Speculation at the highest load that meets the targets (")
+    figures = ask(demand(2)).drafts
+    assert [one.is_present for one in figures] == [True, False]
+    assert f"({figures[1].batch} sequences per step of a worker)" in most
+    assert figures[0].batch < figures[1].batch
+
+
 def test_figures_stand_behind_the_verdict():
     """On the fictitious accelerator a prompt of 1000 tokens takes 8 + 100 + 0.5 ms, its hand-off 2 + 1 ms."""
     asked = demand(20, prompt=1000, output=200)

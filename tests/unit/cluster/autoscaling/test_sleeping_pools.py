@@ -51,3 +51,11 @@ def test_a_pool_that_is_awake_waits_for_the_other_one():
         decided = decide(observe(now_s, demand(0), awake, awake), SLEEPY, state)
         state = decided.state
     assert {pool.target for pool in decided.pools.values()} == {0}
+
+
+def test_an_idle_plan_says_that_earlier_requests_do_not_count():
+    """Right after a benchmark, a user asks for a plan."""
+    (text,) = decide(observe(0.0, demand(0, seen=24), 1, 1), SLEEPY).pools[DECODE].texts
+    assert "the last 10 s had none, though the last 5 minutes had 24" in text
+    (text,) = decide(observe(0.0, demand(0, seen=0), 1, 1), SLEEPY).pools[DECODE].texts
+    assert text.endswith("no requests arrive or wait.")

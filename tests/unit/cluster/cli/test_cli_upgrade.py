@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from baton.client.local_cluster import (
     RunState,
@@ -17,7 +18,7 @@ from baton.client.local_cluster import (
     write_upgrade_request,
 )
 from cluster.cli.cli_reload import hang_up
-from cluster.cli.cli_upgrade import read_configuration
+from cluster.cli.run_record import ConfigSource
 from tests.unit.cluster.command_line import baton, environment, router
 
 __all__ = ["baton", "environment", "router"]  # fixtures
@@ -44,6 +45,8 @@ def test_an_upgrade_shows_its_plan_progress_and_outcome(baton, config: Path) -> 
     status, out, err = baton("upgrade", "-c", "new.yaml", "--set", "decode.kv_blocks=64", "--set", "decode.workers=2")
     assert (status, err.splitlines()) == (0, ["decode-2 is ready", "decode-3 has been waited for"])
     assert out.splitlines() == [
+        "decode.kv_blocks: null → 64",
+        "decode.workers: 1 → 2",
         "prefill: workers are not touched",
         "decode: every worker is replaced, because of decode.kv_blocks; scaled to 2",
         "Upgraded: all workers run with the new configuration.",
@@ -66,7 +69,7 @@ def test_workers_that_are_not_ready_at_the_end_are_named(baton, config: Path) ->
 def test_a_reload_while_workers_start_keeps_the_new_configuration(baton, config: Path, tmp_path: Path) -> None:
     (tmp_path / "settle").touch()
     write_upgrade_request(
-        UpgradeRequest(read_configuration(str(config), ["engine.threads=1"]).to_dict(), None, ("engine.threads=1",))
+        UpgradeRequest(ConfigSource(str(config), ("engine.threads=1",)).read().to_dict(), None, ("engine.threads=1",))
     )
     hang_up(recorded())
     _until(lambda: recorded().config["engine"]["threads"] == 1)
@@ -87,7 +90,10 @@ def test_a_dry_run_changes_nothing(baton, config: Path) -> None:
 @pytest.mark.parametrize(
     ("assignments", "texts"),
     [
-        (["routing.picker=random", "ray.namespace=x"], ["routing.picker: only a router that", "ray.namespace: proces"]),
+        (
+            ["routing.picker=random", "ray.namespace=x"],
+            ["routing.picker: best_score → random; only a router", "ray.namespace: baton → x; processes that"],
+        ),
         (["ray.start_timeout_s=1"], ["was refused, and nothing has changed. no node fits"]),
         (["decode.kv_blocks=13"], ["the old settings are back"]),
         (["decode.kv_blocks=-1"], ["decode.kv_blocks"]),
@@ -114,7 +120,7 @@ def test_a_request_during_an_upgrade_is_refused_and_a_reload_is_not_mistaken_for
     baton, config: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "hold").touch()
-    new = read_configuration(str(config), ["engine.threads=1"])
+    new = ConfigSource(str(config), ("engine.threads=1",)).read()
     for _ in range(2):
         write_upgrade_request(UpgradeRequest(new.to_dict(), str(config), ("engine.threads=1",)))
         hang_up(recorded())
@@ -127,8 +133,36 @@ def test_a_request_during_an_upgrade_is_refused_and_a_reload_is_not_mistaken_for
     assert recorded().upgrade.number == 1
 
 
-def test_without_a_cluster_there_is_nothing_to_upgrade(baton) -> None:
-    assert "No cluster runs" in baton("upgrade", "-c", "config.yaml")[2]
+def test_one_value_changes_without_repeating_the_others(baton, tmp_path: Path) -> None:
+    """The cluster was started with --set, and what another --set does not name stays."""
+    options = ["--set", "engine.threads=1", "--set", "decode.workers=2"]
+    assert baton("up", "--detach", "-c", "config.yaml", *options)[0] == 0
+    out = baton("upgrade", "--set", "decode.kv_blocks=64")[1]
+    assert out.splitlines()[0] == "decode.kv_blocks: null → 64"
+    assert "engine.threads" not in out
+    running = recorded().config
+    assert (running["engine"]["threads"], running["decode"]["workers"], running["router"]["port"]) == (1, 2, 0)
+    (tmp_path / "config.yaml").write_text((tmp_path / "config.yaml").read_text() + "slo: {default: batch}\n")
+    assert "restart" not in baton("reload")[1], "a reload must read the file, with all overrides"
+    assert (recorded().config["slo"]["default"], recorded().config["decode"]["kv_blocks"]) == ("batch", 64)
+    assert yaml.safe_load(baton("config")[1]) == {
+        "model": str(tmp_path / "model"),
+        "router": {"port": 0},
+        "decode": {"workers": 2, "kv_blocks": 64},
+        "engine": {"threads": 1},
+        "slo": {"default": "batch"},
+    }
+    assert yaml.safe_load(baton("config", "--all")[1]) == recorded().config
+    assert baton("down")[0] == 0
+
+
+def test_an_upgrade_to_nothing_is_refused(baton) -> None:
+    assert (baton("upgrade")[0], "give --config, --set or both" in baton("upgrade")[2]) == (2, True)
+
+
+@pytest.mark.parametrize("command", [("upgrade", "-c", "config.yaml"), ("upgrade", "--set", "a=1"), ("config",)])
+def test_without_a_cluster_there_is_nothing_to_upgrade_or_show(baton, command: tuple[str, ...]) -> None:
+    assert "No cluster runs" in baton(*command)[2]
 
 
 def _fields(state: RunState) -> dict[str, Any]:

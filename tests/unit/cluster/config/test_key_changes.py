@@ -64,6 +64,8 @@ def test_sizes_and_keys_that_take_effect_at_once_replace_nothing() -> None:
     plan = plan_upgrade(RUNNING, changed({"decode": {"workers": 3}, "slo": {"default": "batch"}}))
     assert (plan.sizes, plan.at_once, plan.changes) == ({"decode": 3}, ["slo.default"], True)
     assert plan.texts() == [
+        "decode.workers: 1 → 3",
+        "slo.default: standard → batch",
         "prefill: workers are not touched",
         "decode: workers are not touched; scaled to 3",
         "at once: slo.default",
@@ -77,6 +79,6 @@ def test_all_refused_keys_are_named_with_what_to_do() -> None:
         plan_upgrade(RUNNING, changed({"router": {"port": 9, "max_inflight": 3}, "engine": {"threads": 1}}))
     lines = raised.value.message.splitlines()
     assert len(lines) == 3
-    assert lines[1].startswith("router.max_inflight: only a router that starts reads it")
+    assert lines[1].startswith("router.max_inflight: 1024 → 3; only a router that starts reads it")
     assert "baton down" in lines[1]
-    assert lines[2].startswith("router.port: processes that differ in it")
+    assert lines[2].startswith("router.port: 8000 → 9; processes that differ in it")

@@ -286,7 +286,7 @@ async def test_an_upgrade_replaces_workers_and_keeps_the_endpoint(controller, mo
             (folder / "chat_template.jinja").write_text("{{ messages }}!")
             with pytest.raises(BatonError, match=message):
                 await running.call("upgrade", with_keys(engine={"threads": 1}, model=str(folder)))
-        with pytest.raises(BatonError, match=r"routing\.picker: only a router"):
+        with pytest.raises(BatonError, match=r"routing\.picker: best_score → random; only a router"):
             await running.call("upgrade", with_keys(routing={"picker": "random"}))
         assert await are_new()
 

@@ -49,6 +49,7 @@ def test_a_local_ray_has_the_environment_of_workers_and_of_the_user(
     assert seen.items() >= worker_variables().items()
     assert seen["RAY_prestart_worker_first_driver"] == "0"
     assert seen["RAY_worker_niceness"] == "3"
+    assert seen["RAY_COLOR_PREFIX"] == "0"
     assert "RAY_REDIS_ADDRESS" not in seen
 
 
@@ -72,7 +73,7 @@ class Actor:
     """A controller: its calls return the references of a test, or ones without a result."""
 
     def __init__(self, **references: Reference) -> None:
-        self._references = references
+        self._references = {"num_reports": Reference(0), **references}
 
     def __getattr__(self, name: str) -> Any:
         found = self._references.get(name) or Reference()
@@ -144,7 +145,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
 @pytest.mark.parametrize("address", [None, "head:6379"])
 def test_a_dead_controller_is_replaced(launched: Launched, address: str | None) -> None:
     stop = StopEvent()
-    first, second = Actor(start=STARTED, wait=DEAD), Actor(start=STARTED, next_report=Reference("decode-2 is ready"))
+    first, second = Actor(start=STARTED, wait=DEAD), Actor(start=STARTED, next_reports=Reference(["decode-2 is ready"]))
     launched.controllers = [first, second]
     cluster = launched.start(address)
     cluster.wait(stop, lambda: stop.set() if "decode-2 is ready" in launched.reports else None)
@@ -158,7 +159,7 @@ def test_a_dead_controller_is_replaced(launched: Launched, address: str | None) 
 
 def test_a_controller_that_dies_while_it_takes_over_is_replaced_a_few_times(launched: Launched) -> None:
     stop = StopEvent()
-    last = Actor(start=STARTED, next_report=Reference("decode-2 is ready"))
+    last = Actor(start=STARTED, next_reports=Reference(["decode-2 is ready"]))
     launched.controllers = [Actor(start=STARTED, wait=DEAD), Actor(start=DEAD), last]
     cluster = launched.start("head:6379")
     cluster.wait(stop, lambda: stop.set() if "decode-2 is ready" in launched.reports else None)
@@ -172,7 +173,7 @@ def test_a_controller_that_dies_while_it_takes_over_is_replaced_a_few_times(laun
 def test_a_controller_that_hangs_is_ended_and_replaced(launched: Launched) -> None:
     stop, answer, passes = StopEvent(), Reference(123), itertools.count()
     first = Actor(start=STARTED, beat=answer)
-    second = Actor(start=STARTED, next_report=Reference("decode-2 is ready"), beat=Reference(123))
+    second = Actor(start=STARTED, next_reports=Reference(["decode-2 is ready"]), beat=Reference(123))
     launched.controllers = [first, second]
     times = {"suspect_after": 0.05, "replace_after": 0.05}
     config = BatonConfig.from_dict({"ray": {"address": "head:6379"}, "liveness": times})
@@ -216,6 +217,31 @@ def test_an_upgrade_ends_with_the_loss_of_its_controller(launched: Launched) -> 
     with pytest.raises(WorkerLostError, match=r"controller was lost\. Another one restores the old"):
         cluster.upgrade_ended()
     assert cluster.upgrade_ended()
+
+
+@pytest.mark.parametrize("ended", [Reference(True), Reference(ConfigError("no worker starts"))], ids=["well", "badly"])
+def test_what_an_upgrade_reports_comes_before_its_outcome(launched: Launched, ended: Reference) -> None:
+    """The controller has reported two lines, of which the second one is on its way."""
+    news = Reference(["decode-2 is ready"])
+    launched.controllers = [
+        Actor(start=STARTED, upgrade=ended, settle=Reference([]), num_reports=Reference(2), next_reports=news)
+    ]
+    stop = StopEvent()
+    cluster = launched.start(None)
+    cluster.begin_upgrade(BatonConfig())
+
+    def on_pass() -> None:
+        try:
+            if cluster.upgrade_ended() and cluster.not_ready() is not None:
+                launched.reports.append("the outcome")
+        except ConfigError as error:
+            launched.reports.append(error.message)
+        if len(launched.reports) >= 3:
+            stop.set()
+
+    cluster.wait(stop, on_pass)
+    assert launched.reports[:2] == ["decode-2 is ready"] * 2
+    assert launched.reports[2] in ("the outcome", "no worker starts")
 
 
 def test_an_upgrade_that_fails_with_a_lost_router_has_not_lost_its_controller(launched: Launched) -> None:

@@ -180,7 +180,7 @@ def make_report(samples):
         "samples": samples,
     }
     slo = {"ttft_ms": 1000.0, "tpot_ms": None, "e2e_ms": None}
-    return {"format": "baton-bench-serve", "version": 1, "settings": {"slo": slo}, "stages": [stage]}
+    return {"format": "baton-bench-serve", "version": 2, "settings": {"slo": slo}, "stages": [stage]}
 
 
 def make_sample(index):
