@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -44,8 +43,7 @@ class RouterActor:
         return await self._host.describe()
 
     async def beat(self) -> int:
-        """The process id. The answer shows that the event loop runs."""
-        return os.getpid()
+        return await self._host.beat()
 
     async def meet(self, routers: dict[int, Any]) -> None:
         await self._host.meet(routers)

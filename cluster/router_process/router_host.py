@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import socket
 import ssl
@@ -156,6 +157,10 @@ class RouterHost:
             "port": self._port,
             "index": self._index,
         }
+
+    async def beat(self) -> int:
+        """The process id. The answer shows that the event loop runs."""
+        return os.getpid()
 
     async def meet(self, routers: dict[int, Any]) -> None:
         """Knows exactly these routers from now on, by index."""

@@ -243,9 +243,8 @@ def test_another_configuration_is_refused_unless_it_can_be_changed() -> None:
         check_configuration(running, BatonConfig.from_dict({"decode": {"kv_blocks": 32}, "dtype": "float32"}))
 
 
-def test_only_actors_on_a_lasting_ray_are_detached() -> None:
-    assert survival_options(RayConfig(), Kind.ROUTER) == {}
-    options = survival_options(RayConfig(address="auto", namespace="mine"), Kind.WORKER)
+def test_actors_outlive_their_controller() -> None:
+    options = survival_options(RayConfig(namespace="mine"), Kind.WORKER)
     assert options["name"].startswith("baton-worker-")
     assert {**options, "name": ""} == {"name": "", "namespace": "mine", "lifetime": "detached"}
 
