@@ -64,6 +64,7 @@ class Controller:
         configure_logging(self._config.log, "controller")
         # Workers of a local cluster stay private to the machine; on several machines they must reach each other.
         bind_host = _LOOPBACK if self._config.ray.is_local else None
+        self._follows_another = survivors is not None
         self._survivors = survivors or Survivors(create_secret(), (), ())
         self._secret = self._survivors.secret
         processes = simulated_processes(self._config, self._secret)
@@ -140,7 +141,7 @@ class Controller:
             self.report(f"taking over {len(survivors.workers)} workers, and starting a router")
         else:
             self.report("starting the router and the workers; each worker loads the model")
-        return await self._routers.start()
+        return await self._routers.start(follows_others=self._follows_another)
 
     async def _watch_router(self) -> None:
         try:

@@ -30,6 +30,7 @@ from cluster.registry.workers import WorkerInfo
 logger = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S = 10.0
+_ANSWER_S = 10.0
 _RESTARTS = 5
 """Attempts to replace a router that died; its port may take a moment to become free."""
 _RESTART_PAUSE_S = 1.0
@@ -89,16 +90,19 @@ class RouterGroup:
         self._places = [_Place(index) for index in range(config.router.replicas)]
         self._pulses = ProgressWatch(config.liveness, self._judged, what="router")
 
-    async def start(self) -> str:
+    async def start(self, *, follows_others: bool = False) -> str:
         """Starts the routers; returns the endpoint's URL.
+
+        Args:
+            follows_others: routers of this cluster have just been ended, and may have the port for a moment.
 
         Raises:
             BatonError: one cannot start; the message says why.
         """
         first, *others = self._places
-        if others:  # routers of another cluster could share the port, too
+        if others and not follows_others:  # routers of another cluster could share the port, too
             listen(self._config.router.host, self._port).close()
-        endpoint = await self._start(first)
+        endpoint = await (self._replace(first) if follows_others else self._start(first))
         await asyncio.gather(*map(self._start, others))
         return endpoint
 
@@ -182,8 +186,9 @@ class RouterGroup:
         place.actor = found.actor
         handle = ray.get_runtime_context().current_actor
         try:
-            await found.actor.follow.remote(handle, [info.to_dict() for info in self._workers.values()])
-        except RayError as error:
+            async with asyncio.timeout(_ANSWER_S):
+                await found.actor.follow.remote(handle, [info.to_dict() for info in self._workers.values()])
+        except (RayError, TimeoutError) as error:
             logger.error("a router cannot be taken over and is replaced: %s", logged(error))
             place.actor = None
             ray.kill(found.actor, no_restart=True)

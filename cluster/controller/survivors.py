@@ -18,6 +18,7 @@ from ray.exceptions import RayError
 
 from baton.core.errors import ConfigError
 from baton.core.roles import POOLS
+from baton.rpc.credentials import create_secret
 from cluster.config.config import BatonConfig, RayConfig
 from cluster.config.key_changes import worker_keys
 from cluster.config.reloading import restart_keys
@@ -88,7 +89,7 @@ def worker_number(worker_id: str) -> int:
 
 
 def find_survivors(config: BatonConfig) -> Survivors | None:
-    """What can be taken over; ends processes that are not ready. Returns ``None`` if nothing is left.
+    """What can be taken over; ends processes that are not ready. Returns ``None`` if no process is left.
 
     Raises:
         ConfigError: what is there has another configuration; nothing has changed.
@@ -113,7 +114,7 @@ def find_survivors(config: BatonConfig) -> Survivors | None:
         secret = described["secret"]
     for actor in unready:
         ray.kill(actor, no_restart=True)
-    return Survivors(secret, tuple(routers), tuple(workers)) if secret else None
+    return Survivors(secret or create_secret(), tuple(routers), tuple(workers)) if found else None
 
 
 def end_survivors(namespace: str) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from baton.core.errors import ConfigError
 from cluster.config.config import BatonConfig
 from cluster.controller import router_group
 from cluster.controller.router_group import RouterGroup
@@ -25,10 +26,12 @@ class StubRouter:
 
     Attributes:
         may_start: routers wait for it before they have started.
+        num_refused: so many routers find their port in use.
         hangs: whether the router has ceased to answer.
     """
 
     may_start: asyncio.Event
+    num_refused = 0
 
     def __init__(self, config: dict[str, Any], port: int, controller: Any, secret: bytes, variables: Any, index: int):
         self.index = index
@@ -37,6 +40,9 @@ class StubRouter:
 
     async def start(self) -> tuple[str, int]:
         await self.may_start.wait()
+        if StubRouter.num_refused:
+            StubRouter.num_refused -= 1
+            raise ConfigError("Cannot listen on router.host 127.0.0.1 port 8000: Address already in use.")
         return "http://127.0.0.1:1", 1
 
     def reload(self, config: dict[str, Any]) -> None:
@@ -122,6 +128,23 @@ async def test_a_router_that_starts_after_a_reload_has_the_new_limits(monkeypatc
         assert limits(ray) == [10, 10, 10]
         await kill_one(ray)
         await until(lambda: limits(ray) == [10, 10, 10])
+
+
+async def test_routers_wait_for_the_port_of_those_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router_group, "_RESTART_PAUSE_S", 0.01)
+    monkeypatch.setattr(StubRouter, "num_refused", 2)
+    ray = FakeRay(8)
+    ray.install(monkeypatch)
+    monkeypatch.setattr(router_group, "RouterActor", StubRouter)
+    monkeypatch.setattr(FakeRay, "current_actor", None)
+    StubRouter.may_start = asyncio.Event()
+    StubRouter.may_start.set()
+    with pytest.raises(ConfigError, match="Address already in use"):
+        await RouterGroup(config(LIMIT), b"", {}, [].append).start()
+    group = RouterGroup(config(LIMIT), b"", {}, [].append)
+    assert await group.start(follows_others=True) == "http://127.0.0.1:1"
+    assert limits(ray) == [3, 3, 4]
+    await group.stop()
 
 
 async def test_a_router_that_hangs_is_named_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
