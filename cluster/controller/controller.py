@@ -138,7 +138,7 @@ class Controller:
             self.report(f"taking over the router at {endpoint} and {len(survivors.workers)} workers")
             return await self._routers.take_over(survivors.routers)
         if survivors.workers:
-            self.report(f"taking over {len(survivors.workers)} workers, and starting a router")
+            self.report(f"taking over {len(survivors.workers)} workers; the router is lost, and another one is started")
         else:
             self.report("starting the router and the workers; each worker loads the model")
         return await self._routers.start(follows_others=self._follows_another)

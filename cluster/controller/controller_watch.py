@@ -82,8 +82,8 @@ class ControllerWatch:
             self._report("the controller answers again")
         elif standing is Standing.SUSPECTED:
             self._report(
-                f"the controller may hang: {self.reason}. Requests are served, but no worker is replaced or started; "
-                f"if it stays silent, it is replaced after {self._config.replace_after:g} s more"
+                f"the controller may hang: {self.reason}. No router or worker is replaced or started meanwhile; if it "
+                f"stays silent, it is replaced after {self._config.replace_after:g} s more"
             )
         else:
             self._report(f"the controller hangs: {self.reason}")

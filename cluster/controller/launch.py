@@ -35,7 +35,8 @@ _LAST_CONTROLLER_S = 5.0
 """A controller whose `baton up` was killed ends in about a second."""
 _CONTROLLER_TRIES = 3
 """Controllers in a row that may die before they have taken over router and workers."""
-_STOP_TIMEOUT_S = 45.0
+_STOP_TIMEOUT_S = 30.0
+"""Routers take 10 s at most, workers 15 s. `baton down` waits for a minute, also if others must be ended afterwards."""
 _RELOAD_TIMEOUT_S = 20.0
 _REPORT_TIMEOUT_S = 2.0
 _LOST_DURING_UPGRADE = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ import yaml
 from cluster.config.config import BatonConfig
 from cluster.controller.launch import Cluster
 from tests.e2e.conftest import start
+from tests.jobs_under_kills import kill_one
 from tests.running_cluster import MODEL
 from tests.user_machine import user_environment
 
@@ -105,10 +107,7 @@ def test_a_local_cluster_outlives_its_controller(tmp_path: Path) -> None:
     """Simulated workers share processes of the controller, so the stream also waits for others."""
 
     def kill_controller() -> None:
-        [controller] = [
-            process for process in psutil.Process(up.pid).children(recursive=True) if is_controller(process)
-        ]
-        controller.kill()
+        assert kill_one(lambda: psutil.Process(up.pid).children(recursive=True), "ray::Controller", random.Random(1))
 
     with baton_up(tmp_path) as (up, endpoint):
         lines = asyncio.run(stream_and(endpoint, kill_controller, max_tokens=600))
@@ -116,9 +115,3 @@ def test_a_local_cluster_outlives_its_controller(tmp_path: Path) -> None:
     assert lines[-1] == "data: [DONE]"
     assert [pool["target"] for pool in pools.values()] == [1, 1]
     assert "the cluster has a controller again, after" in (tmp_path / "log").read_text()
-
-
-def is_controller(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return " ".join(process.cmdline()).startswith("ray::Controller")
-    return False

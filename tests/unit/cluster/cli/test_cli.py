@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from baton.client.local_cluster import RunState, read_state, state_file, write_state
-from baton.core.errors import ConfigError
 from cluster.cli.cli_up import check_configuration
 from cluster.config.config import BatonConfig
-from cluster.controller import launch
 from tests.unit.cluster.command_line import baton, environment, router
 from tests.waiting import TIMEOUT_S
 
@@ -293,41 +291,6 @@ def test_down_never_signals_another_process(baton):
     finally:
         bystander.kill()
         bystander.wait()
-
-
-def write_killed(address: str | None, endpoint: str = "http://127.0.0.1:5") -> None:
-    """Records a `baton up` whose process is gone."""
-    config = BatonConfig.from_dict({"ray": {"address": address}}).to_dict()
-    write_state(RunState(pid=2**22 + 1, start="another", endpoint=endpoint, config=config))
-
-
-def test_down_ends_what_a_killed_up_has_left_on_a_lasting_ray(baton, monkeypatch):
-    ended = []
-    monkeypatch.setattr(launch, "end_without_controller", lambda config, report: ended.append(config.ray.address) or 3)
-    write_killed("10.0.0.1:6379")
-    assert "Ended 3 processes of the cluster at http://127.0.0.1:5" in baton("down")[1]
-    assert (ended, read_state()) == (["10.0.0.1:6379"], None)
-    write_killed(None)
-    assert "has already ended" in baton("down")[1]
-    assert len(ended) == 1
-
-
-def test_down_reports_that_ray_is_gone_too(baton, monkeypatch):
-    def fail(config, report):
-        raise ConfigError("Ray cannot be reached")
-
-    monkeypatch.setattr(launch, "end_without_controller", fail)
-    write_killed("10.0.0.1:6379")
-    status, out, err = baton("down")
-    assert (status, "has already ended" in out, "Ray cannot be reached" in err) == (0, True, True)
-    assert read_state() is None
-
-
-def test_commands_reach_the_router_that_a_killed_up_has_left(baton, router):
-    write_killed(None, router.endpoint)
-    assert "No cluster runs on this machine" in baton("status")[2]
-    write_killed("10.0.0.1:6379", router.endpoint)
-    assert router.endpoint in baton("status")[1]
 
 
 # --- the rest ---

@@ -69,7 +69,9 @@ def test_a_silent_controller_is_named_and_replaced(watched: Watched) -> None:
     watched.answers = False
     assert watched.run(60.0) == pytest.approx(3.0 + 10.0, abs=3 * PASS_S)
     [suspicion, verdict] = watched.reports
-    assert suspicion.startswith("the controller may hang: it has not answered for 3.0 s. Requests are served")
+    assert suspicion.startswith(
+        "the controller may hang: it has not answered for 3.0 s. No router or worker is replaced"
+    )
     assert "it is replaced after 10 s more" in suspicion
     assert watched.watch.pid == 7
     assert verdict.startswith("the controller hangs: it has not answered for 1")

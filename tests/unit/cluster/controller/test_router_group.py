@@ -75,16 +75,22 @@ def config(limit: int) -> BatonConfig:
     return BatonConfig.from_dict({"router": {"port": 0, "replicas": 3, "api_keys": keys}, "liveness": times})
 
 
-@asynccontextmanager
-async def running(
-    monkeypatch: pytest.MonkeyPatch, reports: list[str] | None = None
-) -> AsyncIterator[tuple[FakeRay, RouterGroup]]:
+def installed(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    """A Ray of the test, whose routers are stubs that may start."""
     ray = FakeRay(8)
     ray.install(monkeypatch)
     monkeypatch.setattr(router_group, "RouterActor", StubRouter)
     monkeypatch.setattr(FakeRay, "current_actor", None)
     StubRouter.may_start = asyncio.Event()
     StubRouter.may_start.set()
+    return ray
+
+
+@asynccontextmanager
+async def running(
+    monkeypatch: pytest.MonkeyPatch, reports: list[str] | None = None
+) -> AsyncIterator[tuple[FakeRay, RouterGroup]]:
+    ray = installed(monkeypatch)
     group = RouterGroup(config(LIMIT), b"", {}, [].append if reports is None else reports.append)
     await group.start()
     watching = asyncio.create_task(group.watch())
@@ -133,12 +139,7 @@ async def test_a_router_that_starts_after_a_reload_has_the_new_limits(monkeypatc
 async def test_routers_wait_for_the_port_of_those_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(router_group, "_RESTART_PAUSE_S", 0.01)
     monkeypatch.setattr(StubRouter, "num_refused", 2)
-    ray = FakeRay(8)
-    ray.install(monkeypatch)
-    monkeypatch.setattr(router_group, "RouterActor", StubRouter)
-    monkeypatch.setattr(FakeRay, "current_actor", None)
-    StubRouter.may_start = asyncio.Event()
-    StubRouter.may_start.set()
+    ray = installed(monkeypatch)
     with pytest.raises(ConfigError, match="Address already in use"):
         await RouterGroup(config(LIMIT), b"", {}, [].append).start()
     group = RouterGroup(config(LIMIT), b"", {}, [].append)
