@@ -40,11 +40,13 @@ OTHER_TRITONS := $(shell sed -n 's|^triton==|build/triton-|p' tests/triton_versi
 # These run without the decoder that the other tests wait for, and which is compiled meanwhile.
 FIRST_TESTS := tests/unit/cluster tests/unit/benchmarks
 OTHER_TESTS := $(filter-out $(FIRST_TESTS) %/conftest.py %/__pycache__,$(wildcard tests/unit/*)) tests/integration tests/device
+# A process that crashes ends the run: pytest-xdist starts another one, but may then wait forever at the end.
+DISTRIBUTION := --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 define ALL_TESTS
 status=0; \
 	$(BIN)/python -m tests.compile_decoder & \
-	$(PYTEST) $(FIRST_TESTS) $(OTHER_TESTS) -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder || status=$$?; \
+	$(PYTEST) $(FIRST_TESTS) $(OTHER_TESTS) -n $(TEST_JOBS) $(DISTRIBUTION) || status=$$?; \
 	$(PYTEST) tests/unit tests/integration -m nixl || status=$$?; \
 	$(PYTEST) tests/e2e || status=$$?; \
 	exit $$status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from baton.process.garbage import imports_that_stay
@@ -11,6 +12,7 @@ from baton.process.worker_environment import adopt_variables
 
 if TYPE_CHECKING:
     from cluster.router_process.router_peers import Question
+    from cluster.worker.worker_host import WorkerHost
 
 
 class RouterActor:
@@ -79,6 +81,8 @@ class RouterActor:
 class WorkerActor:
     """Delegates to a :class:`cluster.worker.worker_host.WorkerHost`, which takes seconds to import.
 
+    The first call imports it, so that the controller soon knows that the process has begun and when it falls silent.
+
     Args:
         variables: as for :class:`RouterActor`.
     """
@@ -94,10 +98,14 @@ class WorkerActor:
         variables: Mapping[str, str] | None = None,
     ) -> None:
         adopt_variables(variables or {})
+        self._arguments = (worker_id, pool, role_path, config, bind_host, secret)
+
+    @cached_property
+    def _host(self) -> WorkerHost:
         with imports_that_stay():
             from cluster.worker.worker_host import WorkerHost
 
-        self._host = WorkerHost(worker_id, pool, role_path, config, bind_host, secret)
+        return WorkerHost(*self._arguments)
 
     async def start(self) -> dict[str, Any]:
         return await self._host.start()

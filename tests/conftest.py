@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from baton.core.logs import PACKAGES
 from baton.process.worker_environment import worker_variables
+from baton.rpc.channel import PeerServer
 from cluster.jobs.jobs_config import DATA_VARIABLE
 from tests.cpu_kinds.process import take_on_kind
 from tests.thorough_cases import split, wrong_records
@@ -72,6 +73,33 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def _properties(report: object) -> list[tuple[str, object]]:
     return list(getattr(report, "user_properties", ()))
+
+
+@pytest.fixture(scope="session")
+def _serving() -> Iterator[dict[PeerServer, str]]:
+    """The gRPC servers of this process that run, with the tests that have started them."""
+    serving: dict[PeerServer, str] = {}
+    start, stop = PeerServer.start, PeerServer.stop
+
+    async def started(server: PeerServer) -> None:
+        serving[server] = os.environ["PYTEST_CURRENT_TEST"]
+        await start(server)
+
+    async def stopped(server: PeerServer, grace: float | None) -> None:
+        await stop(server, grace)
+        serving.pop(server, None)
+
+    with mock.patch.object(PeerServer, "start", started), mock.patch.object(PeerServer, "stop", stopped):
+        yield serving
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_server_is_left(_serving: dict[PeerServer, str]) -> Iterator[None]:
+    """A server that outlives its event loop makes gRPC crash or hang in a later test."""
+    yield
+    left = sorted(set(_serving.values()))
+    _serving.clear()
+    assert not left, f"these tests have left gRPC servers: {left}"
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,6 +45,14 @@ class Process(Protocol):
 
     def start_endlessly(self) -> None: ...
 
+    async def hang(self) -> None:
+        """Answers no call any more."""
+        ...
+
+    def at_exit(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Does what the end of a real process does by itself."""
+        ...
+
 
 class OwnProcess:
     """The process that Ray started for an actor."""
@@ -61,6 +70,12 @@ class OwnProcess:
 
     def start_endlessly(self) -> None:
         threading.Event().wait()
+
+    async def hang(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def at_exit(self, work: Callable[[], Awaitable[None]]) -> None:
+        pass
 
 
 PROCESS: ContextVar[Process] = ContextVar("process", default=OwnProcess())  # noqa: B039 - this process has only one
@@ -126,10 +141,12 @@ class ServingHost(FakeHost):
     async def start(self) -> dict[str, Any]:
         from tests.fake_workers import FakeWorker  # takes 0.4 s, which other hosts need not spend
 
+        process = PROCESS.get()
         if not self._address:
             self._worker = FakeWorker(self.worker_id, self.pool, credentials=self.credentials)
             self._address = (await self._worker.start()).address
-        return make_info(self.worker_id, self.pool, self._address, pid=PROCESS.get().pid).to_dict()
+            process.at_exit(self._worker.die)
+        return make_info(self.worker_id, self.pool, self._address, pid=process.pid).to_dict()
 
 
 class UnchangingHost(FakeHost):
@@ -147,6 +164,15 @@ class HangingHost(FakeHost):
             (Path(folder) / self.worker_id).touch()
         await asyncio.Event().wait()
         return {}
+
+
+class SilentHost(FakeHost):
+    """The process of the first one stops while it loads its model."""
+
+    async def start(self) -> dict[str, Any]:
+        if self.worker_id.endswith("-1"):
+            await PROCESS.get().hang()
+        return await super().start()
 
 
 class MisconfiguredHost(FakeHost):

@@ -11,7 +11,7 @@ import itertools
 import os
 import signal
 import traceback
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextvars import ContextVar
 from typing import Any
 
@@ -21,7 +21,7 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from tests.fake_hosts import PROCESS, ProcessExit, StartsForever
 
-_MODULES = ("controller", "places", "pool_member", "router_group", "shared_processes")
+_MODULES = ("places", "pool_member", "router_group", "shared_processes")
 _NODE_ID = "0" * 56
 _CURRENT: ContextVar[FakeActor] = ContextVar("current actor")
 
@@ -54,6 +54,7 @@ class FakeRay:
     def __init__(self, num_cpus: int) -> None:
         self._num_cpus = num_cpus
         self._actors: list[FakeActor] = []
+        self.exits: list[asyncio.Future[None]] = []
         self._pids = itertools.count(2**22 + 1)  # larger than those of Linux
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,9 +68,6 @@ class FakeRay:
 
     def kill(self, actor: FakeActor, *, no_restart: bool = True) -> None:
         actor.die(ActorDiedError())
-
-    def is_initialized(self) -> bool:
-        return False  # has no GCS to watch
 
     def nodes(self) -> list[dict[str, Any]]:
         return [{"NodeManagerAddress": "127.0.0.1", "Resources": {"CPU": float(self._num_cpus)}, "Alive": True}]
@@ -88,6 +86,12 @@ class FakeRay:
         return _CURRENT.get()
 
     # What tests call.
+
+    async def close(self) -> None:
+        """Waits until nothing is left of what actors have asked to be cleaned up, also if they live."""
+        for actor in self._actors:
+            actor.clean_up()
+        await asyncio.gather(*self.exits)
 
     def kill_process(self, pid: int) -> None:
         [killed] = [actor for actor in self._actors if actor.pid == pid]
@@ -151,6 +155,8 @@ class FakeActor:
         self._created: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._death: asyncio.Future[RayError] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._hangs = False
+        self._at_exit: list[Callable[[], Awaitable[None]]] = []
 
     def __getattr__(self, name: str) -> _Method:
         return _Method(self, name)
@@ -184,7 +190,12 @@ class FakeActor:
             self._death.set_result(error)
             for task in self._tasks:
                 task.cancel()
+            self.clean_up()
             self._ray.place_waiting()
+
+    def clean_up(self) -> None:
+        while self._at_exit:
+            self._ray.exits.append(asyncio.ensure_future(self._at_exit.pop()()))
 
     def device(self) -> str:
         return "cpu"
@@ -194,6 +205,13 @@ class FakeActor:
 
     def start_endlessly(self) -> None:
         raise StartsForever
+
+    async def hang(self) -> None:
+        self._hangs = True
+        await asyncio.Event().wait()
+
+    def at_exit(self, work: Callable[[], Awaitable[None]]) -> None:
+        self._at_exit.append(work)
 
     async def _create(self) -> None:
         self._enter()
@@ -217,6 +235,8 @@ class FakeActor:
     async def _work(self, method: str, arguments: tuple[Any, ...]) -> Any:
         self._enter()
         instance = await asyncio.shield(self._created)
+        if self._hangs:
+            await asyncio.Event().wait()
         if method == "__ray_ready__":
             return None
         try:

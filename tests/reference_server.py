@@ -81,7 +81,9 @@ class ReferenceServer:
             return web.json_response(_whole(body))
         if self._first_arrival_s is None:
             self._first_arrival_s = arrived_s
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "X-Request-Id": f"reference-{len(self.bodies)}"}
+        )
         await response.prepare(request)
         if self._slots is None:
             await self._stream(response, body, arrived_s)

@@ -3,6 +3,10 @@
 Steady state is checked by the Mann-Kendall test for a trend (Mann 1945, Kendall 1975) over the mean TTFT of consecutive
 blocks of requests, in the order in which they were due. Blocks, since requests that queue together are not independent.
 A trend counts if it is significant and large: small ones are found in every long run.
+
+In an open loop, requests that wait for each other make blocks alike, so that a busy server which keeps up has trends by
+chance. There, a trend fails only if the queue grows too: in the second half of the load, fewer first tokens came than
+requests were due. Either one alone leaves it unclear.
 """
 
 from __future__ import annotations
@@ -18,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.bench.latency import FEW_FOR_P99
-from baton.bench.sample import Sample
 from baton.bench.stage_result import StageResult
 
 _LEAST_VARIATION = 0.1
@@ -27,7 +30,9 @@ _NUM_BLOCKS = 20
 _LEAST_BLOCKS = 8
 _LEAST_PER_BLOCK = 5
 _SIGNIFICANCE = 0.01
+_SUSPICION = 0.05
 _LARGE_DRIFT = 0.1
+_LARGE_LAG = 0.5
 
 
 class Verdict(StrEnum):
@@ -35,7 +40,7 @@ class Verdict(StrEnum):
 
     PASS = "pass"
     NOTE = "note"
-    """The run was too short or too uniform for some conclusions. This says nothing about the server."""
+    """The run was too short or too uniform for some conclusions, or its figures are unclear."""
     FAIL = "fail"
     """The server did not keep up, so the figures depend on the length of the run."""
 
@@ -76,6 +81,28 @@ class Drift:
     @property
     def is_drift(self) -> bool:
         return self.p_value < _SIGNIFICANCE and abs(self.change) > _LARGE_DRIFT
+
+    @property
+    def may_be_drift(self) -> bool:
+        return self.p_value < _SUSPICION and abs(self.change) > _LARGE_DRIFT
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What came and went in the second half of an open loop's load.
+
+    Attributes:
+        num_due: requests that were due.
+        num_begun: requests that had their first token, or failed.
+    """
+
+    num_due: int
+    num_begun: int
+
+    @property
+    def queue_grows(self) -> bool:
+        """Whether the difference exceeds half of the standard deviation of the difference of two Poisson counts."""
+        return self.num_due - self.num_begun > _LARGE_LAG * sqrt(self.num_due + self.num_begun)
 
 
 def checklist(stages: Sequence[StageResult], num_levels: int | None = None) -> list[Check]:
@@ -133,7 +160,7 @@ def _several_stages(count: int) -> Check:
 
 
 def _varied_lengths(stage: StageResult) -> tuple[Verdict, str]:
-    answered = _answered(stage)
+    answered = stage.answered
     found = []
     for name, lengths in (
         ("prompts", [sample.input_tokens or 0 for sample in answered]),
@@ -148,24 +175,38 @@ def _varied_lengths(stage: StageResult) -> tuple[Verdict, str]:
 
 
 def _tails(stage: StageResult) -> tuple[Verdict, str]:
-    count = len(_answered(stage))
+    count = len(stage.answered)
     if count >= FEW_FOR_P99:
         return Verdict.PASS, f"{count} answers"
     return Verdict.NOTE, f"{count} answers; a p99 needs {FEW_FOR_P99}"
 
 
 def _steady(stage: StageResult) -> tuple[Verdict, str]:
-    if not stage.window.is_steady:
-        return Verdict.NOTE, "too short for a steady window"
-    values = [ttft for sample in _answered(stage) if (ttft := sample.ttft_s(from_send=False)) is not None]
-    found = drift_of(values)
-    if found is None:
-        return Verdict.NOTE, f"{len(values)} answers; the drift test needs {_LEAST_BLOCKS * _LEAST_PER_BLOCK}"
-    shown = f"TTFT changed by {found.change:+.0%}, p = {found.p_value:.2g} (Mann-Kendall)"
-    return Verdict.FAIL if found.is_drift else Verdict.PASS, shown
+    values = [ttft for sample in stage.answered if (ttft := sample.ttft_s(from_send=False)) is not None]
+    drift, flow, is_steady = drift_of(values), _flow_of(stage), stage.window.is_steady
+    found = [] if is_steady else ["too short for a steady window"]
+    if drift is None:
+        found.append(f"{len(values)} answers; the drift test needs {_LEAST_BLOCKS * _LEAST_PER_BLOCK}")
+    else:
+        found.append(f"TTFT changed by {drift.change:+.0%}, p = {drift.p_value:.2g} (Mann-Kendall)")
+    if flow is not None:
+        found.append(f"{flow.num_begun} first tokens while the last {flow.num_due} requests came")
+    queue_grows = flow is not None and flow.queue_grows
+    if drift is not None and drift.is_drift and (queue_grows or (flow is None and is_steady)):
+        return Verdict.FAIL, "; ".join(found)
+    if queue_grows or (drift is not None and drift.may_be_drift):
+        return Verdict.NOTE, "; ".join([*found, "unclear, more requests would tell"])
+    return Verdict.PASS if is_steady and drift is not None else Verdict.NOTE, "; ".join(found)
 
 
-def _answered(stage: StageResult) -> list[Sample]:
-    """The answered requests that count, in the order in which they were due."""
-    measured = [sample for sample in stage.run.samples if not sample.is_warmup and sample.is_ok]
-    return sorted(measured, key=lambda sample: sample.intended_s)
+def _flow_of(stage: StageResult) -> Flow | None:
+    """``None`` for a closed loop, whose requests wait for answers."""
+    run = stage.run
+    if not run.stage.is_open:
+        return None
+    middle_s, end_s = (run.load_start_s + run.load_end_s) / 2, run.load_end_s
+    begun_s = [sample.chunk_times_s[0] if sample.chunk_times_s else sample.finished_s for sample in run.samples]
+    return Flow(
+        num_due=sum(middle_s < sample.intended_s <= end_s for sample in run.samples),
+        num_begun=sum(moment is not None and middle_s < moment <= end_s for moment in begun_s),
+    )

@@ -19,6 +19,7 @@ from baton.core.request_ids import new_warmup_id
 
 _CONNECT_TIMEOUT_S = 10.0
 _MAX_ERROR_CHARS = 300
+_REQUEST_ID_HEADER = "X-Request-Id"
 CONNECT_ERROR = "connect"
 TIMEOUT_ERROR = "timeout"
 DISCONNECTED_ERROR = "disconnected"
@@ -89,8 +90,9 @@ class LoadClient:
 
     async def _stream(self, body: bytes, sample: Sample, epoch_s: float) -> None:
         answer = _Answer(sample)
-        headers = {"X-Request-Id": new_warmup_id()} if sample.is_warmup else None
+        headers = {_REQUEST_ID_HEADER: new_warmup_id()} if sample.is_warmup else None
         async with self._http.post(self._endpoint.generate_url, data=body, headers=headers) as response:
+            sample.request_id = response.headers.get(_REQUEST_ID_HEADER)
             if response.status != 200:
                 raise StreamError(f"http_{response.status}", _error_message(await response.read()))
             splitter = EventSplitter()

@@ -33,6 +33,7 @@ class Sample:
         cached_tokens: prompt tokens found in a prefix cache.
         error: kind of failure; ``None`` for a complete answer.
         error_message: error text of the server or the library.
+        request_id: the server's ``X-Request-Id``, which `baton explain` takes; ``None`` without one.
     """
 
     intended_s: float
@@ -48,6 +49,7 @@ class Sample:
     cached_tokens: int = 0
     error: str | None = UNSENT
     error_message: str = ""
+    request_id: str | None = None
 
     @property
     def is_ok(self) -> bool:
@@ -79,6 +81,7 @@ class Sample:
     def to_dict(self) -> dict[str, Any]:
         """The sample for the report, with times in seconds; JSON-ready."""
         return {
+            "request_id": self.request_id,
             "intended_s": round(self.intended_s, 6),
             "sent_s": _rounded(self.sent_s),
             "first_token_s": _rounded(self.chunk_times_s[0] if self.chunk_times_s else None),

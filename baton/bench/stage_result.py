@@ -82,6 +82,12 @@ class StageResult:
         return self.run.stage.label
 
     @property
+    def answered(self) -> list[Sample]:
+        """The answered requests that count, in the order in which they were due."""
+        measured = [sample for sample in self.run.samples if not sample.is_warmup and sample.is_ok]
+        return sorted(measured, key=lambda sample: sample.intended_s)
+
+    @property
     def num_failed(self) -> int:
         return sum(self.failures.values())
 

@@ -45,7 +45,21 @@ def render_run(
         for kind, count in stage.failures.items():
             example = stage.failure_messages.get(kind, "")
             parts.append(Text(f"• {stage.label}: {count} failed: {kind} {example}".rstrip(), style="red"))
-    return Group(*parts)
+    return Group(*parts, *_slowest_first_token(stages))
+
+
+def _slowest_first_token(stages: Sequence[StageResult]) -> list[RenderableType]:
+    """A line that leads to the timeline of the request; empty if the server gave its requests no ids."""
+    found = [
+        (ttft_s, sample.request_id)
+        for stage in stages
+        for sample in stage.answered
+        if sample.request_id and (ttft_s := sample.ttft_s(from_send=True)) is not None
+    ]
+    if not found:
+        return []
+    ttft_s, request_id = max(found)
+    return [Text(f"slowest first token: {ttft_s:.2f} s (baton explain {request_id})")]
 
 
 def render_checklist(checks: Sequence[Check]) -> Table:

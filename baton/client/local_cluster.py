@@ -20,7 +20,7 @@ import httpx
 from baton.core.errors import ConfigError
 from baton.core.files import replace_file, writing
 from baton.engine.models.model_cache import CACHE_VARIABLE, cache_dir
-from baton.process.start_mark import start_mark
+from baton.process.start_mark import is_stopped, start_mark
 
 ENDPOINT_VARIABLE = "BATON_ENDPOINT"
 RUN_VARIABLE = "BATON_RUN"
@@ -104,6 +104,15 @@ class RunState:
     def is_running(self) -> bool:
         """Whether the recorded process is still running."""
         return start_mark(self.pid) == self.start
+
+    def why_stopped(self) -> str:
+        """A sentence if the process is stopped, so that it answers nothing, and what to do; else nothing."""
+        if not (self.is_running() and is_stopped(self.pid)):
+            return ""
+        return (
+            f"`baton up` (process {self.pid}) is stopped, so it replaces no controller, reloads nothing and upgrades "
+            f"nothing. Continue it with `kill -CONT {self.pid}`."
+        )
 
     def is_same_run(self, other: RunState | None) -> bool:
         """Whether the other record is of this run, at whatever time."""

@@ -253,7 +253,7 @@ class RouterClient:
     def _unreachable(self, error: httpx.HTTPError) -> BatonError:
         # A protocol error may quote headers, including the key.
         reason = type(error).__name__ if isinstance(error, httpx.ProtocolError) else str(error) or type(error).__name__
-        hint = "Is the cluster running? See `baton up`."
+        hint = "Is the cluster running? See `baton up`. A router that was lost serves again within seconds."
         if "CERTIFICATE_VERIFY_FAILED" in reason:
             hint = f"Name a file with the certificate of the router, or of its issuer, with --ca or in {CA_VARIABLE}."
             return UntrustedRouterError(f"No answer from {self.endpoint} ({reason}). {hint}")

@@ -118,4 +118,6 @@ Niceness = Annotated[int | Literal["auto"], BeforeValidator(_niceness)]
 _AsText = PlainSerializer(format_duration, return_type=str, when_used="json")
 Duration = Annotated[float, BeforeValidator(_at_least(1e-3)), _AsText]
 """Seconds, written with a unit; at least a millisecond."""
+AnswerDuration = Annotated[float, BeforeValidator(_at_least(0.05)), _AsText]
+"""Like :data:`Duration`, but at least 50 ms, which processes that are well may take to answer."""
 DurationOrZero = Annotated[float, BeforeValidator(_at_least(0.0)), _AsText]

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 MAX_STEPS = 256
 MAX_SLOWEST = 8
+MAX_RUNS = 16
+"""Runs of steps behind the limit; an answer that changes workers has two or three for each of them."""
 
 
 class StepRow(NamedTuple):
@@ -95,7 +97,12 @@ _WIDTH = len(StepRow._fields)
 
 
 class StepLog:
-    """Keeps the first ``limit`` steps, the sum of the rest, and the ``num_slowest`` largest gaps of the rest."""
+    """Keeps the first ``limit`` steps, sums of the rest, and the ``num_slowest`` largest gaps of the rest.
+
+    Attributes:
+        rest: the steps after the limit, merged into runs: a run of steps that recompute and one of others alternate.
+            The last of ``MAX_RUNS`` takes all later steps.
+    """
 
     __slots__ = ("_cells", "_last_received_s", "_limit", "_num_slowest", "_slowest", "rest")
 
@@ -105,8 +112,7 @@ class StepLog:
         self._num_slowest = num_slowest
         self._slowest: list[tuple[float, StepRow, StepRow]] = []
         self._last_received_s: float | None = None
-        self.rest: StepRow | None = None
-        """The steps after the limit, merged."""
+        self.rest: list[StepRow] = []
 
     def follow(self, received_s: float) -> None:
         """Counts gaps since ``received_s``, the arrival of the token before the first of these steps."""
@@ -147,12 +153,15 @@ class StepLog:
             self._fold(StepRow._make(map(float, cells)))
 
     def _fold(self, row: StepRow) -> None:
-        before = self.rest or self._last_kept() or row
+        before = self.rest[-1] if self.rest else self._last_kept() or row
         # Rows differ in their times, so comparing them never goes further than that.
         heapq.heappush(self._slowest, (row.gap_s, row, before))
         if len(self._slowest) > self._num_slowest:
             heapq.heappop(self._slowest)
-        self.rest = row if self.rest is None else self.rest.merged_with(row)
+        if self.rest and (self.rest[-1].recomputes == row.recomputes or len(self.rest) == MAX_RUNS):
+            self.rest[-1] = self.rest[-1].merged_with(row)
+        else:
+            self.rest.append(row)
 
     def _last_kept(self) -> StepRow | None:
         return StepRow._make(self._cells[-_WIDTH:]) if self._cells else None
@@ -162,13 +171,12 @@ class StepLog:
         return int(sum(row.num_steps for row in self))
 
     def __bool__(self) -> bool:
-        return bool(self._cells) or self.rest is not None
+        return bool(self._cells or self.rest)
 
     def __iter__(self) -> Iterator[StepRow]:
         """Iterates over the steps that were kept, then the merged rest."""
         yield from self.kept()
-        if self.rest is not None:
-            yield self.rest
+        yield from self.rest
 
     def kept(self) -> Iterator[StepRow]:
         """Iterates over the first ``limit`` steps."""
@@ -193,6 +201,6 @@ class StepLog:
         """Returns a JSON-ready dict; times are milliseconds since ``origin_s``."""
         return {
             "kept": [row.to_dict(origin_s) for row in self.kept()],
-            "rest": None if self.rest is None else self.rest.to_dict(origin_s),
+            "rest": [row.to_dict(origin_s) for row in self.rest],
             "slowest_of_rest": [row.to_dict(origin_s) for row in self.slowest_behind_limit()],
         }

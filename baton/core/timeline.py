@@ -74,6 +74,21 @@ SPANS: tuple[tuple[str, Event, Event], ...] = (
 )
 
 
+class AwaitedRoom(StrEnum):
+    """What a request in the admission queue waited for: the attribute ``admission_waited_for`` of its timeline."""
+
+    PREFILL = "prefill"
+    """Fewer prompts ahead of its first token."""
+    DECODE = "decode"
+    """Fewer sequences on the decode workers, for its TPOT or theirs."""
+    SEAT = "seat"
+    """A place in the batch of a decode worker, and free KV blocks."""
+    TURN = "turn"
+    """Requests that came before it or are more urgent."""
+    GATHERING = "gathering"
+    """Other prompts, to share the step that computes it."""
+
+
 @dataclass(frozen=True, slots=True)
 class TransferPart:
     """A part of a hand-off's KV, or several parts merged.

@@ -91,7 +91,7 @@ def _gap_stages(timeline: Timeline, segments: Sequence[Segment], row: StepRow, s
     rest = timeline.decode_steps.rest
     delivery_s = min(row.gap_s, max(0.0, row.received_s - row.ended_s))
     delivery = StageTime(Stage.TOKEN_DELIVERY, row.received_s - delivery_s, delivery_s, 1)
-    if rest is None or row.started_s < rest.started_s:
+    if not rest or row.started_s < rest[0].started_s:
         return [*stage_times(list(within(segments, start_s, row.ended_s))), delivery]
     # Segments of merged steps have no exact times, but the step itself does.
     step_s = min(row.busy_s, row.gap_s - delivery_s)

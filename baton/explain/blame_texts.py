@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from baton.core.step_log import StepRow
-from baton.core.timeline import Event, FailedAttempt, Timeline
+from baton.core.timeline import AwaitedRoom, Event, FailedAttempt, Timeline
 from baton.explain.critical_path import Stage
 
 _MIB = 2**20
@@ -83,11 +83,6 @@ _PLAIN: dict[Stage, tuple[str, str]] = {
         "token of the first one",
         "Request fewer choices, or send them as separate requests. With one choice: " + _ROUTER_BUSY,
     ),
-    Stage.ADMISSION_QUEUE: (
-        "it waited in the router's queue until a route had capacity for it, or it was refused",
-        "Add workers to the full pool (`baton scale`), or use an SLO class of higher priority or wider targets; "
-        "see baton_admission_refusals_total and docs/admission.md.",
-    ),
     Stage.ROUTE: (
         "no worker was available",
         "See `baton status` for the reason, and use `baton scale` to run several workers per pool.",
@@ -128,6 +123,38 @@ _PLAIN: dict[Stage, tuple[str, str]] = {
         "Check whether the client reads slowly. Otherwise: " + _ROUTER_BUSY,
     ),
 }
+
+
+_QUEUED: dict[AwaitedRoom, Reason] = {
+    AwaitedRoom.PREFILL: Reason(
+        "until fewer prompts were ahead of its first token, which would have missed its TTFT target",
+        "Add prefill workers (`baton scale prefill=N`), or use an SLO class with a wider TTFT target.",
+    ),
+    AwaitedRoom.DECODE: Reason(
+        "until decode workers had fewer sequences, since its TPOT or theirs would have missed the target",
+        "Add decode workers (`baton scale decode=N`), or use an SLO class with a wider TPOT target.",
+    ),
+    AwaitedRoom.SEAT: Reason(
+        "until a decode worker had a free place in its batch, and enough free KV blocks",
+        "Raise decode.max_num_seqs if `baton status` shows as many running sequences, or the KV cache "
+        "(decode.kv_blocks or decode.kv_memory_gib); or add decode workers (`baton scale decode=N`).",
+    ),
+    AwaitedRoom.TURN: Reason(
+        "behind requests that came before it or are more urgent",
+        "Add workers (`baton plan` says to which pool), or use an SLO class of a higher priority.",
+    ),
+    AwaitedRoom.GATHERING: Reason(
+        "for other prompts, to be computed in one step with them",
+        "Lower admission.gather_ms or admission.gather_share, if the first token matters more than the throughput; "
+        "with admission.gather_for: latency, prompts wait only where that helps those that come.",
+    ),
+}
+
+
+def _admission_queue(timeline: Timeline) -> Reason:
+    awaited = AwaitedRoom(str(timeline.attributes.get("admission_waited_for", AwaitedRoom.TURN)))
+    reason = _QUEUED[awaited]
+    return Reason(f"it waited in the router's queue {reason.clause}, or it was refused", reason.hint)
 
 
 def _prefill(timeline: Timeline) -> Reason:
@@ -178,8 +205,10 @@ def _kv_wait(timeline: Timeline) -> Reason:
         float(reserved_s or 0) - float(started_s or 0) > float(committed_s or 0) - float(reserved_s or 0)
     ):
         return Reason(
-            f"{worker} had no free KV blocks at first",
-            "Enlarge the KV cache (decode.kv_blocks or kv_memory_gib), or add decode workers (`baton scale decode=N`).",
+            f"{worker} reserved KV blocks late: it computed a step, or had none free",
+            "If `baton status` shows that its KV cache is full, enlarge it (decode.kv_blocks or kv_memory_gib), or add "
+            "decode workers (`baton scale decode=N`). Otherwise its steps are long, as with prompts that it computes "
+            "itself (routing.local_prefill).",
         )
     clause = f"{worker} waited for its KV"
     num_bytes = sum(part.num_bytes for part in timeline.parts)
@@ -238,6 +267,7 @@ def _failed(failures: Sequence[FailedAttempt]) -> str:
 
 
 _SPECIAL: dict[Stage, Callable[[Timeline], Reason]] = {
+    Stage.ADMISSION_QUEUE: _admission_queue,
     Stage.PREFILL: _prefill,
     Stage.KV_WAIT: _kv_wait,
     Stage.RECOMPUTE: _recompute,
@@ -311,7 +341,8 @@ def _is_local(timeline: Timeline) -> bool:
 
 def _computing_worker(timeline: Timeline) -> str:
     pool = _computing_pool(timeline)
-    return _worker(timeline, f"{pool}_worker", f"the {pool} worker")
+    worker = _worker(timeline, f"{pool}_worker", f"the {pool} worker")
+    return _worker(timeline, "local_worker", worker) if pool == "decode" else worker  # another one may have taken over
 
 
 def _computing_pool(timeline: Timeline) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
 
 from baton.core.step_log import StepLog, StepRow
 from baton.core.timeline import Event, Timeline
@@ -212,34 +211,16 @@ class _Cutter:
         if row.num_steps <= 1:
             self._until(busy, row.ended_s)
             return
-        left_s = row.busy_s
-        inside = [failure.failed_s for failure in self._failures if row.started_s < failure.failed_s < row.ended_s]
-        for failed_s, next_s in pairwise([*inside, row.ended_s]):
-            left_s = self._spend(left_s, busy, wait, failed_s)
-            self._lose_attempts(failed_s)
-            self._travel(next_s)
-        self._spend(left_s, busy, wait, row.ended_s)
-
-    def _spend(self, busy_s: float, busy: Stage, wait: Stage, until_s: float) -> float:
-        """Adds busy and waiting time up to ``until_s``. Returns the rest of ``busy_s``."""
-        began_s = self._now_s
-        self._until(busy, min(began_s + busy_s, until_s))
-        left_s = busy_s - (self._now_s - began_s)
-        self._until(wait, until_s)
-        return left_s
+        self._until(busy, min(self._now_s + row.busy_s, row.ended_s))
+        self._until(wait, row.ended_s)
 
     def _take_over(self, before_s: float) -> bool:
         """Adds attempts lost before a moment in decode, and the way to the next worker. Returns True if any."""
-        was_lost = self._lose_attempts(before_s)
-        if was_lost:
-            self._travel(before_s)
-        return was_lost
-
-    def _travel(self, before_s: float) -> None:
-        received_s = self._events.get(Event.DECODE_RECEIVED)
+        was_lost, received_s = self._lose_attempts(before_s), self._events.get(Event.DECODE_RECEIVED)
         # Only the arrival of the last attempt is known.
-        if received_s is not None and received_s <= before_s:
+        if was_lost and received_s is not None and received_s <= before_s:
             self._until(Stage.TO_DECODE, received_s)
+        return was_lost
 
     def _lose_attempts(self, before_s: float) -> bool:
         """Adds the lost time up to each failure before a moment, and the wait for another worker after it."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from math import isfinite
 from typing import Any
 
 from baton.core.errors import InvalidRequestError
 from baton.grammar.gbnf import client_names
+from baton.grammar.schemas import DATA_KEYS, is_read_exactly, objects_of, schemas_of
 
 MAX_MULTIPLE_OF = 10_000
 MAX_PATTERN_PROPERTIES = 100
@@ -23,17 +24,12 @@ _NUMBER_KEYS = frozenset({"const", "enum", "minimum", "maximum", "exclusiveMinim
 MIN_NUMBER = -9 * 10**18
 """Of values and upper bounds. With smaller ones, llguidance ends the process: they become -2^63, whose sign it cannot
 change."""
-_INLINE = re.compile(r"%json\s*")
-_DATA_KEYS = frozenset({"const", "default", "enum", "examples"})
-"""Keys of a schema whose values are data instead of schemas."""
-_NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-"""Keys of a schema whose values are objects of schemas by names, which may look like keywords."""
-_REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
-_DIRECT_REFERENCE = re.compile(r"#(?:/(?:\$defs|definitions|properties)/[^/%~]+)?")
 _NO_NAMES = re.compile(r'"(?:\\.|[^"\\\n])*+"?|//[^\n]*|/(?:\\.|[^/\\\n])++/?')
 """Strings, comments and regular expressions in Lark's notation."""
 _RULE_NAME = re.compile(r"^[ \t]*[?!]*(\w++)[^:\n|]*:", re.MULTILINE)
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_FREE_NEGATION = re.compile(r"(?<!&)(?<!& )~(?! ?\d)")
+"""A negation that is not behind ``&``; before a number, the sign is a repetition."""
 
 
 def check_bounds(parts: Iterable[Mapping[str, Any]]) -> None:
@@ -47,8 +43,9 @@ def check_bounds(parts: Iterable[Mapping[str, Any]]) -> None:
             the rule.
     """
     for part in parts:
-        for schema in _schemas(part):
-            _check(schema)
+        for schema in schemas_of(part):
+            for found in objects_of(schema):
+                _check_keywords(found)
         if part.get("lark_grammar"):
             _check_rules(part["lark_grammar"])
 
@@ -73,56 +70,20 @@ def _numbers(value: Any, keyword: str = "") -> Iterator[tuple[str, int | float]]
     while left:
         keyword, value = left.pop()
         if isinstance(value, Mapping):
-            left += ((keyword if keyword in _DATA_KEYS else key, inner) for key, inner in value.items())
+            left += ((keyword if keyword in DATA_KEYS else key, inner) for key, inner in value.items())
         elif isinstance(value, list):
             left += ((keyword, inner) for inner in value)
         elif isinstance(value, int | float):
             yield keyword, value
 
 
-def _schemas(part: Mapping[str, Any]) -> Iterator[Any]:
-    """The schemas that are the part of the grammar, or stand inside of it in Lark's notation."""
-    if "json_schema" in part:
-        yield part["json_schema"]
-    lark = part.get("lark_grammar") or ""
-    for found in _INLINE.finditer(lark):
-        try:
-            schema, _ = json.JSONDecoder().raw_decode(lark, found.end())
-            yield schema
-        except ValueError:  # the compiler says what is wrong
-            pass
-
-
-def _check(schema: Any) -> None:
-    references = (found[key] for found in _objects(schema, everywhere=True) for key in _REFERENCES & found.keys())
-    everywhere = not all(_DIRECT_REFERENCE.fullmatch(str(reference)) for reference in references)
-    for found in _objects(schema, everywhere):
-        _check_keywords(found)
-
-
-def _objects(schema: Any, everywhere: bool) -> Iterator[dict[str, Any]]:
-    """The schemas in a schema.
-
-    Args:
-        everywhere: with all other objects, since a reference may use any of them as a schema.
-    """
-    left = [schema]
-    while left:
-        value = left.pop()
-        if isinstance(value, list):
-            left += value
-        elif isinstance(value, dict):
-            yield value
-            for key, inner in value.items():
-                if not everywhere and key in _NAMED_SCHEMAS and isinstance(inner, dict):
-                    left += inner.values()
-                elif everywhere or key not in _DATA_KEYS:
-                    left.append(inner)
-
-
 def _check_keywords(schema: dict[str, Any]) -> None:
     for key in _NUMBER_KEYS & schema.keys():
         for _, number in _numbers(schema[key]):
+            if not isfinite(number):
+                raise InvalidRequestError(
+                    f"The grammar cannot be honoured: {key} has a number that is too large for JSON, or none."
+                )
             if number < MIN_NUMBER and key not in ("minimum", "exclusiveMinimum"):
                 raise InvalidRequestError(
                     f"The grammar cannot be honoured: {key} has a number below {MIN_NUMBER:,}. Use a larger one."
@@ -131,6 +92,11 @@ def _check_keywords(schema: dict[str, Any]) -> None:
                 raise InvalidRequestError(
                     f"The grammar cannot be honoured: {key} has a whole number that would be rounded. Use one from "
                     "-(2^53 - 1) to 2^53 - 1."
+                )
+            if key in DATA_KEYS and isinstance(number, float) and not is_read_exactly(number):
+                raise InvalidRequestError(
+                    f"The grammar cannot be honoured: {key} has the number {number}, which would be rounded. Use one "
+                    "with up to 15 digits."
                 )
     multiple = schema.get("multipleOf")
     if isinstance(multiple, int | float) and abs(multiple) > MAX_MULTIPLE_OF:
@@ -148,6 +114,20 @@ def _check_keywords(schema: dict[str, Any]) -> None:
         raise InvalidRequestError(
             f"The grammar cannot be honoured: patternProperties has {len(patterns)} patterns; at most "
             f"{MAX_PATTERN_PROPERTIES} are allowed. Merge them into fewer expressions."
+        )
+    _check_least_properties(schema)
+
+
+def _check_least_properties(schema: Mapping[str, Any]) -> None:
+    """Refuses ``minProperties`` where keys that are not listed could be repeated to reach it."""
+    least, listed = schema.get("minProperties"), schema.get("required")
+    num_required = len(set(map(str, listed))) if isinstance(listed, list) else 0
+    is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+    is_object = "object" in schema.get("type", "object")
+    if isinstance(least, int | float) and least > num_required + 1 and is_object and not is_closed:
+        raise InvalidRequestError(
+            f"The grammar cannot be honoured: minProperties is {least}, but keys that are not in required could be "
+            "repeated to reach it. List the keys in required, or ask for an array of pairs."
         )
 
 
@@ -179,9 +159,27 @@ def _check_rules(lark: str) -> None:
 
 
 def _rules(lark: str) -> dict[str, list[str]]:
-    """The names in each rule's definition, in their order. ``start``, where compilation begins, is the first rule."""
-    text = _NO_NAMES.sub("", lark)
+    """The names in each rule's definition, in their order. ``start``, where compilation begins, is the first rule.
+
+    Raises:
+        InvalidRequestError: a rule has a negation outside of an intersection.
+    """
+    text = _NO_NAMES.sub('""', lark)
     names = list(_RULE_NAME.finditer(text))
-    ends = [match.start() for match in names[1:]] + [len(text)]
-    rules = {match[1]: _NAME.findall(text, match.end(), end) for match, end in zip(names, ends, strict=True)}
+    starts = [match.start() for match in names] + [len(text)]
+    _check_negations("%ignore", text[: starts[0]])
+    rules: dict[str, list[str]] = {}
+    for match, end in zip(names, starts[1:], strict=True):
+        _check_negations(match[1], text[match.end() : end])
+        rules[match[1]] = _NAME.findall(text, match.end(), end)
     return {"start": rules.pop("start", []), **rules}
+
+
+def _check_negations(name: str, definition: str) -> None:
+    """Refuses ``~`` that is not behind ``&``. Alone, it also allows bytes that are no text, such as those that stand
+    for the end of an answer."""
+    if _FREE_NEGATION.search(" ".join(definition.split())):
+        raise InvalidRequestError(
+            f"The grammar cannot be honoured: in the rule {name}: ~ must follow &, as in WORD: /[a-z]+/ & ~/if|else/. "
+            "Write what is allowed before it."
+        )

@@ -17,6 +17,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from baton.grammar.bounds import check_bounds
 from baton.grammar.gbnf import client_rule
+from baton.grammar.schemas import rewrite_schemas
 from baton.grammar.special_tokens import hide_special_tokens, refer_by_id
 from baton.grammar.state import GrammarState
 
@@ -78,7 +79,10 @@ class GrammarCompiler:
         with self._lock:
             vocabulary, found = self._vocabulary, self._compiled.get(grammar)
         if found is None:
-            prepared = _prepared(grammar, self._special_ids)
+            try:
+                prepared = _prepared(grammar, self._special_ids)
+            except RecursionError as error:
+                raise InvalidRequestError(_refusal("recursion limit exceeded")) from error
             found = _in_deep_thread(lambda: _compile(vocabulary, prepared))
         with self._lock:
             self._compiled[grammar] = found
@@ -105,6 +109,8 @@ _EXPLAINED = {
     "NoExtensionBias": "it allows no text, or a part of it, such as a $ref, leads back to itself and to nothing else",
     "oneOf constraints": "oneOf is not supported where several of its schemas could allow the same document; use anyOf",
     "recursion limit exceeded": "more than about 120 objects and arrays are in each other; use $defs and $ref",
+    "Unable to determine if regex is empty": "pattern, format and lengths of a string are too complex together; leave "
+    "one of them out",
     "lark grammar too deeply nested": "more than about 28 parentheses are in each other; make rules of the inner ones",
     "Failed to generate regex for": "a bound of a number (minimum, maximum, exclusiveMinimum or exclusiveMaximum) has "
     "more than 18 digits; leave it out or use a smaller one",
@@ -121,18 +127,17 @@ _QUOTED_LINES = re.compile(r"\d+ \| ")
 
 
 def _prepared(grammar: str, special_ids: Mapping[str, int]) -> str:
-    """The grammar after a check of its schemas, with references to special tokens by id, since they have other names in
-    the vocabulary."""
+    """The grammar after a check of its schemas, which are rewritten, and with references to special tokens by id, since
+    they have other names in the vocabulary."""
     try:
         content = json.loads(grammar)
         parts = content["grammars"]
-    except RecursionError as error:
-        raise InvalidRequestError(_refusal("recursion limit exceeded")) from error
     except (ValueError, KeyError, TypeError):  # in Lark's notation alone
         parts = [{"lark_grammar": grammar}]
         content = {"grammars": parts}
     check_bounds(parts)
     for part in parts:
+        rewrite_schemas(part)
         if part.get("lark_grammar"):
             part["lark_grammar"] = refer_by_id(part["lark_grammar"], special_ids)
     return json.dumps(content, ensure_ascii=False)

@@ -6,7 +6,6 @@ says :meth:`baton.grammar.compiler.GrammarCompiler.compile`.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llguidance import LLMatcher
 
 from baton.core.errors import InvalidRequestError
-from baton.grammar.bounds import MAX_WHOLE_NUMBER, check_whole_numbers
+from baton.grammar.bounds import check_whole_numbers
 from baton.grammar.gbnf import is_gbnf, lark_of_gbnf
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 JSON_STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """The white space of Python's ``json.dumps``, which models are trained on. With free white space, a small model can
 fill its answer with it."""
-_COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"})
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
@@ -43,7 +41,8 @@ def json_grammar(schema: Mapping[str, Any] | bool, *, whitespace: str | None = N
     if whitespace is not None:
         options |= {"whitespace_flexible": True, "whitespace_pattern": whitespace}
     try:
-        return LLMatcher.grammar_from_json_schema(with_whole_counts(_object_of(schema)), overrides=options)
+        check_whole_numbers(_object_of(schema))
+        return LLMatcher.grammar_from_json_schema(_object_of(schema), overrides=options)
     except RecursionError as error:
         raise InvalidRequestError("The JSON schema is nested too deeply; use $defs and $ref.") from error
     except ValueError as error:
@@ -73,25 +72,6 @@ def notation_grammar(text: str) -> str:
         InvalidRequestError: a GBNF grammar that cannot be read.
     """
     return LLMatcher.grammar_from_lark(lark_of_gbnf(text) if is_gbnf(text) else text)
-
-
-def with_whole_counts(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy in which bounds of lengths such as ``"maxLength": 3.0`` are integers, as they are for JSON Schema.
-
-    Raises:
-        InvalidRequestError: a whole number has more than 64 bits.
-    """
-    check_whole_numbers(schema)
-    copy: dict[str, Any] = json.loads(json.dumps(schema), object_hook=_with_whole_counts)
-    return copy
-
-
-def _with_whole_counts(values: dict[str, Any]) -> dict[str, Any]:
-    for key in _COUNTS & values.keys():
-        value = values[key]
-        if isinstance(value, float) and value.is_integer() and abs(value) <= MAX_WHOLE_NUMBER:
-            values[key] = int(value)
-    return values
 
 
 def _object_of(schema: Mapping[str, Any] | bool) -> dict[str, Any]:

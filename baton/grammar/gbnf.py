@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 
 from llguidance import gbnf_to_lark
@@ -15,7 +16,7 @@ MAX_GBNF_CHARS = 16 * 1024
 """Translating GBNF into Lark's notation takes quadratic time: half a second for this length."""
 MAX_GBNF_NESTING = 100
 """Of parentheses in parentheses, which the translation follows by recursion."""
-_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_RULE_NAME = re.compile(r"^\s*([\w-]+)\s*::=", re.MULTILINE)
 _PARENTHESES = re.compile(r'"(?:\\.|[^"\\])*+"?|\[(?:\\.|[^\]\\])*+\]?|#[^\n]*+|([()])')
 _ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))", re.DOTALL)
 _ORIGIN = "//: "
@@ -24,14 +25,15 @@ _RULE = re.compile(rf"^{_ORIGIN}(.*)\n(\w+):", re.MULTILINE)
 
 
 def is_gbnf(text: str) -> bool:
-    return _GBNF_RULE.search(text) is not None
+    return _RULE_NAME.search(text) is not None
 
 
 def lark_of_gbnf(text: str) -> str:
     """Translates a grammar.
 
     Raises:
-        InvalidRequestError: it cannot be read, is too large or nested too deeply; the message has the client's names.
+        InvalidRequestError: it cannot be read, is too large or nested too deeply, or defines a rule twice; the message
+            has the client's names.
     """
     if len(text) > MAX_GBNF_CHARS:
         raise InvalidRequestError(
@@ -41,6 +43,11 @@ def lark_of_gbnf(text: str) -> str:
     if _nesting(text) > MAX_GBNF_NESTING:
         raise InvalidRequestError(
             f"The GBNF grammar has more than {MAX_GBNF_NESTING} parentheses in each other. Make rules of some."
+        )
+    names = Counter(_RULE_NAME.findall(_PARENTHESES.sub("", text)))
+    if repeated := next((name for name, number in names.items() if number > 1), None):
+        raise InvalidRequestError(
+            f"The GBNF grammar defines the rule {repeated} twice. Make one rule of both, with | between them."
         )
     try:
         return _translated(text)

@@ -1,4 +1,4 @@
-"""Tells a process from a later one that has its id."""
+"""Tells a process from a later one that has its id, and whether it is stopped."""
 
 from __future__ import annotations
 
@@ -16,9 +16,22 @@ def start_mark(pid: int) -> str | None:
     same when somebody sets the clock.
     """
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        fields = _fields(pid)
         boot, namespace = _BOOT_ID.read_text(encoding="ascii").strip(), _PID_NAMESPACE.readlink()
     except OSError:
         return None
     state, start_ticks = fields[0], fields[19]
     return None if state in ("X", "Z") else f"{boot} {namespace} {start_ticks}"
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal or a debugger has stopped the process, until it is continued."""
+    try:
+        return _fields(pid)[0] in ("T", "t")
+    except OSError:
+        return False
+
+
+def _fields(pid: int) -> list[str]:
+    """The fields of the process's ``stat`` from its state on; see proc_pid_stat(5). Raises ``OSError``."""
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from baton.core.errors import OverloadedError
 from baton.core.slo import BUILTIN_CLASSES, SloClass
-from baton.core.timeline import Event
+from baton.core.timeline import AwaitedRoom, Event
 from baton.core.timers import RESOLUTION_S
 from cluster.admission import refusals, tuning
 from cluster.admission.admission_config import AdmissionConfig
@@ -171,6 +171,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
             delay_s = self._delay_s(queued, decision, check)
             if delay_s > 0:
                 queued.was_delayed = True
+                queued.record.timeline.attributes["admission_waited_for"] = AwaitedRoom.GATHERING
                 self._delayed.add(queued, delay_s)
                 return None
             if not self._delayed:
@@ -200,6 +201,7 @@ class Admission(RequestObserver, Generic[PlacementT]):
         self, queued: QueuedRequest[PlacementT], decision: RouteDecision, check: RoomCheck, num_ahead: int
     ) -> None:
         now_s, slo = self._clock(), queued.slo
+        queued.record.timeline.attributes["admission_waited_for"] = check.awaited
         if check.shows_crowd:
             self._shortages.note(slo.priority, now_s)
         own = self._work.in_progress.blockage(decision, check)

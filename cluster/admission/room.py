@@ -18,6 +18,7 @@ from math import inf
 import numpy as np
 
 from baton.core.slo import SloClass
+from baton.core.timeline import AwaitedRoom
 from cluster.admission import tuning
 from cluster.routing.routing_contracts import Bools, Candidates, RouteDecision
 
@@ -71,6 +72,13 @@ class RoomCheck:
     is_lost: bool
     shows_crowd: bool
 
+    @property
+    def awaited(self) -> AwaitedRoom:
+        """What the request waits for if it is queued."""
+        if self.shortage is Shortage.DECODE:
+            return AwaitedRoom.DECODE if self.has_capacity else AwaitedRoom.SEAT
+        return AwaitedRoom.PREFILL if self.shortage is Shortage.PREFILL else AwaitedRoom.TURN
+
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
@@ -111,8 +119,8 @@ def routes_with_room(
     slack: float,
     factors: Factors,
     residents_tpot_ms: Callable[[str], float] = lambda _: inf,
-) -> Bools:
-    """``[num_routes]``: the routes on which :func:`check_room` finds no shortage, apart from other requests.
+) -> dict[str, Bools]:
+    """``[num_routes]`` by limit; :func:`check_room` finds no shortage, apart from other requests, where all are kept.
 
     Args:
         slack, factors: as in :func:`check_room`.
@@ -121,12 +129,16 @@ def routes_with_room(
     request, forecasts = candidates.request, candidates.forecasts
     idle_ttft_ms, idle_tpot_ms = float(forecasts.idle_ttft_ms.min()), float(forecasts.idle_tpot_ms.min())
     limits = _limits(request.slo, idle_ttft_ms, idle_tpot_ms, request.elapsed_ms, slack, factors)
-    in_time = forecasts.ttft_ms <= limits.ttft_ms
+    in_time = {"TTFT target": forecasts.ttft_ms <= limits.ttft_ms}
     if request.max_tokens == 1:
         return in_time
     workers, num_tokens = candidates.decode_workers, request.num_tokens
-    allowed_ms = [residents_tpot_ms(one.worker_id) if one.has_capacity(num_tokens) else -inf for one in workers]
-    return in_time & (forecasts.tpot_ms <= np.minimum(limits.tpot_ms, candidates.by_decode(allowed_ms)))
+    allowed_ms = candidates.by_decode([residents_tpot_ms(one.worker_id) for one in workers])
+    return in_time | {
+        "TPOT target": forecasts.tpot_ms <= np.minimum(limits.tpot_ms, allowed_ms),
+        "seats": candidates.by_decode([one.has_seat for one in workers]) > 0,
+        "KV blocks": candidates.by_decode([one.has_kv(num_tokens) for one in workers]) > 0,
+    }
 
 
 def check_room(

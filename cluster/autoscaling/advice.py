@@ -24,13 +24,16 @@ class Option:
 
     Attributes:
         prefill: number of prefill workers; 0 means aggregated, with every worker doing both.
+        local_share: share of the uncached prompt tokens that decode workers compute at that capacity.
         capacity: requests per second that meet the targets; 0 means that not even a low rate does.
+        limit: what a higher rate would exceed first, for people.
     """
 
     prefill: int
     decode: int
     local_share: float
     capacity: float
+    limit: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,8 @@ class Advice:
         rate: observed requests per second.
         disaggregation: whether two pools are worth it.
         missing: the data that is missing; if it is not empty, the later attributes are unset.
-        now: the present use of the workers.
+        local_share: share of the uncached prompt tokens that decode workers compute at the present rate.
+        now: the present pools. The router chooses which prompts are local by the load, unless local prefill is off.
         best: the best pair of pools with as many workers.
         aggregated: all workers doing both.
     """
@@ -70,6 +74,7 @@ class Advice:
     num_requests: int
     disaggregation: Disaggregation
     missing: str = ""
+    local_share: float = 0.0
     now: Option | None = None
     best: Option | None = None
     aggregated: Option | None = None
@@ -90,13 +95,10 @@ def advise(demand: Demand, costs: Mapping[str, PoolCosts], sizes: Mapping[str, i
     missing = _missing(demand, costs)
     if missing:
         return Advice(demand.rate, demand.num_requests, unknown(demand, missing), missing)
+    if demand.local_share < tuning.SMALLEST_LOCAL_SHARE:
+        demand = demand.with_local_share(0.0)
     total = sum(sizes.values())
-    now = Option(
-        sizes[PREFILL],
-        sizes[DECODE],
-        demand.local_share,
-        _capacity(demand, costs, sizes[PREFILL], sizes[DECODE]),
-    )
+    now = _present(demand, costs, sizes[PREFILL], sizes[DECODE])
     options = _splits(demand, costs, total)
     most = max(option.capacity for option in [now, *options])
     # Among options of similar capacity, the one with the fewest prompts in decode steps.
@@ -110,6 +112,7 @@ def advise(demand: Demand, costs: Mapping[str, PoolCosts], sizes: Mapping[str, i
         demand.num_requests,
         judge_disaggregation(demand, costs, sizes, pools=best.capacity, aggregated=aggregated.capacity),
         "",
+        demand.local_share,
         now,
         best,
         aggregated,
@@ -133,10 +136,23 @@ def _missing(demand: Demand, costs: Mapping[str, PoolCosts]) -> str:
     )
 
 
+def _present(demand: Demand, costs: Mapping[str, PoolCosts], prefill: int, decode: int) -> Option:
+    """The present pools, with the share of local prompts that suits them best."""
+    shares = _shares(demand) if demand.local_share else (0.0,)
+    options = [_pools(demand.with_local_share(share), costs, prefill, decode) for share in shares]
+    most = max(option.capacity for option in options)
+    return next(option for option in options if option.capacity * tuning.CLEAR_GAIN >= most)
+
+
+def _shares(demand: Demand) -> tuple[float, ...]:
+    """The shares of local prompts to compare, the present one first."""
+    return tuple(dict.fromkeys((demand.local_share, *tuning.LOCAL_SHARES)))
+
+
 def _splits(demand: Demand, costs: Mapping[str, PoolCosts], total: int) -> list[Option]:
     """The best ratio for each share of local prompts."""
     options = []
-    for share in dict.fromkeys((demand.local_share, *tuning.LOCAL_SHARES)):
+    for share in _shares(demand):
         asked = demand.with_local_share(share)
         # More prefill workers raise prefill capacity and lower decode capacity: the best ratio is at the crossing.
         low, high = 1, max(1, total - 1)
@@ -146,24 +162,42 @@ def _splits(demand: Demand, costs: Mapping[str, PoolCosts], total: int) -> list[
             low, high = (low, middle) if enough else (middle + 1, high)
         for prefill in {max(1, low - 1), low}:
             if total - prefill >= 1:
-                capacity = _capacity(asked, costs, prefill, total - prefill)
-                options.append(Option(prefill, total - prefill, share, capacity))
+                options.append(_pools(asked, costs, prefill, total - prefill))
     return options
 
 
 def _aggregated(demand: Demand, costs: Mapping[str, PoolCosts], total: int) -> Option:
     """The option in which every worker computes the prompts of the sequences that decode on it."""
-    factor = _decode_factor(demand.with_local_share(1.0), costs, total)
-    return Option(0, total, 1.0, demand.rate * factor)
+    asked = demand.with_local_share(1.0)
+    factor = _decode_factor(asked, costs, total)
+    return Option(0, total, 1.0, demand.rate * factor, _decode_limit(asked.scaled(factor), costs, total))
 
 
-def _capacity(demand: Demand, costs: Mapping[str, PoolCosts], prefill: int, decode: int) -> float:
-    return demand.rate * min(_prefill_factor(demand, costs, prefill), _decode_factor(demand, costs, decode))
+def _pools(demand: Demand, costs: Mapping[str, PoolCosts], prefill: int, decode: int) -> Option:
+    """The option of two pools, with the demand's share of local prompts."""
+    of_prefill, of_decode = _prefill_factor(demand, costs, prefill), _decode_factor(demand, costs, decode)
+    factor = min(of_prefill, of_decode)
+    limit = (
+        "the TTFT of prompts on prefill workers"
+        if of_prefill < of_decode
+        else _decode_limit(demand.scaled(factor), costs, decode)
+    )
+    return Option(prefill, decode, demand.local_share, demand.rate * factor, limit)
+
+
+def _decode_limit(demand: Demand, costs: Mapping[str, PoolCosts], workers: int) -> str:
+    """What limits decode workers at their largest demand."""
+    forecast = decode_forecast(demand, costs[DECODE], workers)
+    if forecast.room:
+        return forecast.room
+    return "the TPOT on decode workers" + (", or the TTFT of their own prompts" if demand.local_share > 0 else "")
 
 
 def _prefill_factor(demand: Demand, costs: Mapping[str, PoolCosts], workers: int) -> float:
-    away = demand.split()[0]
-    return _largest_factor(lambda factor: prefill_forecast(away.scaled(factor), costs[PREFILL], workers).keeps)
+    away, spills = demand.split()[0], demand.local_share > 0  # as in a plan
+    return _largest_factor(
+        lambda factor: prefill_forecast(away.scaled(factor), costs[PREFILL], workers, spills=spills).keeps
+    )
 
 
 def _decode_factor(demand: Demand, costs: Mapping[str, PoolCosts], workers: int) -> float:

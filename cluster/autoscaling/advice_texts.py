@@ -13,28 +13,33 @@ def advice_texts(advice: Advice) -> list[str]:
         return [f"No advice: {advice.missing or 'there are no measurements yet.'}"]
     return [
         _ratio(advice.now, advice.best),
-        _local(advice.now, advice.best),
+        _local(advice.local_share, advice.best.local_share),
         advice.disaggregation.text,
         *(_drafts(figures) for figures in advice.drafts),
     ]
 
 
 def _ratio(now: Option, best: Option) -> str:
+    most = f"can serve {rate_text(now.capacity)}; the first limit is {now.limit}."
     if (now.prefill, now.decode) == (best.prefill, best.decode):
-        kept = f"{now.prefill} prefill to {now.decode} decode workers"
-        return f"Ratio: keep {kept}; they can serve {rate_text(now.capacity)}."
+        return f"Ratio: keep {now.prefill} prefill to {now.decode} decode workers; they {most}"
     return (
         f"Ratio: {best.prefill} prefill to {best.decode} decode workers could serve {rate_text(best.capacity)}; "
-        f"the current {now.prefill} to {now.decode} can serve {rate_text(now.capacity)}."
+        f"the current {now.prefill} to {now.decode} {most}"
     )
 
 
-def _local(now: Option, best: Option) -> str:
-    if now.local_share == best.local_share:
-        return f"Local prefill: keep {_percent(now.local_share)} of the uncached prompt tokens on decode workers."
+def _local(present: float, best: float) -> str:
+    if present == best:
+        return f"Local prefill: keep {_percent(present)} of the uncached prompt tokens on decode workers."
+    if not present:
+        return (
+            f"Local prefill: {_percent(best)} of the uncached prompt tokens on decode workers, the shortest prompts "
+            "first, would serve more; now they compute none (routing.local_prefill)."
+        )
     return (
-        f"Local prefill: compute {_percent(best.local_share)} of the uncached prompt tokens on decode workers, the "
-        f"shortest prompts first; the current share is {_percent(now.local_share)}."
+        f"Local prefill: at the most load, {_percent(best)} of the uncached prompt tokens belong on decode workers; at "
+        f"the present load the router puts {_percent(present)} there."
     )
 
 
@@ -51,8 +56,8 @@ def _drafts(figures: DraftFigures) -> str:
     if figures.gain >= 1.0:
         return f"{at}{numbers}; it pays off."
     return (
-        f"{at}{numbers}; it costs more than it saves. `auto` drafts nothing in this case; other methods should draft "
-        "less."
+        f"{at}{numbers}; all methods together, as requests used them, cost more than they save. The table of workers "
+        "shows which of them pay off; `auto` uses no others."
     )
 
 

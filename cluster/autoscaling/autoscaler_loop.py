@@ -146,11 +146,11 @@ class AutoscalerLoop:
 
     async def advise(self) -> dict[str, Any]:
         """Advice on a better use of the workers for ``GET /admin/advise``; JSON-ready."""
-        observation = await self.observe()
-        costs = {name: seen.costs for name, seen in observation.pools.items() if seen.costs is not None}
-        sizes = {name: max(1, seen.counts.target) for name, seen in observation.pools.items()}
-        advice = await self._offload(lambda: advise(observation.demand, costs, sizes))
-        traffic = await self._offload((await self._all_traffic()).seen.summary)
+        counts, _ = await self._control.pool_counts()
+        costs, seen = self._costs(), (await self._all_traffic()).seen
+        sizes = {name: max(1, counts[name].target) for name in POOLS}
+        advice = await self._offload(lambda: advise(seen.mix(), costs, sizes))
+        traffic = await self._offload(seen.summary)
         return {**advice.to_dict(), "texts": advice_texts(advice), "traffic": traffic}
 
     async def observe(self) -> Observation:

@@ -33,6 +33,7 @@ def decode_forecast(demand: Demand, costs: PoolCosts, workers: int) -> PoolForec
     seats, tpot_s = _seats(costs, parts), _slowed_tpot_s(costs, context, added_s / workers)
     attainable = [_largest_batch(part, costs, seats, tpot_s, demand.local_share < 1) for part in parts]
     per_worker = min(batch for batch, _ in attainable)
+    room = "" if per_worker < seats else "decode.max_num_seqs" if seats == costs.max_num_seqs else "the KV cache"
     concurrency = _concurrency(token_rate, workers, seats, tpot_s)
     at_work = token_rate * tpot_s(per_worker) if concurrency is None else concurrency
     # Probability that a worker has no sequence, so that a prompt pays for its steps alone.
@@ -54,7 +55,7 @@ def decode_forecast(demand: Demand, costs: PoolCosts, workers: int) -> PoolForec
     utilisation = max(token_rate / max_token_rate, prompt_time)
     work_s = at_work / sum(part.rate for part in parts)
     keeps = keeps and utilisation <= 1.0
-    return PoolForecast(workers, utilisation, attainment, keeps, work_s, at_work, per_worker, tuple(hopeless))
+    return PoolForecast(workers, utilisation, attainment, keeps, work_s, at_work, per_worker, tuple(hopeless), room)
 
 
 def expected_tpot_ms(demand: Demand, costs: PoolCosts, workers: int) -> float | None:

@@ -121,7 +121,7 @@ def _traffic(demand: Demand) -> tuple[Figure, ...]:
     present, measured = demand.present, Source.MEASURED
     return (
         Figure("Requests in the last five minutes", demand.num_requests, "requests", measured),
-        Figure("Arrivals", demand.rate, "requests/s", measured),
+        Figure("Arrivals in the last minute or less", demand.rate, "requests/s", measured),
         Figure("Prompt", mean(sum(part.rate * part.prompt_tokens for part in present)), "tokens", measured),
         Figure(
             "Prompt, not cached", mean(sum(part.rate * part.uncached_tokens for part in present)), "tokens", measured

@@ -20,6 +20,7 @@ class PoolForecast:
         work_s: mean seconds to compute a prompt, or to decode an answer.
         concurrency: mean number of requests in progress in the whole pool.
         per_worker: largest number of requests in progress on one worker within the targets.
+        room: what has room for no more of them, for people; empty where a target is the limit.
         hopeless: classes with requests that miss the target even on an idle worker.
     """
 
@@ -31,6 +32,7 @@ class PoolForecast:
     concurrency: float = 0.0
     per_worker: float = 1.0
     hopeless: tuple[str, ...] = ()
+    room: str = ""
 
     @property
     def lowest_attainment(self) -> float:

@@ -148,10 +148,18 @@ class SeenTraffic:
 
     def demand(self) -> Demand:
         """The present demand on the pools."""
-        window_s = self._window_s()
+        return self._demand(self._window_s(), tuning.RATE_WINDOWS_S[0])
+
+    def mix(self) -> Demand:
+        """The mix of all that is known, at the present rate. Few requests of the last minute say little about sizes."""
+        whole = self._demand(tuning.HISTORY_S, tuning.HISTORY_S)
+        return whole.scaled(self.demand().rate / whole.rate) if whole.rate > 0 else whole
+
+    def _demand(self, window_s: float, answers_s: float) -> Demand:
+        """The demand by what arrived in a window. Lengths of answers are those of ``answers_s``, if enough ended."""
         span_s = self._span(window_s)
         arrived, ended = self._arrived(window_s), self._ended(tuning.HISTORY_S)
-        recent = self._ended(tuning.RATE_WINDOWS_S[0])
+        recent = self._ended(answers_s)
         classes = []
         for slo in self.classes:
             name = slo.name

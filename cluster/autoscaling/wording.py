@@ -21,7 +21,8 @@ def explain_pool(
     if needs.is_known and not needs.is_idle:
         texts += [_unreachable_targets(_targets(pool, observation), name) for name in needs.now.hopeless]
     if needs.is_known and pool == PREFILL and observation.demand.local_share > 0:
-        texts.append(f"{_percent(observation.demand.local_share)} of the prompt tokens are computed by decode workers.")
+        share = _percent(observation.demand.local_share)
+        texts.append(f"This counts with {share} of the prompt tokens on decode workers.")
     if counts.starting and sizing.target >= counts.target:
         texts.append(f"{counts.starting} of its workers {_still(counts.starting)} starting and already counted.")
     if counts.pending and counts.reason and counts.pending_s >= limits.place_timeout_s:
@@ -95,7 +96,8 @@ def _load(pool: str, observation: Observation, needs: Requirement) -> str:
     if pool == DECODE:
         part = (
             f"{work} are {_number(now.concurrency)} concurrent sequences; a worker meets the targets with up to "
-            f"{now.per_worker:.3g}; the load is {_percent(now.utilisation)} of the capacity of {_workers(now.workers)}"
+            f"{now.per_worker:.3g}{f', all for which {now.room} has room' if now.room else ''}; "
+            f"the load is {_percent(now.utilisation)} of the capacity of {_workers(now.workers)}"
         )
     else:
         part = f"{work} are {_percent(now.utilisation)} of the capacity of {_workers(now.workers)}"

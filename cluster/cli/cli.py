@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -162,8 +162,12 @@ def upgrade(
         return
     check_configuration(new)
     request = UpgradeRequest(new.to_dict(), source.file, source.assignments)
-    with Reporter() as report:
-        outcome = upgrade_cluster(request, report.note)
+    try:
+        with Reporter() as report:
+            outcome = upgrade_cluster(request, report.note)
+    except KeyboardInterrupt:
+        error_console().print(Text("\nThe upgrade goes on. `baton status` shows what is left of it."))
+        raise
     _output().print(Text(outcome), soft_wrap=True)
 
 
@@ -171,7 +175,7 @@ def upgrade(
 def show_config(
     is_whole: Annotated[bool, typer.Option("--all", help="Show every key, not only those that differ.")] = False,
 ) -> None:
-    """Show which keys of the running cluster differ from the defaults, as YAML without secrets.
+    """Show which keys of the running cluster differ from the defaults, and these, as YAML without secrets.
 
     This is the cluster that `baton up` runs on this machine. `baton scale` and the autoscaler change the sizes of pools
     without changing the configuration; see `baton status`.
@@ -206,9 +210,12 @@ def explain(
     request_id: Annotated[
         str | None, typer.Argument(help="Id of a response, an X-Request-Id, or ID-INDEX for one choice of a response.")
     ] = None,
-    last: Annotated[bool, typer.Option("--last", help="Explain the newest request.")] = False,
+    last: Annotated[bool, typer.Option("--last", help="Explain the newest finished request.")] = False,
     slowest: Annotated[
-        bool, typer.Option("--slowest", help="Explain the slowest request that the router has kept, warm-ups left out.")
+        bool, typer.Option("--slowest", help="Explain the slowest finished request that is kept, warm-ups left out.")
+    ] = False,
+    slowest_first_token: Annotated[
+        bool, typer.Option("--slowest-first-token", help="Like --slowest, by the time until the first token.")
     ] = False,
     rounds: Annotated[
         bool, typer.Option("--rounds", help="Show what was drafted and accepted, of a request with a trace.")
@@ -218,12 +225,13 @@ def explain(
     ca: CaOption = None,
 ) -> None:
     """Show where a request's time went, and what caused its delays."""
+    from baton.explain.timelines import Order
     from cluster.cli.cli_explain import fetch_timeline, render_timeline
     from cluster.cli.cli_rounds import render_rounds
 
-    if (request_id is not None) + last + slowest != 1:
-        raise typer.BadParameter("give exactly one of REQUEST_ID, --last and --slowest.")
-    which: Literal["newest", "slowest"] = "slowest" if slowest else "newest"
+    if (request_id is not None) + last + slowest + slowest_first_token != 1:
+        raise typer.BadParameter("give exactly one of REQUEST_ID, --last, --slowest and --slowest-first-token.")
+    which: Order = "slowest" if slowest else "slowest_first_token" if slowest_first_token else "newest"
     timeline = with_client(endpoint, ca, lambda client: fetch_timeline(client, request_id, which))
     if as_json:
         sys.stdout.write(json.dumps(timeline, indent=2) + "\n")

@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from baton.client.local_cluster import find_endpoint
+from baton.client.local_cluster import find_endpoint, read_state
 from baton.client.router_client import RouterClient
 
 T = TypeVar("T")
@@ -45,7 +45,11 @@ def with_client(endpoint: str | None, ca: Path | None, act: Callable[[RouterClie
     """
 
     async def connect_and_act() -> T:
-        async with RouterClient(find_endpoint(endpoint), ca) as client:
+        address = find_endpoint(endpoint)
+        state = read_state()
+        if state is not None and address == state.endpoint and (why := state.why_stopped()):
+            typer.echo(f"warning: {why}", err=True)
+        async with RouterClient(address, ca) as client:
             return await act(client)
 
     return asyncio.run(connect_and_act())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -11,12 +11,14 @@ from rich.text import Text
 
 from baton.client.router_client import RouterClient
 from baton.core.errors import NotFoundError
+from baton.explain.timelines import Order
 from cluster.cli.cli_common import duration
 from cluster.cli.cli_routing import render_routing
 from cluster.cli.cli_slo import slo_sentence
+from cluster.config.key_changes import how_to_change
 
-Which = Literal["newest", "slowest"]
-
+_MAX_LISTED = 1000
+"""The most that the router lists, so that running requests do not hide a finished one."""
 _MIN_BAR = 8
 # Widths of the table's columns; a space follows each column.
 _MAX_NAME, _DURATION, _SHARE, _COUNT = 20, 7, 4, 5
@@ -24,19 +26,25 @@ _WORK = frozenset({"tokenize", "prefill", "decode", "detokenize", "parse"})
 _LOST = frozenset({"retry", "recompute"})
 
 
-async def fetch_timeline(client: RouterClient, request_id: str | None, which: Which) -> dict[str, Any]:
-    """The timeline of a request, by default the newest or the slowest one.
+async def fetch_timeline(client: RouterClient, request_id: str | None, which: Order) -> dict[str, Any]:
+    """The timeline of a request, by default the newest or the slowest one that has finished.
 
     Raises:
         NotFoundError: there is no such request, or the router has kept none.
     """
     if request_id is None:
-        listed = await client.requests(which, 1)
+        listed = await client.requests(which, _MAX_LISTED)
         if not listed:
             raise NotFoundError(
                 "The router has no timelines: it has served no request yet, or router.timelines_kept is 0."
             )
-        request_id = str(listed[0]["request_id"])
+        finished = (str(entry["request_id"]) for entry in listed if entry["outcome"] is not None)
+        request_id = next(finished, None)
+        if request_id is None:
+            raise NotFoundError(
+                f"No request has finished: all {len(listed)} that the router lists are still running. Wait for one, "
+                f"or see what is known of the newest so far: baton explain {listed[0]['request_id']}"
+            )
     return await client.timeline(request_id)
 
 
@@ -76,7 +84,8 @@ def _heading(timeline: Mapping[str, Any]) -> Text:
     ]
     if attributes.get("drafted_tokens"):
         words.append(_drafts(attributes, timeline.get("drafts") or {}))
-    workers = [str(attributes[key]) for key in ("prefill_worker", "decode_worker") if key in attributes]
+    first = "prefill_worker" if "prefill_worker" in attributes else "local_worker"
+    workers = list(dict.fromkeys(str(attributes[key]) for key in (first, "decode_worker") if key in attributes))
     heading = Text.assemble((str(timeline["request_id"]), "bold"), f": {outcome}\n", ", ".join(words))
     if "error_message" in attributes:
         heading.append(f"\n{attributes['error_message']}")
@@ -140,7 +149,8 @@ def _table() -> Table:
 
 
 def _verdict(blame: Mapping[str, Any]) -> list[RenderableType]:
-    return [Text(str(blame["sentence"])), Text(f"→ {blame['hint']}", style="dim")]
+    lines = [f"→ {blame['hint']}", how_to_change(str(blame["hint"]))]
+    return [Text(str(blame["sentence"])), *(Text(line, style="dim") for line in lines if line)]
 
 
 def _bar_width(width: int) -> int:

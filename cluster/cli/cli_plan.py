@@ -93,7 +93,7 @@ def render_advice(answer: Mapping[str, Any]) -> RenderableType:
     if answer["missing"]:
         return Group(*bullets)
     figures = render_figures(answer["disaggregation"]["figures"])
-    table = figure_table("workers", "prefill", "decode", "local prompts", "requests/s within SLO")
+    table = figure_table("workers", "prefill", "decode", "local prompts", "most requests/s within SLO")
     for heading, key in (("now", "now"), ("best pools", "best"), ("aggregated", "aggregated")):
         option = answer[key]
         both = key == "aggregated"
@@ -104,7 +104,8 @@ def render_advice(answer: Mapping[str, Any]) -> RenderableType:
             _percent(option["local_share"]),
             f"{option['capacity']:.3g}",
         )
-    seen = Text(f"observed: {answer['rate']:.3g} requests/s, {answer['num_requests']} in the last five minutes\n")
+    now, many = f"{answer['rate']:.3g} requests/s in the last minute or less", f"{answer['num_requests']} requests"
+    seen = Text(f"observed: {now}, {many} in the last five minutes\n")
     return Group(seen, table, Text(""), *bullets, Text("\nIs disaggregation worth it here?"), figures)
 
 

@@ -58,9 +58,10 @@ def reload_cluster(timeout_s: float) -> str:
 
     Raises:
         ConfigError: no cluster runs here, it belongs to another user, or it refused the configuration.
-        DeadlineError: there was no outcome in time.
+        DeadlineError: there was no outcome in time, or the process of ``baton up`` is stopped.
     """
     state = running_state()
+    refuse_stopped(state)
     hang_up(state)
     outcome = _wait_for_news(state, timeout_s)
     if not outcome.is_applied:
@@ -76,6 +77,12 @@ def running_state() -> RunState:
     if state.endpoint is None:
         raise ConfigError(f"The cluster (process {state.pid}) is still starting. Try again when it is ready.")
     return state
+
+
+def refuse_stopped(state: RunState) -> None:
+    """Raises :class:`DeadlineError` if the process of ``baton up`` is stopped."""
+    if why := state.why_stopped():
+        raise DeadlineError(why)
 
 
 def hang_up(state: RunState) -> None:
@@ -94,6 +101,7 @@ def _wait_for_news(before: RunState, timeout_s: float) -> ReloadOutcome:
             return now.reload
         if not before.is_running():
             raise ConfigError(f"The cluster (process {before.pid}) has ended.")
+        refuse_stopped(before)
         time.sleep(_POLL_S)
     raise DeadlineError(
         f"The cluster (process {before.pid}) has not reloaded its configuration after {timeout_s:g} s, or could not "

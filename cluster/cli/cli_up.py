@@ -330,7 +330,7 @@ def stop_cluster(
     except psutil.AccessDenied as error:
         raise ConfigError(f"Process {state.pid} belongs to another user; only that user can stop it.") from error
     give_up_at = time.monotonic() + timeout_s
-    while state.is_running():  # a process that nobody reaps has ended, too
+    while state.is_running():  # a zombie counts as ended
         if time.monotonic() >= give_up_at:
             raise DeadlineError(
                 f"The cluster (process {state.pid}) has not ended after {timeout_s:g} s but is still shutting down. "

@@ -18,7 +18,7 @@ from baton.client.local_cluster import (
     write_upgrade_request,
 )
 from baton.core.errors import BatonError, ConfigError
-from cluster.cli.cli_reload import hang_up, running_state
+from cluster.cli.cli_reload import hang_up, refuse_stopped, running_state
 from cluster.cli.run_record import ConfigSource, RunRecord
 from cluster.config.config import BatonConfig
 from cluster.config.key_changes import UpgradePlan, plan_upgrade
@@ -137,8 +137,11 @@ def upgrade_cluster(request: UpgradeRequest, show: Callable[[str], None]) -> str
     Raises:
         ConfigError: no cluster runs here, it belongs to another user, it is being upgraded already, or the upgrade was
             refused or has failed.
+        DeadlineError: the process of ``baton up`` is stopped. If it was stopped later than asked, it upgrades the
+            cluster when it is continued.
     """
     before = _state_between_upgrades()
+    refuse_stopped(before)
     write_upgrade_request(request)
     hang_up(before)
     return _follow(before, show)
@@ -150,6 +153,7 @@ def _follow(before: RunState, show: Callable[[str], None]) -> str:
         now = read_state()
         if now is None or not before.is_same_run(now) or not before.is_running():
             raise ConfigError(f"The cluster (process {before.pid}) has ended during the upgrade. See its log.")
+        refuse_stopped(before)
         upgrade = now.upgrade
         if upgrade is not None and upgrade.number >= number:
             for line in upgrade.lines[num_shown:]:

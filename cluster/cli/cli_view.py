@@ -13,6 +13,7 @@ from rich.text import Text
 
 from baton.core.memory_budget import MemoryBudget
 from cluster.cli.cli_drafts import drafts_sentences
+from cluster.cli.cli_jobs import ENDED
 from cluster.cli.cli_slo import queue_sentence, slo_table
 
 _STATE_STYLES = {"ready": "green", "starting": "yellow", "suspected": "yellow", "draining": "yellow", "dead": "red"}
@@ -78,18 +79,25 @@ def _waiting(worker: Mapping[str, Any]) -> str:
 
 def _routers(status: Mapping[str, Any]) -> str:
     """The requests in flight of each router in one line; empty for a single router."""
-    texts = [f"router {each['index']}: {each['requests']['in_flight']} in flight" for each in status.get("routers", ())]
+    texts = [
+        f"router {each['index']}: {each['requests']['in_flight']} in flight"
+        if each["requests"]
+        else f"router {each['index']} does not answer, so its requests are not counted"
+        for each in status.get("routers", ())
+    ]
     return f"{', '.join(texts)}; attainment is that of router {status['router']}\n" if texts else ""
 
 
 def _jobs(figures: Mapping[str, Mapping[str, int]]) -> str:
-    """The number of jobs by state, and the progress of those that have not ended, in one line; empty without jobs."""
-    states = [f"{count} {name.replace('_', ' ')}" for name, count in figures.get("states", {}).items() if count]
-    if not states:
-        return ""
-    lines = figures["lines"]
-    progress = f"; {lines['completed']} of {sum(lines.values())} lines answered, {lines['failed']} failed"
-    return f"jobs: {', '.join(states)}{progress if any(lines.values()) else ''}\n"
+    """The progress of the jobs that have not ended, and the number of kept ones, in one line; empty without jobs."""
+    states = [(name, f"{count} {name.replace('_', ' ')}") for name, count in figures.get("states", {}).items() if count]
+    parts = [", ".join(text for name, text in states if name not in ENDED)]
+    lines = figures.get("lines", {})
+    if any(lines.values()):
+        parts.append(f"{lines['completed']} of {sum(lines.values())} lines answered, {lines['failed']} failed")
+    if kept := ", ".join(text for name, text in states if name in ENDED):
+        parts.append(f"kept, of earlier clusters too: {kept}")
+    return f"jobs: {'; '.join(filter(None, parts))}\n" if states else ""
 
 
 def _predictions(summary: Mapping[str, Mapping[str, Any]]) -> str:
@@ -118,6 +126,11 @@ def _state(worker: Mapping[str, Any]) -> Text:
     return Text(state, style=_STATE_STYLES.get(state, ""))
 
 
+def _running(worker: Mapping[str, Any]) -> Text:
+    running, most = worker.get("running"), worker.get("max_running")
+    return _shown(running if running is None or most is None else f"{running}/{most}")
+
+
 def _uptime(worker: Mapping[str, Any]) -> Text:
     uptime_s = worker.get("uptime_s")
     return Text("" if uptime_s is None else in_words(float(uptime_s)))
@@ -127,7 +140,7 @@ _COLUMNS = (
     _Column("worker", lambda worker: Text(f"  {worker['id']}")),
     _Column("state", _state),
     _Column("in\nflight", _value("in_flight"), is_number=True),
-    _Column("running", _value("running"), is_number=True),
+    _Column("running", _running, is_number=True),
     _Column("waiting", _value("waiting"), is_number=True),
     _Column("KV\nblocks", _value("kv_blocks_total"), is_number=True),
     _Column("\nused", _value("kv_blocks_used"), is_number=True),

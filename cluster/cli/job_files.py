@@ -18,6 +18,7 @@ from cluster.cli.cli_submit import choice_text, request_for
 _LENGTH_LIMITS = ("max_tokens", "max_completion_tokens")
 """The API's two names of one limit; a request may use one of them."""
 _OWN_ID = re.compile(r"(\d+):(.+)", re.DOTALL)
+_TEXT_KEYS = ("index", "text", "message", "finish_reason")
 _MAX_ID_CHARS = 480
 _MAX_SHOWN = 5
 
@@ -46,20 +47,26 @@ class PromptFile:
         A line of ``source`` has ``prompt`` or ``messages``, and may have ``id`` and sampling parameters.
 
         Raises:
-            ConfigError: the file cannot be read, or has faulty lines; the first ones are named.
+            ConfigError: the file cannot be read, has no prompt, or has faulty lines; the first ones are named.
         """
         faults: list[str] = []
+        is_empty = True
         try:
             with source.open(encoding="utf-8-sig") as stream:
                 for number, line in enumerate(stream, start=1):
                     if not line.strip():
                         continue
+                    is_empty = False
                     try:
                         target.write(encode_body(self._line(number, line)) + b"\n")
                     except InvalidRequestError as error:
                         faults.append(f"Line {number}: {error.message}")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"Cannot read {source}: {error}.") from error
+        if is_empty:
+            raise ConfigError(
+                f'{source} has no prompt. Write one JSON object into each line, such as {{"prompt": "Hello"}}.'
+            )
         if faults:
             rest = len(faults) - _MAX_SHOWN
             more = [f"and {rest} more"] if rest > 0 else []
@@ -92,7 +99,8 @@ class PromptFile:
 def answers(output: Iterable[bytes], errors: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """The results of a batch. Those of :class:`PromptFile` are in the order of the prompts.
 
-    An answer has ``id``, ``text``, ``finish_reason`` and ``usage``; a failure has ``id`` and ``error``.
+    An answer has ``id``, ``text``, ``finish_reason`` and ``usage``, and also ``choices`` if it has several or more than
+    text; a failure has ``id`` and ``error``.
 
     Args:
         output, errors: the lines of the batch's two files, each in the order of the input.
@@ -109,7 +117,9 @@ def to_json_line(answer: Mapping[str, Any]) -> str:
 
 def _parsed(line: str) -> dict[str, Any]:
     try:
-        values = json.loads(line)
+        values = json.loads(line.rstrip())
+    except json.JSONDecodeError as error:
+        raise InvalidRequestError(f"not JSON: {error.msg} (column {error.pos + 1}).") from error
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"not JSON: {error}.") from error
     if not isinstance(values, dict):
@@ -142,6 +152,17 @@ def _result(body: Mapping[str, Any]) -> dict[str, Any]:
     choices = body["choices"]
     usage = dict(body.get("usage") or {})
     result = {"text": choice_text(choices[0]), "finish_reason": choices[0].get("finish_reason"), "usage": usage}
-    if len(choices) > 1 or choices[0].get("logprobs"):
+    if len(choices) > 1 or not _is_text(choices[0]):
         result["choices"] = choices
     return result
+
+
+def _is_text(choice: Mapping[str, Any]) -> bool:
+    """Whether a choice has only a text and how it ended, and no calls, reasoning, log probabilities or the like."""
+    message = choice.get("message") or {}
+    return not any(
+        value
+        for holder, known in ((choice, _TEXT_KEYS), (message, ("role", "content")))
+        for key, value in holder.items()
+        if key not in known
+    )

@@ -33,6 +33,9 @@ from cluster.routing.routing_config import RoutingConfig
 from cluster.telemetry.telemetry_config import TelemetryConfig
 
 _LOCAL_CPUS = 64
+_ATTEMPTS = 5
+_LEAST_ATTEMPT_S = 30.0
+"""A busy machine imports for ten seconds."""
 
 
 class RayConfig(Section):
@@ -49,6 +52,12 @@ class RayConfig(Section):
     slow CPUs."""
     orphan_timeout_s: PositiveSeconds = 300.0
     """How long router and workers of a cluster that is not local serve without a controller before they end."""
+
+    @property
+    def attempt_timeout_s(self) -> float:
+        """How long a router may take to start, and a worker that starts may be silent, before another one is tried.
+        Several attempts fit into ``start_timeout_s``, unless that is short."""
+        return max(self.start_timeout_s / _ATTEMPTS, _LEAST_ATTEMPT_S)
 
     @property
     def is_local(self) -> bool:

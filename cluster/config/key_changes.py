@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -77,6 +78,8 @@ _RULES: Mapping[str, Need] = {
 }
 """Keys and sections with their needs; the longest name that fits a key counts."""
 
+_DOTTED_NAME = re.compile(r"[a-z_]+(?:\.[a-z_]+)+")
+
 _REPLACES: Mapping[str, frozenset[Need]] = {
     PREFILL: frozenset({Need.PREFILL, Need.WORKERS}),
     DECODE: frozenset({Need.DECODE, Need.WORKERS}),
@@ -101,6 +104,19 @@ def need_of(key: str) -> Need:
         if not last:
             raise KeyError(key)
     return _RULES[name]
+
+
+def how_to_change(text: str) -> str:
+    """A sentence on how to change the configuration's keys in a text, such as a hint; empty for a text without any."""
+    known = dict(_flat(BatonConfig().to_dict()))
+    found = [key for key in dict.fromkeys(_DOTTED_NAME.findall(text)) if key in known]
+    refused = [key for key in found if need_of(key) in _REFUSALS]
+    ways = {
+        "`baton upgrade --set`, while the cluster runs": [key for key in found if key not in refused],
+        "`baton down` and `baton up --set`, since `baton upgrade` refuses it": refused,
+    }
+    parts = [f"{', '.join(keys)}: {way}." for way, keys in ways.items() if keys]
+    return f"To change {' '.join(parts)}" if parts else ""
 
 
 def changed_keys(running: BatonConfig, new: BatonConfig) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -17,14 +17,12 @@ _MAX_CHARS = 60
 
 
 def shown_config(config: BatonConfig, *, is_whole: bool) -> str:
-    """A configuration as YAML, without secrets.
+    """A configuration as YAML, without secrets, and with the default behind each key that differs from it.
 
     Args:
         is_whole: show every key; otherwise, only those that differ from the defaults.
     """
-    values = config.to_dict()
-    shown = values if is_whole else _differing(values, BatonConfig().to_dict())
-    return yaml.safe_dump(_without_secrets(shown), sort_keys=False, allow_unicode=True) if shown else ""
+    return "".join(f"{line}\n" for line in _lines(config.to_dict(), BatonConfig().to_dict(), is_whole))
 
 
 def shown_change(before: object, after: object) -> str:
@@ -39,16 +37,22 @@ def _in_short(value: object) -> str:
     return text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS - 1]}…"
 
 
-def _differing(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys with other values than the default. Mappings with other keys, such as classes by name, are whole."""
-    different = {}
+def _lines(values: Mapping[str, Any], defaults: Mapping[str, Any], is_whole: bool, indent: str = "") -> Iterator[str]:
+    """YAML of the values. Mappings with other keys than by default, such as classes by name, are whole."""
     for key, value in values.items():
         default = defaults[key]
-        if value == default:
+        if value == default and not is_whole:
             continue
         is_section = isinstance(value, Mapping) and isinstance(default, Mapping) and value.keys() == default.keys()
-        different[key] = _differing(value, default) if is_section else value
-    return different
+        if is_section and value:
+            yield f"{indent}{key}:"
+            yield from _lines(value, default, is_whole, f"{indent}  ")
+            continue
+        text = yaml.safe_dump(_without_secrets({key: value}), sort_keys=False, width=float("inf"), allow_unicode=True)
+        lines = text.splitlines()
+        if value != default:
+            lines[0 if isinstance(value, Mapping | list) else -1] += f"  # default: {_in_short(default)}"
+        yield from (indent + line for line in lines)
 
 
 def _without_secrets(value: Any) -> Any:

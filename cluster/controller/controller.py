@@ -8,7 +8,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import ray
 from ray.exceptions import RayError
 
 from baton.core.errors import BatonError, ConfigError, InvalidRequestError, NotFoundError
@@ -29,7 +28,6 @@ from cluster.controller.shared_processes import simulated_processes
 from cluster.controller.survivors import Survivors
 from cluster.controller.worker_agreement import WorkerAgreement
 from cluster.controller.worker_pool import WorkerPool
-from cluster.losses.gcs_watch import GcsWatch
 from cluster.nodes.node_labels import POOL_LABEL
 from cluster.registry.progress_judge import Standing
 from cluster.registry.progress_watch import ProgressWatch
@@ -86,7 +84,6 @@ class Controller:
         self._router_task: asyncio.Task[None] | None = None
         self._nodes = NodeWatch(self._leave_node)
         self._nodes_task: asyncio.Task[None] | None = None
-        self._gcs_task: asyncio.Task[None] | None = None
         self._failed: asyncio.Future[None] = asyncio.get_event_loop().create_future()
 
     async def start(self) -> str:
@@ -100,9 +97,6 @@ class Controller:
         await asyncio.to_thread(resolve_model, self._config.model, self.report)
         if not self._config.ray.is_local:
             self._nodes_task = asyncio.create_task(self._nodes.run())
-        if ray.is_initialized():
-            watch = GcsWatch(ray.get_runtime_context().gcs_address, self._gcs_changed, self._fail)
-            self._gcs_task = asyncio.create_task(watch.run())
         for name, pool in self._pools.items():
             pool.take_over(self._survivors.of_pool(name))
         endpoint = await self._bring_up_router()
@@ -135,7 +129,8 @@ class Controller:
         survivors = self._survivors
         if survivors.routers:
             endpoint = survivors.routers[0].endpoint
-            self.report(f"taking over the router at {endpoint} and {len(survivors.workers)} workers")
+            what = "the router" if len(survivors.routers) == 1 else f"{len(survivors.routers)} routers"
+            self.report(f"taking over {what} at {endpoint} and {len(survivors.workers)} workers")
             return await self._routers.take_over(survivors.routers)
         if survivors.workers:
             self.report(f"taking over {len(survivors.workers)} workers; the router is lost, and another one is started")
@@ -162,6 +157,7 @@ class Controller:
         """
         self._refuse_during_upgrade()
         new = BatonConfig.from_dict(config)
+        new.security.credentials(self._secret)  # names files with which no worker could start
         await self._routers.reload(new)
         self._config = new
 
@@ -322,7 +318,7 @@ class Controller:
 
     async def stop(self) -> None:
         """Stops everything, the router first, so that no request loses its workers."""
-        for task in (self._router_task, self._watching, self._nodes_task, self._gcs_task, self._leftovers):
+        for task in (self._router_task, self._watching, self._nodes_task, self._leftovers):
             if task is not None:
                 task.cancel()
         await self._routers.stop()
@@ -357,14 +353,7 @@ class Controller:
         self._infos.pop(worker_id, None)  # a router that restarts now must not use the worker
         await self._routers.tell("drain_worker", worker_id, timeout_s)
 
-    def _gcs_changed(self, text: str) -> None:
-        logger.error("%s", text)
-        self._queue_report(text)
-
     def report(self, text: str) -> None:
         logger.info("%s", text)
-        self._queue_report(text)
-
-    def _queue_report(self, text: str) -> None:
         self._num_reports += 1
         self._reports.put_nowait(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -11,42 +10,41 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.exceptions import GetTimeoutError, RayError
 
-from baton.core.errors import BatonError, ConfigError, DeadlineError, WorkerLostError
+from baton.core.errors import ConfigError, DeadlineError, WorkerLostError
 from baton.process.ending import end_process
 from baton.process.stop_signals import StopEvent
-from baton.process.worker_environment import carried_variables
 from cluster.config.config import BatonConfig
-from cluster.controller.controller import Controller
+from cluster.controller.controller_actor import (
+    ControllerLostError,
+    as_baton_error,
+    await_no_controller,
+    create_controller,
+    is_loss,
+)
 from cluster.controller.controller_watch import ControllerWatch
 from cluster.controller.node_checks import refuse_unfit_nodes
 from cluster.controller.ray_errors import short_reason
+from cluster.controller.ray_watch import RayWatch
 from cluster.controller.survivors import Survivors, end_survivors, find_survivors
-from cluster.losses.gcs_watch import gcs_answers
-from cluster.losses.orphan_watch import CONTROLLER_NAME
-from cluster.nodes.ray_connection import RayConnection, connect
+from cluster.losses.ray_part_watch import Reply
+from cluster.nodes.ray_connection import RayConnection, connect, log_folder
 
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.2
-_LAST_CONTROLLER_S = 5.0
-"""A controller whose `baton up` was killed ends in about a second."""
 _CONTROLLER_TRIES = 3
 """Controllers in a row that may die before they have taken over router and workers."""
 _STOP_TIMEOUT_S = 30.0
 """Routers take 10 s at most, workers 15 s. `baton down` waits for a minute, also if others must be ended afterwards."""
+_BEAT_TIMEOUT_S = 5.0
 _RELOAD_TIMEOUT_S = 20.0
 _REPORT_TIMEOUT_S = 2.0
 _LOST_DURING_UPGRADE = (
     "The upgrade has failed: the controller was lost. Another one restores the old settings, as `baton status` shows. "
     "Try again when no worker has the new ones."
 )
-
-
-class _ControllerLostError(WorkerLostError):
-    """The controller's process has ended, rather than that it failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,7 @@ class Cluster:
         self._watch: ControllerWatch | None = None
         self._upgrade: _Upgrade | None = None
         self._settling: tuple[Any, Any] | None = None  # a controller, and its call
-        self._gcs_address = ray.get_runtime_context().gcs_address
+        self._ray = RayWatch.of_this_node(report)
 
     @classmethod
     def start(cls, config: BatonConfig, report: Callable[[str], None]) -> Cluster:
@@ -92,9 +90,13 @@ class Cluster:
         cluster = cls(config, report, connect(config, report))
         try:
             refuse_unfit_nodes(config, report)
-            if folder := _log_folder():
+            if folder := log_folder():
                 report(f"router and workers log to {folder}")
-            cluster._start_controller()
+            try:
+                cluster._start_controller(StopEvent())
+            except ControllerLostError as error:
+                report(f"{error.message}; starting another one, which takes over what has started")
+                cluster._replace_controller(StopEvent())
         except BaseException:
             cluster.stop()
             raise
@@ -112,8 +114,9 @@ class Cluster:
         while not self._wait_for_controller(stop, on_pass):
             self._report("the controller is lost; starting another one, which takes over router and workers")
             lost_s = time.monotonic()
-            self._replace_controller()
-            self._report(f"the cluster has a controller again, after {time.monotonic() - lost_s:.1f} s")
+            self._replace_controller(stop)
+            if not stop.is_set():
+                self._report(f"the cluster has a controller again, after {time.monotonic() - lost_s:.1f} s")
 
     def reload(self, config: BatonConfig) -> None:
         """Takes over the API keys and SLO classes of ``config``, and the present content of certificate files.
@@ -121,12 +124,14 @@ class Cluster:
         Raises:
             BatonError: they cannot be used, so that nothing has changed, or the controller does not answer.
         """
+        call, give_up_at = self._controller.reload.remote(config.to_dict()), time.monotonic() + _RELOAD_TIMEOUT_S
+        while not ray.wait([call], timeout=_POLL_S)[0]:
+            if self._controller_hangs() or time.monotonic() >= give_up_at:
+                raise DeadlineError("The controller did not answer in time.")
         try:
-            ray.get(self._controller.reload.remote(config.to_dict()), timeout=_RELOAD_TIMEOUT_S)
-        except GetTimeoutError as error:
-            raise DeadlineError("The controller did not answer in time.") from error
+            ray.get(call)
         except RayError as error:
-            raise _as_baton_error(error) from error
+            raise as_baton_error(error) from error
         self._config = config
 
     def begin_upgrade(self, config: BatonConfig) -> None:
@@ -155,9 +160,9 @@ class Cluster:
             ray.get(upgrade.call)
             self._config = upgrade.config
         except RayError as error:
-            if not _is_loss(error):
+            if not is_loss(error):
                 self._upgrade = None
-                raise _as_baton_error(error) from error
+                raise as_baton_error(error) from error
             if upgrade.controller is self._controller:
                 return False
         self._upgrade = None
@@ -182,9 +187,9 @@ class Cluster:
         try:
             texts: list[str] = ray.get(call)
         except RayError as error:
-            if not _is_loss(error):
+            if not is_loss(error):
                 self._settling = None
-                raise _as_baton_error(error) from error
+                raise as_baton_error(error) from error
             if controller is not self._controller:
                 self._settling = None  # ask the new one
             return None
@@ -196,34 +201,42 @@ class Cluster:
         controller, self._controller = self._controller, None
         try:
             if controller is not None and (self._watch is None or self._watch.is_trusted):
+                ray.get(controller.beat.remote(), timeout=_BEAT_TIMEOUT_S)  # it may hang without having been asked
                 ray.get(controller.stop.remote(), timeout=_STOP_TIMEOUT_S)
         except (RayError, GetTimeoutError) as error:
             logger.warning("the controller did not stop by itself: %s", short_reason(error))
         finally:
             if controller is not None:
                 ray.kill(controller, no_restart=True)
-                if self._gcs_lives():
+                if self._ray.ask_gcs() is Reply.ANSWERS:
                     end_survivors(self._config.ray.namespace)
+            self._ray.close()
             if self._connection is not None:
                 self._connection.close()
 
-    def _replace_controller(self) -> None:
+    def _replace_controller(self, stop: StopEvent) -> None:
         """Starts another controller, and the next one if that is lost before it has taken over."""
+        while self._ray_is_in_doubt() and not stop.wait(_POLL_S):
+            pass
+        if stop.is_set():
+            return
         for _ in range(_CONTROLLER_TRIES - 1):
             try:
-                return self._start_controller()
-            except _ControllerLostError as error:
-                if not self._gcs_lives():
+                self._start_controller(stop)
+                return
+            except ControllerLostError as error:
+                if self._ray.ask_gcs() is Reply.REFUSES:
                     raise
                 self._report(f"the new controller is lost, too; starting the next one: {error.message}")
-        return self._start_controller()
+        self._start_controller(stop)
 
-    def _start_controller(self) -> None:
-        _await_no_controller(self._config.ray.namespace)
-        controller = self._controller = _create_controller(self._config, self._find_survivors())
+    def _start_controller(self, stop: StopEvent) -> None:
+        if not await_no_controller(self._config.ray.namespace, stop, self._ray_is_in_doubt):
+            return
+        controller = self._controller = create_controller(self._config, self._find_survivors())
         self._watch = ControllerWatch(self._config.liveness, lambda: controller.beat.remote().future(), self._report)
         self._next_reports, self._num_reported = controller.next_reports.remote(), 0
-        self.endpoint = self._wait_for_start()
+        self.endpoint = self._wait_for_start(stop) or self.endpoint
 
     def _find_survivors(self) -> Survivors | None:
         """What can be taken over. If routers have the configuration of an upgrade, all workers have it as well."""
@@ -236,18 +249,20 @@ class Cluster:
             self._config = self._upgrade.config
             return survivors
 
-    def _wait_for_start(self) -> str:
+    def _wait_for_start(self, stop: StopEvent) -> str | None:
+        """Returns the endpoint once router and workers have started, and ``None`` if ``stop`` is set before."""
         started = self._controller.start.remote()
-        while True:
+        while not stop.is_set():
             done, _ = ray.wait([started, self._next_reports], num_returns=1, timeout=_POLL_S)
             try:
                 self._pass_on_reports(done)
                 if started in done:
                     return str(ray.get(started))
             except RayError as error:
-                raise _as_baton_error(error) from error
+                raise as_baton_error(error) from error
             if self._controller_hangs():
-                raise _ControllerLostError("The cluster's controller hangs.")
+                raise ControllerLostError("The cluster's controller hangs.")
+        return None
 
     def _pass_on_reports(self, done: list[Any]) -> None:
         if self._next_reports in done:
@@ -270,23 +285,29 @@ class Cluster:
         return True
 
     def _controller_hangs(self) -> bool:
-        """Whether the controller must be replaced since it does not answer; then it is ended."""
-        if self._watch is None or not self._watch.look():
+        """Whether the controller must be replaced since it does not answer; then it is ended.
+
+        Raises:
+            WorkerLostError: Ray does not answer, and the cluster must end.
+        """
+        if self._ray_is_in_doubt() or self._watch is None or not self._watch.look():
             return False
         end_process(self._watch.pid)  # Ray alone takes about five seconds for a stopped process
         ray.kill(self._controller, no_restart=True)
         return True
 
+    def _ray_is_in_doubt(self) -> bool:
+        """Whether a part of Ray does not answer. Raises :class:`WorkerLostError` if the cluster must end for that."""
+        self._ray.look()
+        return self._ray.is_in_doubt
+
     def _why_ray_has_ended(self) -> str:
         if self._config.ray.is_local:
             return "The local Ray has ended, and router and workers with it. Run `baton up` again."
         return (
-            f"Ray's head at {self._gcs_address} has ended, and router and controller with it. Start it again, then "
+            f"Ray's head at {self._ray.gcs} has ended, and router and controller with it. Start it again, then "
             "`baton up`; docs/failures.md says which workers may be left."
         )
-
-    def _gcs_lives(self) -> bool:
-        return asyncio.run(gcs_answers(self._gcs_address))
 
     def _wait_for_controller(self, stop: StopEvent, on_pass: Callable[[], None]) -> bool:
         """Passes on its reports. Returns True when ``stop`` is set, and False when it should be replaced."""
@@ -300,9 +321,9 @@ class Cluster:
                     ray.get(alive)
                     return True
             except RayError as error:
-                if not _is_loss(error):
-                    raise _as_baton_error(error) from error
-                if not self._gcs_lives():
+                if not is_loss(error):
+                    raise as_baton_error(error) from error
+                if self._ray.ask_gcs() is Reply.REFUSES:
                     raise WorkerLostError(self._why_ray_has_ended()) from error
                 return False
             if self._controller_hangs():
@@ -318,71 +339,8 @@ def end_without_controller(config: BatonConfig, report: Callable[[str], None]) -
     """
     connection = connect(config, report)
     try:
-        _await_no_controller(config.ray.namespace)
+        await_no_controller(config.ray.namespace, StopEvent())
         return end_survivors(config.ray.namespace)
     finally:
         if connection is not None:
             connection.close()
-
-
-def _await_no_controller(namespace: str) -> None:
-    """Waits for the end of a controller that is dying.
-
-    Raises:
-        ConfigError: a controller lives.
-    """
-    give_up_at = time.monotonic() + _LAST_CONTROLLER_S
-    while time.monotonic() < give_up_at:
-        try:
-            controller = ray.get_actor(CONTROLLER_NAME, namespace=namespace)
-            ray.get(controller.pool_status.remote(), timeout=_LAST_CONTROLLER_S)
-        except ValueError:
-            return
-        except ActorDiedError:
-            ray.kill(controller, no_restart=True)  # a GCS that was started again may not notice it by itself
-        except (RayActorError, GetTimeoutError):
-            logger.debug("Ray does not know yet what has become of the controller")
-        time.sleep(_POLL_S)
-    raise _already_runs(namespace)
-
-
-def _create_controller(config: BatonConfig, survivors: Survivors | None) -> Any:
-    # On this node, where the user expects the endpoint; Ray may place an actor that needs no CPU on any node.
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    actor_class: Any = ray.remote(Controller).options(
-        name=CONTROLLER_NAME,
-        namespace=config.ray.namespace,
-        num_cpus=0,
-        max_concurrency=1000,
-        scheduling_strategy=here,
-    )
-    try:
-        return actor_class.remote(config.to_dict(), variables=carried_variables(), survivors=survivors)
-    except ValueError as error:
-        raise _already_runs(config.ray.namespace) from error
-
-
-def _already_runs(namespace: str) -> ConfigError:
-    return ConfigError(
-        f"A baton cluster already runs in the Ray namespace {namespace!r}. "
-        "Stop it with `baton down`, or choose another ray.namespace."
-    )
-
-
-def _log_folder() -> str | None:
-    """The folder with the output of this node's processes, or ``None`` when Ray does not say."""
-    node = ray._private.worker._global_node  # Ray has no public API for this
-    return str(node.get_logs_dir_path()) if node is not None else None
-
-
-def _is_loss(error: RayError) -> bool:
-    """Whether the controller died, rather than failed: what it raises may be the death of a router."""
-    return isinstance(error, RayActorError) and not isinstance(error, RayTaskError)
-
-
-def _as_baton_error(error: RayError) -> BatonError:
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, BatonError):
-        return cause
-    kind = _ControllerLostError if _is_loss(error) else WorkerLostError
-    return kind(f"The cluster's controller failed: {short_reason(error)}")

@@ -100,11 +100,13 @@ def explain_pending(
     """
     fits = fits_somewhere(resources, nodes)
     if is_local and fits and _needs_only_cpus(resources) and resources.cpus <= num_free_cpus:
-        return f"There is room for a {pool} worker, but its process is slow to start: the machine is busy."
+        why = "the machine is busy, or Ray hangs"
+        return f"There is room for a {pool} worker, but its process is slow to start: {why}."
     lines = [f"A {pool} worker needs {describe_request(resources)}, and Ray has not started it yet."]
     lacks = [_lacks(resources, node) for node in nodes]
     for node, missing in zip(nodes, lacks, strict=True):
-        lines.append(f"  {node.describe()}: {'; '.join(missing) if missing else 'large enough, but in use'}")
+        problem = "; ".join(missing) if missing else "large enough, but in use or slow to start it"
+        lines.append(f"  {node.describe()}: {problem}")
     if fits:
         more = "raise ray.num_cpus" if is_local and _needs_only_cpus(resources) else "add nodes"
         lines.append(f"If the start is not merely slow, free resources, {more}, or lower {pool}.workers.")

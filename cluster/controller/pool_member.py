@@ -31,6 +31,7 @@ _MAX_CONCURRENT_CALLS = 1000
 _STOP_TIMEOUT_S = 15.0
 _ANSWER_S = 10.0
 """A busy machine may be late."""
+_ASK_EVERY_S = 2.0
 
 
 class ChangeOrigin(StrEnum):
@@ -140,16 +141,31 @@ class PoolMember:
 
     async def change_role(self, pool: str) -> WorkerInfo:
         """Makes the received process a worker of ``pool``. Raises ``BatonError`` or ``RayError`` if that fails."""
-        call = self._actor.change_role.remote(self.worker_id, pool, ROLES[pool])
-        return WorkerInfo.from_dict(await _result(call))
+        return await self._served(self._actor.change_role.remote(self.worker_id, pool, ROLES[pool]))
 
     async def start(self, report: Callable[[str], None]) -> WorkerInfo:
         """Loads the model and serves; passes lines of progress on. Raises ``BatonError`` or ``RayError`` on failure."""
         progress = asyncio.create_task(self._report_progress(report))
         try:
-            return WorkerInfo.from_dict(await _result(self._actor.start.remote()))
+            return await self._served(self._actor.start.remote())
         finally:
             progress.cancel()
+
+    async def _served(self, call: Any) -> WorkerInfo:
+        """The result of a call after which the worker serves.
+
+        Raises:
+            WorkerLostError: the process is silent: it neither returns nor answers other calls meanwhile.
+            BatonError, RayError: the call has failed.
+        """
+        result, limit_s = asyncio.ensure_future(_result(call)), self.config.ray.attempt_timeout_s
+        try:
+            while not await _is_done(result, _ASK_EVERY_S):
+                if not await self.answers(limit_s) and not await _is_done(result, _ASK_EVERY_S):
+                    raise WorkerLostError(f"its process has been silent for {limit_s:g} s")
+            return WorkerInfo.from_dict(result.result())
+        finally:
+            result.cancel()
 
     async def _report_progress(self, report: Callable[[str], None]) -> None:
         next_progress = getattr(self._actor, "next_progress", None)  # simulated workers report none
@@ -163,12 +179,12 @@ class PoolMember:
         """Waits while the process lives; raises ``RayError`` as soon as it dies."""
         await _result(self._actor.wait.remote())
 
-    async def answers(self) -> bool:
+    async def answers(self, timeout_s: float = _ANSWER_S) -> bool:
         """Asks the process whether it lives, since its death is noticed a moment later."""
         if self._actor is None:
             return False
         try:
-            async with asyncio.timeout(_ANSWER_S):
+            async with asyncio.timeout(timeout_s):
                 await _result(self._actor.__ray_ready__.remote())
         except (RayError, TimeoutError):
             return False
@@ -219,6 +235,11 @@ class PoolMember:
             return known
         known |= {name: getattr(self.info, name) for name in ("address", "pid", "node", "device", "graph_failure")}
         return known | ({} if self.info.memory is None else {"memory": asdict(self.info.memory)})
+
+
+async def _is_done(future: asyncio.Future[Any], timeout_s: float) -> bool:
+    """Waits for a future, at most for this time."""
+    return bool((await asyncio.wait({future}, timeout=timeout_s))[0])
 
 
 async def _result(reference: Any) -> Any:

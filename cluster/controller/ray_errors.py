@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ray._private import worker as ray_worker
-from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError, RayTaskError
+from ray.exceptions import ActorDiedError, GetTimeoutError, OutOfMemoryError, RayError, RayTaskError
 
 from baton.core.files import refuse_full_disk
 
@@ -18,9 +18,16 @@ def short_reason(error: Exception) -> str:
     """One line of the error."""
     if isinstance(error, OutOfMemoryError) or "running low on memory" in str(error):
         return "Ray ended it because its node ran out of memory; scale the pools down, or give the node more memory"
-    if isinstance(error, ActorDiedError) and "creation task" not in str(error):
+    if isinstance(error, GetTimeoutError):
+        return "it does not answer"
+    if isinstance(error, ActorDiedError) and not has_failed_to_begin(error):
         return f"its process died{_full_disk()}"
     return (str(error).split(_ADVICE)[0].strip() or type(error).__name__).splitlines()[-1].strip()
+
+
+def has_failed_to_begin(error: Exception) -> bool:
+    """Whether an actor could not be made, for instance because its constructor raised an error."""
+    return isinstance(error, ActorDiedError) and "creation task" in str(error)
 
 
 def logged(error: Exception) -> str:

@@ -20,7 +20,7 @@ from baton.process.listening import listen
 from baton.process.worker_environment import carried_variables
 from cluster.actors import RouterActor
 from cluster.config.config import BatonConfig
-from cluster.controller.ray_errors import logged
+from cluster.controller.ray_errors import has_failed_to_begin, logged, short_reason
 from cluster.controller.router_pulse import RouterPulse
 from cluster.controller.survivors import FoundRouter, Kind, survival_options
 from cluster.registry.progress_judge import Standing
@@ -32,8 +32,12 @@ logger = logging.getLogger(__name__)
 _STOP_TIMEOUT_S = 10.0
 _ANSWER_S = 10.0
 _RESTARTS = 5
-"""Attempts to replace a router that died; its port may take a moment to become free."""
+"""Attempts to start a router. Its port may take a moment to become free when it replaces one that died."""
 _RESTART_PAUSE_S = 1.0
+
+
+class _LostInStartError(WorkerLostError):
+    """The process of a router has ended before it served."""
 
 
 @dataclass(slots=True)
@@ -102,8 +106,9 @@ class RouterGroup:
         first, *others = self._places
         if others and not follows_others:  # routers of another cluster could share the port, too
             listen(self._config.router.host, self._port).close()
-        endpoint = await (self._replace(first) if follows_others else self._start(first))
-        await asyncio.gather(*map(self._start, others))
+        bears = (BatonError, RayError) if follows_others else (_LostInStartError,)
+        endpoint = await self._start_until_up(first, bears)
+        await asyncio.gather(*(self._start_until_up(other, (_LostInStartError,)) for other in others))
         return endpoint
 
     async def take_over(self, found: Sequence[FoundRouter]) -> str:
@@ -114,6 +119,9 @@ class RouterGroup:
         """
         self._port, known = found[0].port, {router.index: router for router in found}
         kept = [place for place in self._places if place.index in known]
+        for place in self._places:
+            if place not in kept:
+                self._report(f"{self._name(place)} is lost, too; starting another one")
         endpoints = await asyncio.gather(*(self._take_over(place, known[place.index]) for place in kept))
         await asyncio.gather(*(self._start(place) for place in self._places if place.index not in known))
         return endpoints[0]
@@ -166,14 +174,22 @@ class RouterGroup:
         router = actor_class.remote(
             config.to_dict(), self._port, handle, self._secret, carried_variables(), place.index
         )
+        limit_s = config.ray.attempt_timeout_s
         try:
-            endpoint, self._port = await _answer(router.start.remote())
+            async with asyncio.timeout(limit_s):
+                endpoint, self._port = await _answer(router.start.remote())
             while self._config is not config:  # the others were reloaded meanwhile
                 config = self._config
                 await _answer(router.reload.remote(config.to_dict()))
         except (BatonError, RayTaskError):
             ray.kill(router, no_restart=True)
             raise
+        except TimeoutError as error:
+            ray.kill(router, no_restart=True)
+            raise _LostInStartError(f"The router did not start within {limit_s:g} s.") from error
+        except RayActorError as error:
+            kind = WorkerLostError if has_failed_to_begin(error) else _LostInStartError
+            raise kind(f"The router cannot start: {short_reason(error)}") from error
         # Without awaiting between, so that later changes of workers cannot overtake these calls.
         place.actor = router
         self._introduce()
@@ -190,9 +206,10 @@ class RouterGroup:
                 await found.actor.follow.remote(handle, [info.to_dict() for info in self._workers.values()])
         except (RayError, TimeoutError) as error:
             logger.error("a router cannot be taken over and is replaced: %s", logged(error))
+            self._report(f"{self._name(place)} does not answer; starting another one")
             place.actor = None
             ray.kill(found.actor, no_restart=True)
-            return await self._replace(place)
+            return await self._start_until_up(place)
         self._introduce()
         await self._reload(place, self._config)
         return found.endpoint
@@ -218,7 +235,7 @@ class RouterGroup:
             except (BatonError, RayError) as error:
                 logger.error("the router is lost and is being replaced: %s", logged(error))
                 why = f" ({place.reason})" if place.hangs.is_set() else ""
-                self._report(f"the router is lost{why}, and its open streams break off; starting another one")
+                self._report(f"{self._name(place)} is lost{why}, and its open streams break off; starting another one")
                 self.num_restarts += 1
             finally:
                 self._pulses.remove(place.name)
@@ -226,8 +243,8 @@ class RouterGroup:
             place.actor = None
             end_process(pulse.pid)  # it may have failed without dying, and it has the port
             ray.kill(router, no_restart=True)
-            endpoint = await self._replace(place)
-            self._report(f"the router serves again at {endpoint}, after {time.monotonic() - died_s:.1f} s")
+            endpoint = await self._start_until_up(place)
+            self._report(f"{self._name(place)} serves again at {endpoint}, after {time.monotonic() - died_s:.1f} s")
 
     def _judged(self, name: str, standing: Standing, reason: str) -> None:
         place = next(place for place in self._places if place.name == name)
@@ -235,17 +252,22 @@ class RouterGroup:
         if standing is Standing.LOST:
             place.hangs.set()
         elif standing is Standing.SUSPECTED:
-            after_s = self._config.liveness.replace_after
-            self._report(f"the router may hang: {reason}; it is replaced if it stays silent for {after_s:g} s more")
+            what = f"it is replaced if it stays silent for {self._config.liveness.replace_after:g} s more"
+            self._report(f"{self._name(place)} may hang: {reason}; {what}")
         else:
-            self._report("the router answers again")
+            self._report(f"{self._name(place)} answers again")
 
-    async def _replace(self, place: _Place) -> str:
+    def _name(self, place: _Place) -> str:
+        """The router in reports."""
+        return "the router" if len(self._places) == 1 else place.name
+
+    async def _start_until_up(self, place: _Place, bears: tuple[type[Exception], ...] = (BatonError, RayError)) -> str:
+        """Starts the router, again after an error of the kinds ``bears``, a few times; returns the endpoint's URL."""
         for _ in range(_RESTARTS - 1):
             try:
                 return await self._start(place)
-            except (BatonError, RayError) as error:
-                logger.warning("the router could not be started again: %s", logged(error))
+            except bears as error:
+                self._report(f"{self._name(place)} could not be started; trying again: {short_reason(error)}")
                 await asyncio.sleep(_RESTART_PAUSE_S)
         return await self._start(place)
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from cluster.controller.pool_member import PoolMember
 
 _STILL_LOADING = (
-    "The others are still loading. If the machine is slow, or the model is large, raise ray.start_timeout_s. The first "
-    "start on a machine also compiles the decoder; finished parts are kept, so another attempt takes less time."
+    "The others are still loading, or hang. If the machine is slow, or the model large, raise ray.start_timeout_s. The "
+    "first start on a machine also compiles the decoder; finished parts are kept, so another attempt takes less time."
 )
 
 

@@ -110,6 +110,12 @@ class WorkerPool:
         return self._num_start_failures / max(1, self._size - self.num_ready)
 
     @property
+    def _failed_starts(self) -> list[PoolMember]:
+        """Those of the failed starts in a row that are still known."""
+        failed = [member for member in self._dead if member.info is None]
+        return failed[-self._num_start_failures :] if self._num_start_failures else []
+
+    @property
     def _size(self) -> int:
         """The number of workers to keep."""
         return self.target + self._num_spare
@@ -226,9 +232,7 @@ class WorkerPool:
             if self._fatal is not None:
                 raise self._fatal
             if self._failed_rounds >= max_failed_rounds:
-                count = self._num_start_failures
-                failed = [member for member in self._dead if member.info is None]
-                raise WorkerLostError(explain_failures(self.name, count, failed[-count:]))
+                raise WorkerLostError(explain_failures(self.name, self._num_start_failures, self._failed_starts))
             try:
                 async with asyncio.timeout(max(0.0, give_up_at - time.monotonic())):
                     await changed.wait()
@@ -242,8 +246,8 @@ class WorkerPool:
 
     def status(self) -> dict[str, Any]:
         """The target and the workers, including the last few dead ones, JSON-ready."""
-        members = (*self._members.values(), *self._dead)
-        known: dict[str, Any] = {"target": self.target, "workers": [member.to_dict() for member in members]}
+        workers = [member.to_dict() for member in (*self._members.values(), *self._dead)]
+        known: dict[str, Any] = {"target": self.target, "workers": workers}
         if outdated := self.outdated:
             known["outdated"] = [member.worker_id for member in outdated]
         return known | ({"pinned": True} if self.is_pinned else {})
@@ -378,21 +382,18 @@ class WorkerPool:
         if not member.leaving.is_set():
             phase = "hanging" if member.hangs.is_set() else "serving" if was_serving else "starting"
             self._history.failures[phase] += 1
-            if was_serving:
-                self._listener.report(f"{member.worker_id} is lost: {member.reason or 'its process ended'}")
-            else:
-                self._num_start_failures += 1
+            what = "is lost" if was_serving else "could not be started"
+            self._listener.report(f"{member.worker_id} {what}: {member.reason or 'its process ended'}")
+            self._num_start_failures += not was_serving
             self._dead = [*self._dead, member][-_DEAD_KEPT:]
             if self._fatal is None:  # a replacement is needed
                 self._reconcile()
         self._notify()
 
     def _why_not_ready(self, timeout_s: float) -> str:
-        members = (*self._members.values(), *self._dead)
-        # Explained again, because the nodes may have changed.
-        places = self._places.explain() if any(member.is_pending for member in members) else ""
-        ready = f"After {timeout_s:g} s, {self.num_ready} of {self._size} {self.name} workers are ready."
-        return f"{ready} {explain_wait(members, places)}"
+        members = (*self._members.values(), *self._failed_starts)
+        why = explain_wait(members, self._places.explain() if any(member.is_pending for member in members) else "")
+        return f"After {timeout_s:g} s, {self.num_ready} of {self._size} {self.name} workers are ready. {why}"
 
     def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

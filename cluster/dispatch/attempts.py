@@ -133,6 +133,7 @@ class Attempts:
         if not record.token_ids:
             timeline.replace(Event.ROUTED)
             timeline.attributes.pop("prefill_worker", None)  # set by an earlier attempt
+            timeline.attributes["local_worker"] = decode.info.worker_id
         try:
             async with aclosing(self._decode(record, placement, record.new_call_id())) as chunks:
                 async for chunk in chunks:

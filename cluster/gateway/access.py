@@ -72,10 +72,24 @@ class AccessControl:
             raise
 
     def _identify(self, request: Request) -> None:
-        api_key = self._keys.find(request.headers.get("authorization"), request.headers.get(_KEY_HEADER))
+        api_key = self._key_of(request)
         request.scope["state"][_STATE_KEY] = api_key
         add_log_fields(request, api_key=api_key.name)
-        path = request.scope["path"]
+        self._check_path(request.scope["path"], api_key)
+
+    def allows(self, request: Request) -> bool:
+        """Whether the request would be accepted now: its key may have been removed while it is answered."""
+        try:
+            if self._keys:
+                self._check_path(request.scope["path"], self._key_of(request))
+        except BatonError:
+            return False
+        return True
+
+    def _key_of(self, request: Request) -> ApiKey:
+        return self._keys.find(request.headers.get("authorization"), request.headers.get(_KEY_HEADER))
+
+    def _check_path(self, path: str, api_key: ApiKey) -> None:
         if (path.startswith(_ADMIN_PREFIX) or path in _OPERATORS_PATHS) and not api_key.is_admin:
             raise PermissionDeniedError(
                 f"The API key {api_key.name!r} is not allowed to use {path[:80]}. Use a key with `admin: true`."

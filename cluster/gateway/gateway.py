@@ -108,7 +108,7 @@ class AdminBackend(Protocol):
         ...
 
     async def requests(self, order: Order, limit: int) -> list[dict[str, Any]]:
-        """The newest or the slowest of the requests whose timelines are kept."""
+        """The newest or the slowest of the requests whose timelines are kept, see ``TimelineStore.listing``."""
         ...
 
     async def metrics(self) -> bytes:
@@ -162,9 +162,10 @@ def create_app(
         live: snapshots of ``admin``; the caller closes it before the server stops. ``None`` makes one.
     """
     api_keys = ApiKeys() if api_keys is None else api_keys
-    access = [Depends(AccessControl(api_keys, open_paths).check)]
+    access = AccessControl(api_keys, open_paths)
+    checks = [Depends(access.check)]
     app = FastAPI(
-        title="baton", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, dependencies=access
+        title="baton", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, dependencies=checks
     )
     app.add_middleware(LenientRoutes)
     if origins is not None:
@@ -188,19 +189,18 @@ def create_app(
     threads = WorkThreads()
     bodies = BodyReader(limits.max_body_bytes, json_limits(generator.model.max_model_len))
     encoder = PromptEncoder(tokenizer, threads, dialect, specials_are_text=specials_are_text)
-    endpoint = GenerationEndpoint(
-        generator, tokenizer, limits, slo_classes or SloClasses(), bodies, encoder, on_finished, is_kept
-    )
-    _add_generation_routes(app, generator, endpoint)
+    classes = slo_classes or SloClasses()
+    endpoint = GenerationEndpoint(generator, tokenizer, limits, classes, bodies, encoder, on_finished, is_kept)
+    _add_generation_routes(app, generator, endpoint, classes)
     _add_tokenizer_routes(app, TokenizeEndpoint(generator, tokenizer, encoder, bodies, threads))
     _add_job_routes(app, FilesEndpoint(jobs), BatchesEndpoint(jobs, bodies))
     _add_health_routes(app, generator)
     _add_admin_routes(app, admin, bodies, encoder)
-    _add_live_route(app, live or LiveFeed(admin))
+    _add_live_route(app, live or LiveFeed(admin), access.allows)
     return app
 
 
-def _add_generation_routes(app: FastAPI, generator: Generator, endpoint: GenerationEndpoint) -> None:
+def _add_generation_routes(app: FastAPI, generator: Generator, endpoint: GenerationEndpoint, slo: SloClasses) -> None:
     app.post("/v1/completions", response_model=None)(endpoint.complete)
     app.post("/v1/chat/completions", response_model=None)(endpoint.chat)
     app.post("/v1/responses", response_model=None)(endpoint.create_response)
@@ -209,8 +209,8 @@ def _add_generation_routes(app: FastAPI, generator: Generator, endpoint: Generat
 
     @app.get("/v1/models", response_model=None)
     async def list_models() -> Response:
-        card = generator.model
-        return JsonResponse({"object": "list", "data": [model_body(name, card) for name in card.names]})
+        models = [model_body(name, generator.model) for name in generator.model.names]
+        return JsonResponse({"object": "list", "data": models, "slo_classes": [each.name for each in slo.all]})
 
     # A path parameter, because hub ids contain a slash.
     @app.get("/v1/models/{name:path}", response_model=None)
@@ -323,13 +323,12 @@ def _add_admin_routes(app: FastAPI, admin: AdminBackend, bodies: BodyReader, enc
         return JsonResponse({"requests": await admin.trace()})
 
 
-def _add_live_route(app: FastAPI, feed: LiveFeed) -> None:
+def _add_live_route(app: FastAPI, feed: LiveFeed, allows: Callable[[Request], bool]) -> None:
     @app.get("/admin/live", response_model=None)
     async def live(request: Request) -> Response:
-        query = request.query_params
-        check_known(query, ("snapshots",), "query parameter")
-        given = query.get("snapshots")
-        return LiveResponse(feed, None if given is None else _parse_count("snapshots", given))
+        check_known(request.query_params, ("snapshots",), "query parameter")
+        num = request.query_params.get("snapshots")
+        return LiveResponse(feed, lambda: allows(request), None if num is None else _parse_count("snapshots", num))
 
 
 def _parse_move(body: dict[str, object]) -> tuple[str, str]:
@@ -367,7 +366,7 @@ def _parse_listing(query: Mapping[str, str]) -> tuple[Order, int]:
     check_known(query, ("order", "limit"), "query parameter")
     order = query.get("order", "newest")
     if order not in get_args(Order):
-        raise InvalidRequestError(f"order must be newest or slowest, got {shown(order)}.", param="order")
+        raise InvalidRequestError(f"order must be {', '.join(get_args(Order))}, got {shown(order)}.", param="order")
     return cast(Order, order), _parse_count("limit", query.get("limit", "20"))
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import h11
-import orjson
 from fastapi import Request, Response
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
@@ -32,6 +31,7 @@ from baton.core.errors import (
 from baton.core.logs import RequestLog, describe_fault
 from cluster.gateway.anthropic.errors import anthropic_error, has_anthropic_form
 from cluster.gateway.openai.responses import error_body
+from cluster.gateway.server_events import json_bytes
 from cluster.telemetry.metrics import UNKNOWN_ENDPOINT, HttpMetrics
 
 logger = logging.getLogger(__name__)
@@ -56,12 +56,12 @@ _T = TypeVar("_T")
 
 
 class JsonResponse(Response):
-    """A JSON body written by orjson."""
+    """A JSON body."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return orjson.dumps(content)
+        return json_bytes(content)
 
 
 def error_response(error: BatonError, body: dict[str, Any] | None = None) -> JsonResponse:

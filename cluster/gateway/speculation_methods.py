@@ -13,7 +13,7 @@ Json = dict[str, Any]
 _CHAIN = "chains, up to speculation.max_draft_tokens"
 _TREE = "trees, up to speculation.max_tree_tokens"
 _CODE = "Write a Python function that counts the words of a text, and one that counts its lines."
-_PATTERN = "Write a JSON list of six people with the keys name, age and city."
+_PATTERN = "Write HTML for a list with ten items: Item 1, Item 2 and so on."
 
 
 @dataclass(frozen=True, slots=True)

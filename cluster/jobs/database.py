@@ -9,14 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, insert, make_url, select, text
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
-from baton.core.errors import BatonError, ConfigError, JobsUnavailableError, StorageFullError
+from baton.core.errors import (
+    BatonError,
+    ConfigError,
+    InvalidRequestError,
+    JobsUnavailableError,
+    StorageFullError,
+)
 from cluster.jobs.tables import METADATA, SCHEMA, VERSION
 
 _BUSY_S = 30.0
 """How long a SQLite transaction waits for another process."""
 _WRITES = "baton_writes"
+_SECRETS = frozenset({"password", "sslpassword"})
+"""Keys of a URL's query whose values are not shown."""
 _PG_DISK_FULL = "53100"
 _PG_LOCK = 0x6261746F6E
 """Number of the advisory lock that creates the tables once."""
@@ -35,7 +43,8 @@ class Database:
     def __init__(self, url: str) -> None:
         try:
             parsed = make_url(url)
-            self._shown = parsed.render_as_string(hide_password=True)
+            secrets = dict.fromkeys(_SECRETS & parsed.query.keys(), "***")
+            self._shown = parsed.update_query_dict(secrets).render_as_string(hide_password=True)
             self._is_sqlite = parsed.get_backend_name() == "sqlite"
             self._folder = _absolute(parsed.database).parent if self._is_sqlite else None
             self._engine = _sqlite(url) if self._is_sqlite else create_engine(
@@ -91,6 +100,7 @@ class Database:
         Raises:
             StorageFullError: there is no room on the disk.
             JobsUnavailableError: the database cannot be reached or used.
+            InvalidRequestError: it cannot hold a text of the request.
         """
         with self._translated(), self._engine.connect() as connection:
             connection.execution_options(**{_WRITES: True})
@@ -103,6 +113,8 @@ class Database:
             yield
         except BatonError:
             raise
+        except UnicodeEncodeError as error:
+            raise _unstorable("half of a character") from error
         except SQLAlchemyError as error:
             raise self._problem(error) from error
 
@@ -114,7 +126,13 @@ class Database:
                 "themselves."
             )
         reason = str(cause or type(error).__name__).strip().split("\n")[0]
+        if isinstance(error, DataError):  # such as NUL, which PostgreSQL's texts cannot have
+            return _unstorable(reason)
         return JobsUnavailableError(f"The database of jobs, {self._shown}, cannot be used: {reason}")
+
+
+def _unstorable(what: str) -> InvalidRequestError:
+    return InvalidRequestError(f"The database of jobs cannot hold a text of this request: {what}.")
 
 
 def _absolute(path: str | None) -> Path:

@@ -106,7 +106,8 @@ def storage_errors(folder: Path) -> Iterator[None]:
     except OSError as error:
         if is_full(error):
             raise StorageFullError(
-                f"The disk of {folder} has no room for the files of jobs. Delete files (DELETE /v1/files/ID), or name "
-                "another folder in jobs.dir."
+                f"The disk of {folder} has no room for the files of jobs, which leave {_RESERVE_BYTES // 2**20} MiB "
+                "free. Make room on the disk, delete files of jobs (DELETE /v1/files/ID), or name another folder in "
+                "jobs.dir."
             ) from error
         raise JobsUnavailableError(f"The folder {folder} of jobs cannot be used: {error.strerror or error}.") from error

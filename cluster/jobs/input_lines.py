@@ -120,13 +120,15 @@ class InputFile:
                 "line_too_long", f"The line is longer than {self._max_line_bytes} bytes, which is the limit."
             )
         try:
-            values = self._parse(raw)
+            values = self._parse(raw.rstrip(b"\r\n"))
         except InvalidRequestError as error:
-            message = error.message.replace("The request body", "The line")
+            message = error.message.replace("The request body", "The line").replace("at line 1 column", "at column")
             raise _LineError("invalid_json_line", message) from error
         custom_id, body = values.get("custom_id"), values.get("body")
         if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= _MAX_ID_CHARS:
-            raise _LineError("invalid_custom_id", f"custom_id must be 1 to {_MAX_ID_CHARS} characters.", "custom_id")
+            raise _LineError(
+                "invalid_custom_id", f"custom_id must be a string of 1 to {_MAX_ID_CHARS} characters.", "custom_id"
+            )
         if values.get("method") != "POST":
             raise _LineError("invalid_method", "method must be POST.", "method")
         if values.get("url") != self._endpoint:

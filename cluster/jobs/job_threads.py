@@ -15,6 +15,7 @@ logger = logging.getLogger(__name__)
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
+_PATIENCE_S = 10.0
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.5, 30.0
 
 
@@ -37,6 +38,26 @@ class JobThreads:
             if not call.cancelled():
                 call.exception()  # it is of no interest any more
             raise
+
+    async def ask(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Like :meth:`run`, but does not wait longer than ten seconds.
+
+        The call may still be done later, which must do no harm.
+
+        Raises:
+            JobsUnavailableError: there is no answer in time, for instance because the database hangs.
+        """
+        call = self._pool.submit(function, *args, **kwargs)
+        answer = asyncio.wrap_future(call)
+        try:
+            if not (await asyncio.wait({answer}, timeout=_PATIENCE_S))[0]:
+                raise JobsUnavailableError(
+                    f"The database of jobs has not answered for {_PATIENCE_S:g} s. Try again when it does."
+                )
+            return answer.result()
+        finally:
+            call.cancel()  # at once: the event loop would hand it on only in its next round
+            answer.cancel()
 
     async def insist(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Like :meth:`run`, but tries again for as long as disk or database fail, since such errors pass."""

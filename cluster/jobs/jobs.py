@@ -117,14 +117,14 @@ class Jobs:
     async def file(self, owner: str, file_id: str) -> StoredFile:
         """Raises :class:`NotFoundError` unless the owner has this file."""
         await self._open()
-        return await self._threads.run(self._files.get, owner, file_id)
+        return await self._threads.ask(self._files.get, owner, file_id)
 
     async def files(
         self, owner: str, *, after: str | None, limit: int, purpose: str | None, oldest_first: bool
     ) -> tuple[list[StoredFile], bool]:
         """The owner's files behind ``after``, and whether there are more."""
         await self._open()
-        return await self._threads.run(
+        return await self._threads.ask(
             self._files.listed, owner, after=after, limit=limit, purpose=purpose, oldest_first=oldest_first
         )
 
@@ -142,7 +142,7 @@ class Jobs:
 
     async def delete_file(self, owner: str, file_id: str) -> None:
         """Raises :class:`NotFoundError`, or :class:`ConflictError` for the input of a job that has not ended."""
-        await self._open()
+        await self.file(owner, file_id)  # which is not waited for without limit
         await self._threads.run(self._files.remove, owner, file_id)
         await self._threads.run(self._storage.remove, file_id)
 
@@ -193,17 +193,17 @@ class Jobs:
     async def job(self, owner: str, job_id: str) -> Job:
         """Raises :class:`NotFoundError` unless the owner has this job."""
         await self._open()
-        return await self._threads.run(self._store.get, owner, job_id)
+        return await self._threads.ask(self._store.get, owner, job_id)
 
     async def jobs(self, owner: str, *, after: str | None, limit: int) -> tuple[list[Job], bool]:
         """The owner's jobs behind ``after``, and whether there are more."""
         await self._open()
-        return await self._threads.run(self._store.listed, owner, after=after, limit=limit)
+        return await self._threads.ask(self._store.listed, owner, after=after, limit=limit)
 
     async def cancel(self, owner: str, job_id: str) -> Job:
         """Raises :class:`NotFoundError`, or :class:`ConflictError` for a job that has ended."""
         await self._open()
-        job = await self._threads.run(self._store.cancel, owner, job_id, int(time.time()))
+        job = await self._threads.ask(self._store.cancel, owner, job_id, int(time.time()))
         if self._runner is not None:
             self._runner.end_early(job_id)
         return job
@@ -211,7 +211,7 @@ class Jobs:
     async def _open(self) -> None:
         """Creates folder and tables, if this process has not. Raises the errors of :meth:`Database.create_tables`."""
         if not self._is_open:
-            await self._threads.run(self._create)
+            await self._threads.ask(self._create)
 
     def _create(self) -> None:
         self._storage.create()

@@ -41,14 +41,14 @@ class ControllerLink:
         except TimeoutError as error:
             raise ControllerLostError(
                 f"The cluster's controller has not answered for {_ANSWER_S:g} s. Requests are served, but workers are "
-                "neither replaced nor started, and what it was asked may still be done later. `baton up` replaces a "
-                "controller that stays silent."
+                "neither replaced nor started, and what it was asked may still be done later. `baton up` says whether "
+                "the controller hangs or waits for Ray; it replaces one that hangs."
             ) from error
         except RayActorError as error:
             raise ControllerLostError(
                 "The cluster has lost its controller. It serves requests, but neither replaces workers nor changes "
-                "their number. `baton up` starts another one in seconds; if it has ended, run it again with the same "
-                "configuration, and it takes the cluster over."
+                "their number. `baton up` starts another one in seconds, unless it is stopped; if it has ended, run it "
+                "again with the same configuration, and it takes the cluster over."
             ) from error
 
     async def pool_counts(self) -> tuple[Mapping[str, PoolCounts], str]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
+import sys
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import ray
 
 from baton.core.errors import BatonError, ConfigError
+from baton.process.ending import end_process
 from baton.process.stop_signals import signals_deferred
 from baton.process.worker_environment import LOCAL_RAY_VARIABLES, worker_variables
 from cluster.config.config import BatonConfig
@@ -20,6 +26,7 @@ from cluster.nodes.ray_token import MODE_VARIABLE, ensure_token, refuse_open_ray
 
 _OBJECT_STORE_BYTES = 128 * 2**20
 _CONNECT_TIMEOUT_S = 5.0
+_SHUTDOWN_S = 8.0
 _REDIS_VARIABLE = "RAY_REDIS_ADDRESS"
 
 Report = Callable[[str], None]
@@ -36,8 +43,16 @@ class RayConnection:
     folder: RayFolder | None = None
 
     def close(self) -> None:
-        """Disconnects, and ends a local cluster."""
-        ray.shutdown()
+        """Disconnects, and ends a local cluster, even one whose processes hang."""
+        node = ray._private.worker._global_node
+        shutdown = threading.Thread(target=ray.shutdown, name="ray-shutdown", daemon=True)
+        shutdown.start()
+        shutdown.join(_SHUTDOWN_S)
+        if shutdown.is_alive() and self.folder is not None:
+            _end_ray(node)
+            shutdown.join(_SHUTDOWN_S)
+        if shutdown.is_alive():  # it waits for what hangs, for minutes; so would Ray's own handler at the exit
+            atexit.register(_leave)
         if self.folder is not None:
             self.folder.close()
 
@@ -57,6 +72,12 @@ def connect(config: BatonConfig, report: Report) -> RayConnection | None:
     if config.ray.address is None:
         return _start_local(config, options, report)
     return _join(config.ray.address, options, report)
+
+
+def log_folder() -> str | None:
+    """The folder with the output of this node's processes, or ``None`` when Ray does not say."""
+    node = ray._private.worker._global_node  # Ray has no public API for this
+    return str(node.get_logs_dir_path()) if node is not None else None
 
 
 def _start_local(config: BatonConfig, options: dict[str, Any], report: Report) -> RayConnection:
@@ -130,6 +151,23 @@ def _prepare_token(head_address: str, report: Report) -> None:
             f"warning: the Ray cluster at {head_address} asks for no token, so anyone who reaches its ports can run "
             "code there. Start it with `baton node start`, or set RAY_AUTH_MODE=token where it is started."
         )
+
+
+def _leave() -> None:
+    """Ends this process, which Ray still uses in other threads."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _end_ray(node: Any) -> None:
+    """Ends the processes of a local Ray at once, with all that they have started."""
+    pids = [info.process.pid for infos in list(node.all_processes.values()) for info in infos] if node else []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(pid).children(recursive=True):
+                end_process(child.pid)
+        end_process(pid)
 
 
 def _find_head(address: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -27,6 +28,8 @@ from cluster.nodes.ray_token import MODE_VARIABLE, ensure_token, refuse_open_ray
 
 _OBJECT_STORE_BYTES = 128 * 2**20
 """baton sends nothing large through Ray."""
+_ENDED = re.compile(r"-- (\S+ \[exit code=[^\]]*\])$", re.MULTILINE)
+"""How Ray names a process whose end ends its node."""
 _POLL_S = 0.5
 _START_TIMEOUT_S = 120.0
 _PAUSE_S = 2.0
@@ -123,8 +126,7 @@ def run_member(head_address: str, options: NodeOptions, report: Report, stop: St
 def _command(options: NodeOptions, folder: RayFolder, address: str, head_address: str | None) -> list[str]:
     labels = {**options.pool.labels, **options.labels}
     num_cpus, num_gpus = (0, 0) if options.pool is NodePool.NONE else (options.num_cpus, options.num_gpus)
-    module = "cluster.nodes.head_process" if head_address is None else "ray.scripts.scripts"
-    command = [sys.executable, "-m", module, "start", "--block", "--disable-usage-stats"]
+    command = [sys.executable, "-m", "cluster.nodes.node_process", "start", "--block", "--disable-usage-stats"]
     command += ["--head", "--include-dashboard=false"] if head_address is None else [f"--address={head_address}"]
     command += [f"--node-ip-address={address.strip('[]')}", f"--temp-dir={folder.path}"]
     command += [f"--object-store-memory={_OBJECT_STORE_BYTES}"]
@@ -194,8 +196,9 @@ class RayProcess:
             self._process.wait()
 
     def last_line(self) -> str:
-        """The most informative line of Ray's output."""
-        return last_line(self._log)
+        """The most informative line of Ray's output: the processes that have ended, else the last error."""
+        ended = _ENDED.findall(self._log.read_text(encoding="utf-8", errors="replace"))
+        return ", ".join(ended) or last_line(self._log)
 
 
 def _wait_until_joined(process: RayProcess, head: RayHead, address: str, options: NodeOptions, stop: StopEvent) -> bool:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from baton.core.config_section import Duration, Section
+from baton.core.config_section import AnswerDuration, Duration, Section
 
 
 class LivenessConfig(Section):
     """Health checks of workers in the router and the controller, of routers in the controller, and of the controller in
     `baton up`."""
 
-    suspect_after: Duration = 3.0
+    suspect_after: AnswerDuration = 3.0
     """A worker is suspected after this long without an answer, or with a step that takes ten times as long as expected
     and at least this long; a router or controller after this long without an answer."""
     replace_after: Duration = 10.0

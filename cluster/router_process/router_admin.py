@@ -101,9 +101,10 @@ class RouterAdmin:
         }
         if (jobs := self._job_figures()) is not None:
             status["jobs"] = jobs.to_dict()
-        if others:
+        if self._peers.indices:
             status["router"] = self._index
-            status["routers"] = [{"index": index, "requests": each} for index, each in counts.items()]
+            indices = sorted({*counts, *self._peers.indices})
+            status["routers"] = [{"index": index, "requests": counts.get(index)} for index in indices]
         return status
 
     async def scale(self, targets: dict[str, int | None]) -> dict[str, Any]:
@@ -192,6 +193,8 @@ class RouterAdmin:
     def _add_live_figures(self, entry: dict[str, Any], stats: worker_pb2.WorkerStats | None) -> None:
         worker = self._plane.registry.get(entry["id"])
         entry["in_flight"] = worker.in_flight if worker else 0
+        if worker is not None:
+            entry["max_running"] = worker.info.max_num_seqs
         if worker is not None and worker.suspicion and entry["state"] == WorkerState.READY:
             entry.update(state=str(WorkerState.SUSPECTED), reason=worker.suspicion)
         if stats is not None:

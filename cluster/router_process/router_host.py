@@ -41,9 +41,9 @@ from cluster.jobs.jobs import Jobs
 from cluster.jobs.pace import Pace
 from cluster.latency.store import FitStore
 from cluster.losses.controller_link import ControllerLink
-from cluster.losses.gcs_watch import GcsWatch
 from cluster.losses.open_call import OpenCall
 from cluster.losses.orphan_watch import end_without_controller
+from cluster.losses.ray_part_watch import RayPartWatch, gcs_part
 from cluster.losses.raylet_watch import raylet_ends
 from cluster.registry.worker_client import WorkerClient
 from cluster.registry.workers import WorkerInfo, WorkerRegistry
@@ -357,7 +357,7 @@ class RouterHost:
         self._feeding = self._background.spawn(self._plane.step_costs.run())
         self._watching = self._background.spawn(self._plane.watch.run())
         if ray.is_initialized():
-            watch = GcsWatch(ray.get_runtime_context().gcs_address, logger.error)
+            watch = RayPartWatch(gcs_part(ray.get_runtime_context().gcs_address), logger.error)
             self._watching_gcs = self._background.spawn(watch.run())
         spare_pauses()
         if self._index == LEADER:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -44,6 +44,11 @@ class RouterPeers:
     def meet(self, routers: Mapping[int, Any]) -> None:
         """Knows exactly these routers from now on, by index; its own handle is ignored."""
         self._routers = {index: handle for index, handle in routers.items() if index != self._index}
+
+    @property
+    def indices(self) -> Sequence[int]:
+        """Those of the other routers."""
+        return list(self._routers)
 
     async def ask(self, question: Question, *arguments: Any) -> dict[int, Any]:
         """The answers by index, of the routers that answer within 2 s."""

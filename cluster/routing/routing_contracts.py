@@ -73,13 +73,20 @@ class WorkerSnapshot:
     layout: str = ""
 
     def has_capacity(self, num_tokens: float) -> bool:
-        """Whether its batch has a place for one more sequence, and its KV cache room for ``num_tokens`` beyond the
-        expected final tokens of all sequences on it.
+        """Whether it has a seat and KV blocks for one more sequence of ``num_tokens``."""
+        return self.has_kv(num_tokens) and self.has_seat
+
+    @property
+    def has_seat(self) -> bool:
+        """Whether its batch has a place for one more sequence."""
+        return self.batch < self.max_num_seqs
+
+    def has_kv(self, num_tokens: float) -> bool:
+        """Whether its KV cache has room for ``num_tokens`` beyond the expected final tokens of all sequences on it.
 
         With less room some sequences would soon be preempted, and later requests would wait behind them.
         """
-        has_kv = not self.kv_tokens or max(self.context_tokens, self.final_tokens) + num_tokens <= self.kv_tokens
-        return has_kv and self.batch < self.max_num_seqs
+        return not self.kv_tokens or max(self.context_tokens, self.final_tokens) + num_tokens <= self.kv_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +242,9 @@ class Candidates:
         return np.where(self.is_local, self.by_decode(decode), self.by_prefill(prefill))
 
 
-Preference = Callable[[Candidates], Bools]
-"""Returns ``[num_routes]``: whether a route takes precedence over all others, regardless of scores."""
+Preference = Callable[[Candidates], Mapping[str, Bools]]
+"""Returns ``[num_routes]`` by the name of a limit: whether a route keeps it. Routes that keep all limits take
+precedence over the others, regardless of scores."""
 
 
 class Filter(Protocol):

@@ -21,6 +21,7 @@ from cluster.routing.request_predictions import RouteForecaster
 from cluster.routing.routing_config import RoutingConfig
 from cluster.routing.routing_contracts import (
     LOCAL,
+    Bools,
     Candidates,
     Filter,
     Floats,
@@ -166,9 +167,10 @@ class RoutingProfile:
         totals = np.zeros(len(candidates))
         for name, values in scores.items():
             totals += self._weights[name] * values
-        among = _those(preferred, candidates)
+        limits = preferred(candidates) if preferred is not None else {}
+        among = _within(limits, len(candidates))
         chosen = self._picker.pick(candidates, totals, among)
-        record = routing_record(candidates, chosen, scores, self._weights, totals, num_routes, among)
+        record = routing_record(candidates, chosen, scores, self._weights, totals, num_routes, limits)
         return _decision(candidates, chosen, record)
 
     def _filter(self, workers: Sequence[WorkerSnapshot], request: RoutingRequest) -> Sequence[WorkerSnapshot]:
@@ -187,10 +189,10 @@ class RoutingProfile:
         return scores
 
 
-def _those(preferred: Preference | None, candidates: Candidates) -> Ints:
-    """Indices of the preferred routes, or of all routes if none is preferred."""
-    found = np.flatnonzero(preferred(candidates)) if preferred is not None else None
-    return np.arange(len(candidates)) if found is None or not len(found) else found
+def _within(limits: Mapping[str, Bools], num_routes: int) -> Ints:
+    """Indices of the routes that keep all limits, or of all routes if none does."""
+    found = np.flatnonzero(np.logical_and.reduce(list(limits.values()))) if limits else np.arange(num_routes)
+    return found if len(found) else np.arange(num_routes)
 
 
 def _decision(candidates: Candidates, chosen: int, record: Mapping[str, object]) -> RouteDecision:
@@ -249,7 +251,7 @@ def build_profile(
 
 _SHOWN = 5
 _ROOM = "room"
-"""Marks routes that had no room, in place of a scorer's name."""
+"""Marks routes that had no room, in place of a scorer's name; the limits that they do not keep follow."""
 
 
 def routing_record(
@@ -259,7 +261,7 @@ def routing_record(
     weights: Mapping[str, float],
     totals: Floats,
     num_routes: int,
-    among: Ints,
+    limits: Mapping[str, Bools],
 ) -> dict[str, Any]:
     """The best candidates and the chosen one, with scores and predictions; JSON-ready.
 
@@ -267,7 +269,7 @@ def routing_record(
         scores: values by scorer, each ``[num_candidates]``.
         totals: weighted sums of these.
         num_routes: number of routes, scored or not.
-        among: indices of the routes that could be taken; the others had no room.
+        limits: whether each route keeps it, by name; a route that does not had no room.
     """
     count = len(candidates)
     best: Sequence[int] = range(count)
@@ -275,10 +277,11 @@ def routing_record(
         best = np.argpartition(-totals, _SHOWN - 1)[:_SHOWN].tolist()
     shown = sorted({chosen, *best}, key=lambda index: (index != chosen, -totals[index]))
     entries = [_candidate(candidates, index, chosen, scores, weights, totals) for index in shown]
-    if len(among) < count:
+    broken = {index: [name for name, keeps in limits.items() if not keeps[index]] for index in shown}
+    if not broken[chosen]:
         for index, entry in zip(shown, entries, strict=True):
-            if index not in among:
-                entry["lost_on"] = _ROOM
+            if broken[index]:
+                entry["lost_on"] = f"{_ROOM}: {', '.join(broken[index])}"
     return {"num_routes": num_routes, "num_weighed": count, "weights": dict(weights), "candidates": entries}
 
 

@@ -17,6 +17,8 @@ from tests.chaos.run import Findings
 _DETECTION_S = 5.0
 """Limit of the time after which a lost or silent worker's streams continue elsewhere."""
 _GROWTH_PERCENT = 5.0
+_LEAST_WATCHED_S = 450.0
+"""In less time, the memory of a process changes by as much without growing."""
 _RETURN_S = 1.0
 """Limit of the time for which blocks of cancelled requests stay in use."""
 
@@ -56,7 +58,7 @@ def checks(findings: Findings) -> list[Check]:
     found += [
         Check(f"growth of the memory of {growth.name} (%)", growth.percent, _GROWTH_PERCENT)
         for growth in findings.growths
-        if growth.is_own
+        if growth.is_own and findings.watched_s >= _LEAST_WATCHED_S
     ]
     if findings.excess:
         found.append(Check("processes, files, shared memory more than before", sum(leaks(findings).values()), 0))

@@ -115,6 +115,11 @@ class MemoryWatch:
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), _PERIOD_S)
 
+    @property
+    def seconds(self) -> float:
+        """How long it has recorded, about."""
+        return self._num_rounds * _PERIOD_S
+
     def growths(self) -> list[Growth]:
         """Of each process that was there from the first record to the last, by size, after that of all of them."""
         third = self._num_rounds // 3

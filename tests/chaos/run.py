@@ -34,6 +34,7 @@ class Findings:
         returns_s: after each burst of cancels, how long blocks were still in use.
         problems: what is wrong with the cluster as a whole.
         growths: of the memory of processes that lived all the time.
+        watched_s: how long their memory was watched.
         excess: what there is at the end in addition to what was there at first, by name.
     """
 
@@ -43,6 +44,7 @@ class Findings:
     num_cancels: int = 0
     problems: list[str] = field(default_factory=list)
     growths: list[Growth] = field(default_factory=list)
+    watched_s: float = 0.0
     excess: dict[str, int] = field(default_factory=dict)
 
 
@@ -67,7 +69,7 @@ async def run(
     await running.cancels(num_cancels)
     stop.set()
     await watching
-    findings.growths = memory.growths()
+    findings.growths, findings.watched_s = memory.growths(), memory.seconds
     findings.excess = Holdings.of(target.pids()).excess(before)
 
 

@@ -155,6 +155,7 @@ def test_status_as_json_lists_every_worker(baton: Callable[..., Result], up: Res
         assert process.nice() == psutil.Process().nice()  # the niceness of this process
         assert process.environ().items() >= worker_variables().items()
         assert worker["kv_blocks_total"] > 1
+        assert worker["max_running"] > 1
         assert worker["kv_blocks_leaked"] == 0
 
 

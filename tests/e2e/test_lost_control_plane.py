@@ -134,7 +134,7 @@ class OneHost:
 def title(pid: int) -> str:
     try:
         process = psutil.Process(pid)
-        return process.name() if process.name() == "gcs_server" else " ".join(process.cmdline())
+        return process.name() if process.name() in ("gcs_server", "raylet") else " ".join(process.cmdline())
     except psutil.NoSuchProcess:
         return ""
 
@@ -185,10 +185,10 @@ def test_a_lost_gcs_comes_back_while_requests_are_served(one: OneHost) -> None:
     serving = one.serving()
     with ThreadPoolExecutor(1) as threads:
         asked = threads.submit(one.ask, 12.0)
-        [head] = [pid for pid in one.host.pids() if "cluster.nodes.head_process" in title(pid)]
+        [head] = [pid for pid in one.host.pids() if "cluster.nodes.node_process" in title(pid)]
         os.kill(head, signal.SIGSTOP)  # or it may start the next one before anything notices
         one.kill("gcs_server")
-        one.wait_for(lambda: "does not answer. Requests are served, but no process can start" in one.log, "the loss")
+        one.wait_for(lambda: "does not answer. What runs goes on, but no process can start" in one.log, "the loss")
         os.kill(head, signal.SIGCONT)
         one.wait_for(lambda: "is back after" in one.log, "the return of the GCS")
         answered, failed = asked.result()
@@ -277,6 +277,46 @@ def test_a_controller_that_hangs_is_named_and_replaced_while_requests_are_served
     assert one.get("/admin/status")["pools"]["decode"]["target"] == 1
 
 
+def test_a_controller_that_waits_for_a_hanging_gcs_is_not_blamed(one: OneHost) -> None:
+    """Starting a worker is a call of the GCS, in which the controller waits."""
+    before, [gcs] = len(one.log), one.pids("gcs_server")
+    [controller] = one.pids("ray::Controller")
+    scaling = one.folder / "scaling.log"
+    os.kill(gcs, signal.SIGSTOP)
+    try:
+        command = [*BATON, "scale", "decode=2", "--endpoint", one.endpoint, "--no-wait"]
+        one.host.start(command, scaling, one.variables).wait(WAIT_S)
+        one.wait_for(lambda: "(GCS) at" in one.log[before:], "a warning")
+        time.sleep(14.0)  # a controller that hangs would be replaced after 13
+        assert one.ask() == (1, [])
+    finally:
+        os.kill(gcs, signal.SIGCONT)
+    one.wait_for(lambda: " is ready at" in one.log[before:], "the new worker")
+    assert one.pids("ray::Controller") == [controller]
+    assert "hangs" not in one.log[before:]
+    command = [*BATON, "scale", "decode=1", "--endpoint", one.endpoint]
+    assert one.host.start(command, scaling, one.variables).wait(WAIT_S) == 0
+
+
+@pytest.mark.parametrize("is_reported", [True, False])
+def test_a_controller_lost_while_the_raylet_hangs_is_replaced_afterwards(one: OneHost, is_reported: bool) -> None:
+    """``is_reported``: the raylet may tell the GCS of the loss before it hangs."""
+    serving, before, [raylet] = one.serving(), len(one.log), one.pids("raylet")
+
+    def hold() -> None:
+        os.kill(raylet, signal.SIGSTOP)
+        one.wait_for(lambda: "Ray's raylet at" in one.log[before:], "a warning")
+        assert one.ask() == (1, [])
+        os.kill(raylet, signal.SIGCONT)
+
+    if not is_reported:
+        os.kill(raylet, signal.SIGSTOP)
+    one.lose_controller(hold)
+    assert "is back after" in one.log[before:]
+    assert one.serving() == serving
+    assert one.ask() == (1, [])
+
+
 def test_baton_up_takes_over_what_a_killed_one_has_left(one: OneHost) -> None:
     serving, killed = one.serving(), one.ups[-1]
     killed.kill()
@@ -315,16 +355,17 @@ def test_router_and_workers_end_without_a_controller(one: OneHost) -> None:
 
 
 @pytest.mark.thorough(
-    covered_by="tests/unit/cluster/losses/test_gcs_watch.py::test_a_loss_that_lasts_ends_the_cluster_before_ray_does"
+    covered_by="tests/unit/cluster/losses/test_ray_part_watch.py::test_a_loss_that_lasts_ends_the_cluster_before_ray_does"
 )
-def test_a_local_cluster_without_gcs_ends_with_the_reason(one: OneHost) -> None:
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_local_cluster_without_gcs_ends_with_the_reason(one: OneHost, fault: signal.Signals) -> None:
     """Ray, which would end it later, leaves no time for that."""
     before = set(one.host.pids())
     settings = ("ray.address=null", "simulation.profile=h100-8b")
     up = one.up(*(part for text in settings for part in ("--set", text)), RAY_gcs_rpc_server_reconnect_timeout_s="32")
     [gcs] = set(one.pids("gcs_server")) - before
-    os.kill(gcs, signal.SIGKILL)
+    os.kill(gcs, fault)
     assert up.wait(WAIT_S) == 1
-    assert "does not answer. Requests are served, but no process can start. The cluster ends in 24 s" in one.log
+    assert "does not answer. What runs goes on, but no process can start. The cluster ends in 24 s" in one.log
     assert "error: Ray's control store (GCS) at" in one.log
     one.wait_for(lambda: set(one.host.pids()) <= before, "the end of all processes")

@@ -13,7 +13,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
 
-from baton.core.roles import POOLS
+from baton.core.roles import DRAFT_METHODS, POOLS
 from cluster.autoscaling.advice import advise
 from cluster.gateway.api_keys import ApiKeyConfig, ApiKeys, digest_of
 from cluster.gateway.gateway import create_app
@@ -78,6 +78,10 @@ def page(cluster: RunningCluster, browser: Browser) -> Iterator[Page]:
 def test_a_chat_by_keyboard_shows_its_waterfall(page: Page) -> None:
     expect(page.locator("#served")).to_have_text("smollm2-135m-instruct")
     page.get_by_label("SLO class").select_option("interactive")
+    unavailable = page.locator("#method option:disabled")
+    missing = set(DRAFT_METHODS) - {"eagle3"}
+    expect(unavailable).to_have_count(len(missing))
+    assert set(unavailable.all_text_contents()) == {f"{name} (no draft is loaded)" for name in missing}
     page.get_by_label("Speculation").select_option("suffix")
     page.get_by_label("Most tokens").fill("24")
     page.get_by_label("Message").focus()
@@ -93,8 +97,11 @@ def test_a_chat_by_keyboard_shows_its_waterfall(page: Page) -> None:
     expect(shown).to_contain_text("interactive")
     expect(page.locator(".said.model .bubble")).not_to_be_empty()
     page.get_by_label("Message").fill("And of Italy?")
-    page.get_by_role("button", name="Send").click()
+    page.get_by_role("button", name="Send").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Stop")).to_be_focused()
     expect(page.locator("details.waterfall-of")).to_have_count(2)
+    expect(page.get_by_label("Message")).to_be_focused()
     page.get_by_role("button", name="New chat").click()
     expect(page.locator(".turn")).to_have_count(0)
 
@@ -124,6 +131,7 @@ def test_the_rounds_of_an_answer_are_those_of_the_engine(page: Page) -> None:
 def test_the_gallery_records_the_served_model(page: Page) -> None:
     page.get_by_role("link", name="Gallery").focus()
     page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Gallery")).to_be_focused()
     cards = page.locator(".method")
     expect(cards).to_have_count(7)
     expect(cards.filter(has_text="Medusa").locator(".missing")).to_contain_text("speculation.draft: ")
@@ -143,10 +151,10 @@ def test_an_answer_can_be_stopped_and_an_error_is_shown(page: Page) -> None:
     expect(page.locator(".state")).to_have_text("Answering …")
     page.get_by_role("button", name="Stop").click()
     expect(page.locator(".state")).to_have_text("Stopped.")
-    page.get_by_label("Speculation").select_option("medusa")
+    page.get_by_label("Seed").fill(str(10**20))
     page.get_by_label("Message").fill("Hello")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("alert").filter(has_text="needs a draft of that kind")).to_be_visible()
+    expect(page.get_by_role("alert").filter(has_text="seed")).to_be_visible()
 
 
 def test_text_of_users_and_models_is_never_html(page: Page) -> None:
@@ -165,6 +173,15 @@ def test_text_of_users_and_models_is_never_html(page: Page) -> None:
     assert evaluate(page, "window.broken") is None
     refused = "try { document.body.innerHTML = '<b>x</b>'; 'set' } catch (error) { error.name }"
     assert evaluate(page, refused) == "TypeError"  # the browser itself would refuse it
+
+
+def test_addresses_that_somebody_typed_break_nothing(page: Page, cluster: RunningCluster) -> None:
+    page.goto(f"{cluster.endpoint}/#constructor")
+    expect(page).to_have_title("Chat · baton")
+    expect(page.locator("#chat")).to_be_visible()
+    page.goto(f"{cluster.endpoint}/#request/%")
+    expect(page).to_have_title("Request · baton")
+    expect(page.locator("#request")).to_contain_text("There is no timeline of the request '%'")
 
 
 def test_the_playground_follows_its_sliders(page: Page) -> None:
@@ -330,4 +347,5 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(browser: Browser) -> None:
         expect(page.locator("#served")).to_have_text("tiny/model")
         page.get_by_role("button", name="API key").click()
         page.get_by_role("dialog").get_by_role("button", name="Forget").click()
+        expect(dialog).to_contain_text("requires a valid API key")  # the page has begun again
         assert evaluate(page, "sessionStorage.length") == 0

@@ -57,7 +57,7 @@ async def test_the_decode_worker_runs_prefill_and_decode(cluster: FakeCluster) -
     assert cluster.metric("baton_routes_total", kind="local") == 1
     attributes = request.timeline.attributes
     assert "prefill_worker" not in attributes
-    assert (attributes["decode_worker"], attributes["cached_tokens"]) == ("d1", 2)
+    assert (attributes["local_worker"], attributes["decode_worker"], attributes["cached_tokens"]) == ("d1", "d1", 2)
 
 
 async def test_local_prefill_counts_as_prefill_in_the_timeline(cluster: FakeCluster) -> None:

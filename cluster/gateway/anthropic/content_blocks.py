@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
-from cluster.gateway.formats.base import Arguments, CallBroken, CallEnd, CallStart, Event, Reasoning, Text
-from cluster.gateway.formats.conversation import arguments_object
+import orjson
+
+from cluster.gateway.formats.base import Arguments, CallBroken, CallEnd, CallStart, Event, Reasoning, Text, read_json
 
 Json = dict[str, Any]
 
@@ -28,7 +29,7 @@ class _Block:
     def to_json(self) -> Json:
         text = "".join(self.pieces)
         if self.start["type"] == "tool_use":
-            return {**self.start, "input": arguments_object(text)}
+            return {**self.start, "input": _object_of(text)}
         return {**self.start, self.start["type"]: text}
 
 
@@ -99,3 +100,12 @@ class ContentBlocks:
         kind, key = block.delta
         index = len(self._blocks) - 1
         return {"type": "content_block_delta", "index": index, "delta": {"type": kind, key: text}}
+
+
+def _object_of(text: str) -> Any:
+    """The arguments of a call as JSON, as the model has written them: its numbers may have any size."""
+    try:
+        is_object = isinstance(read_json(text or "{}"), dict)
+    except (ValueError, RecursionError):
+        is_object = False
+    return orjson.Fragment(text or "{}") if is_object else {"invalid_json": text}

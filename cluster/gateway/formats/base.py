@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from cluster.gateway.formats.source import Source
 
@@ -92,6 +93,33 @@ class CallRule:
 
     def schema_of(self, function: Function) -> Mapping[str, Any]:
         return function.parameters if self.constrains(function) else {"type": "object"}
+
+
+def as_json(value: Any, *, allow_nan: bool = True) -> str:
+    """``value`` as JSON that can be encoded as UTF-8: a lone surrogate stays an escape.
+
+    Raises:
+        ValueError: it holds NaN or an infinite number, and ``allow_nan`` is false.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=allow_nan)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value)
+    return text
+
+
+def read_json(text: str) -> Any:
+    """The value of JSON, in which integers, of any number of digits, are only known as such.
+
+    Raises:
+        ValueError: ``text`` is not JSON; NaN and infinity are not either.
+    """
+    return json.loads(text, parse_int=len, parse_constant=_refuse)  # Python reads at most 4,300 digits
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
 
 
 class TokenRefs(Protocol):

@@ -103,9 +103,14 @@ def _short_id(call_id: str) -> str:
 
 
 def arguments_object(text: str) -> dict[str, Any]:
-    """The arguments of a call. Text that is no JSON object, such as that of a call cut off, is shown to the model."""
+    """The arguments of a call. Text that is no JSON object, such as that of a call cut off, is shown to the model.
+
+    Lone surrogates, which a model may write as escapes, are question marks, since no prompt can hold them.
+    """
     try:
         found = json.loads(text or "{}")
+        if "\\u" in text:
+            found = json.loads(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
     except (ValueError, RecursionError):
         found = None
     return found if isinstance(found, dict) else {"invalid_json": text}

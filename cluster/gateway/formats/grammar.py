@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from baton.grammar.forms import JSON_STYLE, with_whole_counts
+from baton.grammar.bounds import check_whole_numbers
+from baton.grammar.forms import JSON_STYLE
 from cluster.gateway.formats.base import CallRule, TokenRefs
 
 ANY_TEXT = r"/(.|\n)*/"
@@ -25,7 +26,8 @@ def pattern(text: str) -> str:
 
 def json_rule(schema: Mapping[str, Any]) -> str:
     """A JSON value that follows ``schema``."""
-    return "%json " + json.dumps({**with_whole_counts(schema), "x-guidance": JSON_STYLE}, ensure_ascii=False)
+    check_whole_numbers(schema)
+    return "%json " + json.dumps({**schema, "x-guidance": JSON_STYLE}, ensure_ascii=False)
 
 
 def object_call_rules(rule: CallRule, arguments_key: str) -> str:

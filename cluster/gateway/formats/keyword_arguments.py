@@ -2,48 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeGuard
 
+from baton.core.errors import InvalidRequestError
+from baton.grammar.compiler import MAX_GRAMMAR_CHARS
+from cluster.gateway.formats.base import CallRule
 from cluster.gateway.formats.grammar import literal
+from cluster.gateway.formats.schema_branches import Schema, asserting, resolved
+
+_KEPT = frozenset({"type", "properties", "required", "additionalProperties", "unevaluatedProperties"})
+"""What a list of arguments keeps to: it has no others than the known ones."""
 
 
-def properties_of(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+Write = Callable[[str, str, Schema], tuple[str, str]]
+"""See :func:`keyword_rules`."""
+
+
+def properties_of(schema: Schema) -> dict[str, Schema]:
     """Schema of each argument, with the definitions that it may refer to. Required ones come first."""
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    found = schema.get("properties") or {}
-    required = [name for name in schema.get("required") or () if name in found]
-    order = [*required, *(name for name in found if name not in required)]
-    return {name: {**_resolved(found[name], schema), **shared} for name in order}
+    schema = {**resolved(schema, schema), **shared}
+    properties, required = schema.get("properties"), schema.get("required")
+    found: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
+    allowed = (name for name, value in found.items() if value is not False)
+    names = dict.fromkeys([*(required if _are_names(required) else ()), *allowed])
+    return {name: {**resolved(found.get(name), schema), **shared} for name in names}
 
 
-def _resolved(value: Any, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``value``, or what it refers to within the function's schema."""
-    reference = value.get("$ref") if isinstance(value, Mapping) else None
-    if isinstance(reference, str) and reference.startswith("#/"):
-        target: Any = schema
-        for part in reference.removeprefix("#/").split("/"):
-            target = target.get(part) if isinstance(target, Mapping) else None
-        value = target
-    return value if isinstance(value, Mapping) else {}
-
-
-def keyword_rules(
-    name: str, schema: Mapping[str, Any], write: Callable[[str, Mapping[str, Any]], str], any_item: str, separator: str
-) -> str:
-    """Rules of ``name``: arguments in a fixed order, of which only the required ones must be there.
+def keyword_rules(rule: CallRule, write: Write, any_item: str, separator: str) -> str:
+    """Rules ``arguments_0``, ``arguments_1``, … of the functions' arguments, which stand in a fixed order. Only the
+    required ones must be there.
 
     Args:
-        write: the rule of one argument, from its name and schema.
+        write: the expression of one argument, and the rules that it needs, from a name for these, its key and its
+            schema.
         any_item: the rule of an argument where the schema names none.
+
+    Raises:
+        InvalidRequestError: a keyword of a schema cannot be honoured, or the rules become too long.
     """
-    if "properties" not in schema:
+    num_chars = 0
+
+    def counted(name: str, key: str, schema: Schema) -> tuple[str, str]:
+        nonlocal num_chars
+        argument, further = write(name, key, schema)
+        num_chars += len(argument) + len(further)
+        if num_chars > MAX_GRAMMAR_CHARS:
+            raise InvalidRequestError(
+                f"The grammar has more than {MAX_GRAMMAR_CHARS} characters, with what each argument refers to. Make "
+                "the schemas of the functions smaller.",
+                param="tools",
+            )
+        return argument, further
+
+    return "".join(
+        _rules_of(f"arguments_{index}", rule.schema_of(function), counted, any_item, separator)
+        for index, function in enumerate(rule.functions)
+    )
+
+
+def _rules_of(name: str, schema: Schema, write: Write, any_item: str, separator: str) -> str:
+    schema = resolved(schema, schema)
+    _check_forms(schema)
+    properties, required = properties_of(schema), set(schema.get("required") or ())
+    _check_keywords(schema, len(properties), required)
+    if "properties" not in schema and not required and schema.get("additionalProperties") is not False:
         return f"{name}: ({any_item} ({literal(separator)} {any_item})*)?\n"
-    properties = properties_of(schema)
-    required = set(schema.get("required") or ())
     rules = [f"{name}: {name}_first_0\n"]
     for index, (key, value) in enumerate(properties.items()):
-        rules.append(f"{name}_{index}: {write(key, value)}\n")
+        argument, further = write(f"{name}_{index}", key, value)
+        rules.append(f"{name}_{index}: {argument}\n{further}")
         item, rest = f"{name}_{index} {name}_more_{index + 1}", f"{name}_first_{index + 1}"
         rules.append(f"{name}_first_{index}: {item}" + ("" if key in required else f" | {rest}") + "\n")
         more = f"{literal(separator)} {item}" if separator else item
@@ -53,14 +82,54 @@ def keyword_rules(
     return "".join([*rules, f'{name}_first_{end}: ""\n', f'{name}_more_{end}: ""\n'])
 
 
-def types_of(schema: Mapping[str, Any] | None) -> Sequence[str]:
-    """JSON types that a schema names; empty if it allows any."""
-    if not isinstance(schema, Mapping):
-        return ()
-    found = schema.get("type")
-    types = [found] if isinstance(found, str) else list(found or ())
-    for key in ("anyOf", "oneOf"):
-        types += [kind for option in schema.get(key) or () for kind in types_of(option)]
-    if not types and isinstance(schema.get("enum"), list) and all(isinstance(item, str) for item in schema["enum"]):
-        return ("string",)
-    return types
+def unkept_key(key: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"The grammar cannot be honoured: a model's calls cannot have the argument {key!r:.100}. Rename it.",
+        param="tools",
+    )
+
+
+def _check_forms(schema: Schema) -> None:
+    for key, is_right, expected in (
+        ("properties", isinstance(schema.get("properties", {}), Mapping), "an object of schemas"),
+        ("required", _are_names(schema.get("required", [])), "a list of names"),
+    ):
+        if not is_right:
+            raise InvalidRequestError(f"{key} of a function's parameters must be {expected}.", param="tools")
+
+
+def _are_names(value: Any) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _check_keywords(schema: Schema, num_arguments: int, required: set[str]) -> None:
+    unkept = asserting(schema) - _KEPT
+    if _is_at_most(schema.get("minProperties"), len(required)):
+        unkept.discard("minProperties")
+    if _is_at_most(num_arguments, schema.get("maxProperties")):
+        unkept.discard("maxProperties")
+    others = schema.get("additionalProperties", True)
+    known = schema.get("properties") or {}
+    if any(known.get(name, others) is False for name in required):
+        unkept.add("required, which has keys that are forbidden,")
+    elif others not in (True, False, {}) and (required or "properties" not in schema):
+        unkept.add("additionalProperties as a schema")
+    if _refers_to_the_whole(schema):
+        unkept.add('"$ref": "#"')
+    if unkept:
+        raise InvalidRequestError(
+            f"The grammar cannot be honoured: {', '.join(sorted(unkept))} of a function's parameters cannot be kept to "
+            "where a model writes arguments one by one. Leave it out, or put it into the schema of an argument.",
+            param="tools",
+        )
+
+
+def _refers_to_the_whole(value: Any) -> bool:
+    """Whether an argument may be all arguments, which are no JSON here."""
+    if isinstance(value, Mapping):
+        return value.get("$ref") == "#" or any(map(_refers_to_the_whole, value.values()))
+    return isinstance(value, list) and any(map(_refers_to_the_whole, value))
+
+
+def _is_at_most(number: Any, limit: Any) -> bool:
+    return type(number) in (int, float) and type(limit) in (int, float) and number <= limit

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import ast
-import json
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Collection, Iterator, Sequence
 
-from cluster.gateway.formats.base import Arguments, CallEnd, CallRule, CallStart, Function, Steps, Text, TokenRefs
+from cluster.gateway.formats.base import (
+    Arguments,
+    CallEnd,
+    CallRule,
+    CallStart,
+    Function,
+    Steps,
+    Text,
+    TokenRefs,
+    as_json,
+    read_json,
+)
 from cluster.gateway.formats.calls import Attempt, call_list
 from cluster.gateway.formats.grammar import alternatives, json_rule, listed, literal, unmarked_rule
-from cluster.gateway.formats.keyword_arguments import keyword_rules
+from cluster.gateway.formats.keyword_arguments import keyword_rules, unkept_key
+from cluster.gateway.formats.schema_branches import Schema
 from cluster.gateway.formats.source import Source, Wait
 
 START, END = "<|python_start|>", "<|python_end|>"
+_KEY = re.compile(r"([^\s=,'\"()\[\]{}]+)\s*=\s*")
+_SPACE = re.compile(r"\s*")
 _CLOSERS = {"(": ")", "[": "]", "{": "}"}
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
@@ -36,17 +49,16 @@ class Pythonic:
         bodies = [
             f'{literal(f"{function.name}(")} arguments_{index} ")"' for index, function in enumerate(rule.functions)
         ]
-        arguments = [
-            keyword_rules(f"arguments_{index}", rule.schema_of(function), _keyword_rule, "any_keyword", ", ")
-            for index, function in enumerate(rule.functions)
-        ]
+        arguments = keyword_rules(rule, _keyword_rule, "any_keyword", ", ")
         calls = listed(rule, "body")
         keyword = f'any_keyword: NAME "=" any_value\nNAME: /[A-Za-z_][A-Za-z0-9_]*/\nany_value: {json_rule({})}\n'
-        return unmarked_rule(rule, calls, r"\[") + keyword + alternatives("body", bodies) + "".join(arguments)
+        return unmarked_rule(rule, calls, r"\[") + keyword + alternatives("body", bodies) + arguments
 
 
-def _keyword_rule(key: str, schema: Mapping[str, Any]) -> str:
-    return f"{literal(f'{key}=')} {json_rule(schema)}"
+def _keyword_rule(name: str, key: str, schema: Schema) -> tuple[str, str]:
+    if not _KEY.fullmatch(f"{key}="):
+        raise unkept_key(key)
+    return f"{literal(f'{key}=')} {json_rule(schema)}", ""
 
 
 def _read_first(source: Source, opener: str, names: Collection[str]) -> Attempt:
@@ -88,6 +100,11 @@ class _PythonScan:
         self._quote = ""
         self._is_escaped = False
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether a string or bracket is open."""
+        return bool(self._open or self._quote)
+
     def accepts(self, char: str) -> bool:
         """Whether ``char`` comes before the bracket that closes the call."""
         if self._quote:
@@ -105,17 +122,39 @@ class _PythonScan:
 
 
 def _parsed(text: str | None) -> str | None:
-    """Keyword arguments as a JSON object; ``None`` if they are not literals."""
+    """Keyword arguments as a JSON object; ``None`` if they are not literals. Keys need not be names in Python."""
     if text is None:
         return None
     try:
-        call = ast.parse(f"f({text})", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args:
-            return None
-        found = {keyword.arg: ast.literal_eval(_JsonConstants().visit(keyword.value)) for keyword in call.keywords}
-        return None if None in found else json.dumps(found, ensure_ascii=False, allow_nan=False)
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        found = {key: _as_json(value) for key, value in _keywords(text)}
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return None
+    return "{" + ", ".join(f"{as_json(key)}: {value}" for key, value in found.items()) + "}"
+
+
+def _keywords(text: str) -> Iterator[tuple[str, str]]:
+    """Keys and the texts of their values. Raises :class:`ValueError` for other arguments."""
+    position = len(text) - len(text.lstrip())
+    while position < len(text):
+        head = _KEY.match(text, position)
+        if head is None:
+            raise ValueError(text[position:])
+        scan, end = _PythonScan(), head.end()
+        while end < len(text) and (scan.is_inside or text[end] != ","):
+            scan.accepts(text[end])
+            end += 1
+        yield head[1], text[head.end() : end].strip()
+        position = len(text) if end == len(text) else _SPACE.match(text, end + 1).end()  # type: ignore[union-attr]
+
+
+def _as_json(value: str) -> str:
+    """A literal of JSON or Python as JSON."""
+    try:
+        read_json(value)
+    except ValueError:
+        found = ast.literal_eval(_JsonConstants().visit(ast.parse(value, mode="eval").body))
+        return as_json(found, allow_nan=False)
+    return value
 
 
 class _JsonConstants(ast.NodeTransformer):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from cluster.gateway.formats.base import Arguments, CallEnd, CallStart, Event, Function, Reasoning, Steps, Text
+from cluster.gateway.formats.base import Arguments, CallEnd, CallStart, Event, Function, Reasoning, Steps, Text, as_json
 from cluster.gateway.formats.source import Source
 
 _REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
@@ -67,7 +66,7 @@ def _calls(value: Any) -> Iterator[Event]:
     for call in value if isinstance(value, list) else [value]:
         function = call.get("function", call)
         arguments = function.get("arguments") or {}
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        text = arguments if isinstance(arguments, str) else as_json(arguments)
         yield CallStart(str(function["name"]))
         yield Arguments(text)
         yield CallEnd()

@@ -211,7 +211,7 @@ class _JsonTracker:
 
 def _is_json(text: str) -> bool:
     try:
-        json.loads(text)
+        json.loads(text, parse_int=len)  # Python reads no integer of more than 4,300 digits
     except (ValueError, RecursionError):
         return False
     return True

@@ -7,21 +7,19 @@ import re
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from cluster.gateway.formats.base import Arguments, CallEnd, CallRule, CallStart, Event, Function, Steps, TokenRefs
 from cluster.gateway.formats.calls import Attempt, gathered, marked_calls, skip_closers, skip_openers
 from cluster.gateway.formats.grammar import (
     alternatives,
     calls_rule,
-    json_rule,
     literal,
     many,
-    up_to,
-    up_to_rules,
 )
-from cluster.gateway.formats.keyword_arguments import keyword_rules, properties_of, types_of
+from cluster.gateway.formats.keyword_arguments import keyword_rules, properties_of, unkept_key
+from cluster.gateway.formats.schema_branches import Schema, alternatives_of
 from cluster.gateway.formats.source import Source, Wait
+from cluster.gateway.formats.tagged_values import converted, holds_json, string_value_rules, value_rules
 
 _NAME = re.compile(r"[^\s{}\[\]]+")
 
@@ -70,7 +68,7 @@ class Tagged:
         schemas = {function.name: properties_of(function.parameters) for function in functions}
         return marked_calls(source, [*filter(None, (self.calls, self.function))], partial(self._read, source, schemas))
 
-    def _read(self, source: Source, schemas: Mapping[str, Mapping[str, Any]], opener: str) -> Attempt:
+    def _read(self, source: Source, schemas: Mapping[str, Mapping[str, Schema]], opener: str) -> Attempt:
         if not (yield from skip_openers(source, opener, self.calls, self.function)):
             return False
         name = yield from _word(source, self.name_end)
@@ -84,7 +82,8 @@ class Tagged:
             if not key:
                 return False
             yield Arguments(("{" if num_keys == 0 else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
-            if not (yield from self._read_value(source, types_of(schemas.get(name, {}).get(key)))):
+            types = alternatives_of(schemas.get(name, {}).get(key, {})).types
+            if not (yield from self._read_value(source, types)):
                 return False
             num_keys += 1
             yield from source.skip_space()
@@ -115,8 +114,11 @@ class Tagged:
             end = yield from source.until(ends, lambda text: Arguments(_escaped(text)), trims=False)
             yield Arguments('"')
         else:
+            value = ""
+            if holds_json(types) and not (yield from source.at_end()) and source.unread[0] in "[{":
+                value, _ = yield from gathered(source.json_value(str))
             text, end = yield from gathered(source.until(ends, str, trims=False))
-            yield Arguments(_converted(text, types))
+            yield Arguments(converted(value + text, types))
         return end is not None and (yield from source.skip(end))
 
     def grammar(self, rule: CallRule, token: TokenRefs) -> str:
@@ -126,60 +128,39 @@ class Tagged:
         else:
             call = f"{outer_gap} body {outer_gap} {end}"
             rest = many(rule, call, f"{gap} {token(self.calls)} {call}")
-        bodies, arguments = [], []
-        for index, function in enumerate(rule.functions):
-            head = literal(self.function + function.name + self.name_end)
-            bodies.append(f"{head} {gap} arguments_{index} {token(self.function_end)}")
-            arguments.append(
-                keyword_rules(
-                    f"arguments_{index}", rule.schema_of(function), partial(self._argument, token), "any_argument", ""
-                )
-            )
-        tail = self.value_gap + self.value_end
+        heads = [literal(self.function + function.name + self.name_end) for function in rule.functions]
+        bodies = [f"{head} {gap} arguments_{i} {token(self.function_end)}" for i, head in enumerate(heads)]
         return "".join(
             [
                 calls_rule(rule, token, self.calls, rest),
                 alternatives("body", bodies),
-                *arguments,
-                f'any_argument: {token(self.key)} NAME {self._behind_key(token)} string_value\nNAME: /[^<>"\\n]+/\n',
-                f"string_value: {up_to('value', token, tail)} {gap}\n",
-                up_to_rules("value", tail),
+                keyword_rules(rule, partial(self._argument, token), "any_argument", ""),
+                f"any_argument: {token(self.key)} NAME {self._behind_key(token)} string_value {gap}\n",
+                'NAME: /[^<>"\\n]+/\n',
+                string_value_rules(token, self.value_gap, self.value_end),
             ]
         )
 
-    def _argument(self, token: TokenRefs, key: str, schema: Mapping[str, Any]) -> str:
-        types = types_of(schema)
-        head = f"{token(self.key)} {literal(key)} {self._behind_key(token)}"
-        if types and "string" not in types:
-            value = json_rule(schema)
-        elif "enum" in schema:
-            value = f"({' | '.join(literal(str(option)) for option in schema['enum'])})"
-        else:
-            return f"{head} string_value"
-        return f"{head} {value} {literal(self.value_gap)} {token(self.value_end)} {literal(self.gap)}"
+    def _argument(self, token: TokenRefs, name: str, key: str, schema: Schema) -> tuple[str, str]:
+        if not key or not all(map(_is_of_word, key)) or key != key.strip():
+            raise unkept_key(key)
+        value, rules = value_rules(name, schema, token, self.value_gap, self.value_end)
+        return f"{token(self.key)} {literal(key)} {self._behind_key(token)} {value} {literal(self.gap)}", rules
 
     def _behind_key(self, token: TokenRefs) -> str:
         value = f"{literal(self.gap)} {token(self.value)} " if self.value else ""
         return f"{token(self.key_end)} {value}{literal(self.value_gap)}"
 
 
+def _is_of_word(char: str) -> bool:
+    return char not in '<>"\n'
+
+
 def _word(source: Source, end: str) -> Wait[str]:
     """Reads a name up to ``end``; empty if there is none."""
-    word = yield from source.take_while(lambda char: char not in '<>"\n')
+    word = yield from source.take_while(_is_of_word)
     return word.strip() if (yield from source.skip(end)) else ""
 
 
 def _escaped(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-def _converted(text: str, types: Sequence[str]) -> str:
-    """``text`` as JSON: a value of one of the types if it is one, otherwise a string."""
-    try:
-        value = json.loads({"True": "true", "False": "false", "None": "null"}.get(text.strip(), text))
-    except (ValueError, RecursionError):
-        value = text
-    kinds = {bool: "boolean", int: "integer", float: "number", dict: "object", list: "array", type(None): "null"}
-    kind = kinds.get(type(value), "string")
-    is_allowed = kind in types or (kind == "integer" and "number" in types) or (not types and kind != "string")
-    return json.dumps(value if is_allowed else text, ensure_ascii=False)

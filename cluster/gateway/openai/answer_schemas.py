@@ -88,7 +88,7 @@ ANSWER_SCHEMAS: Mapping[str, Json] = {
     "Model": object_of(
         id=STRING, object={"const": "model"}, created=INTEGER, owned_by=STRING, root=STRING, max_model_len=INTEGER
     ),
-    "ModelList": object_of(object={"const": "list"}, data=list_of(ref("Model"))),
+    "ModelList": object_of(object={"const": "list"}, data=list_of(ref("Model")), slo_classes=list_of(STRING)),
     "Method": object_of(
         method=STRING,
         title=STRING,

@@ -143,5 +143,19 @@ def _check_tool(tool: Any, where: str) -> Function:
             raise InvalidRequestError(
                 f"{where}.function.{key} must be {expected}, got {json_type(value)}.", param="tools"
             )
-    parameters = function.get("parameters")
-    return Function(name, _NO_ARGUMENTS if parameters is None else parameters, bool(function.get("strict")))
+    parameters = _object_schema(function.get("parameters"), f"{where}.function.parameters")
+    return Function(name, parameters, bool(function.get("strict")))
+
+
+def _object_schema(schema: Mapping[str, Any] | None, where: str) -> Mapping[str, Any]:
+    """The schema of a function's arguments, which are an object even if the schema also allows others."""
+    if schema is None:
+        return _NO_ARGUMENTS
+    types = schema.get("type", "object")
+    if "object" not in (types if isinstance(types, list) else [types]):
+        raise InvalidRequestError(
+            f'{where} must be a schema of an object, such as {{"type": "object", "properties": {{…}}}}, got the type '
+            f"{shown(types)}.",
+            param="tools",
+        )
+    return {**schema, "type": "object"}

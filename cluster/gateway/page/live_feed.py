@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -117,15 +117,23 @@ class LiveResponse(Response):
     """Sends the snapshots of a feed until the client leaves, the feed ends or the client stops to read.
 
     Args:
+        may_read: asked before each snapshot whether the client may still read it.
         num_snapshots: end after so many; ``None`` means never.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, feed: LiveFeed, num_snapshots: int | None, send_timeout_s: float = _SEND_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        feed: LiveFeed,
+        may_read: Callable[[], bool],
+        num_snapshots: int | None,
+        send_timeout_s: float = _SEND_TIMEOUT_S,
+    ) -> None:
         self.status_code = 200
         self.background = None
         self._feed = feed
+        self._may_read = may_read
         self._num_snapshots = num_snapshots
         self._send_timeout_s = send_timeout_s
         # X-Accel-Buffering: nginx would otherwise collect events before it passes them on.
@@ -141,6 +149,8 @@ class LiveResponse(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         num_left = self._num_snapshots
         async for snapshot in snapshots:
+            if not self._may_read():
+                break
             num_left = None if num_left is None else num_left - 1
             async with asyncio.timeout(self._send_timeout_s):
                 await send({"type": "http.response.body", "body": snapshot, "more_body": num_left != 0})

@@ -67,7 +67,7 @@ def _message(item: Any, path: str) -> Message:
 
 
 def _call(item: Any, path: str) -> Message:
-    item = checked_object(item, path, ("call_id", "name", "arguments", *_WITHOUT_EFFECT, *_NEUTRAL))
+    item = checked_object(item, path, ("call_id", "name", "arguments", "parsed_arguments", *_WITHOUT_EFFECT, *_NEUTRAL))
     check_neutral(item, path, _NEUTRAL)
     call_id, name = (checked_word(item.get(key), f"{path}.{key}") for key in ("call_id", "name"))
     arguments = checked_string(item.get("arguments"), f"{path}.arguments")

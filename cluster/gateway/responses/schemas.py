@@ -35,6 +35,16 @@ def _message(roles: list[str], *kinds: str) -> dict[str, Any]:
 
 
 _TEXTS = {"type": "array", "items": _object(("type", "text"), type=_STRING, text=_STRING)}
+_CALL = _items_of(
+    "function_call",
+    "call_id",
+    "name",
+    "arguments",
+    call_id=_WORD,
+    name=_WORD,
+    arguments=_STRING,
+    parsed_arguments={},  # of OpenAI's client
+)
 _INPUT = {
     "anyOf": [
         _STRING,
@@ -45,9 +55,7 @@ _INPUT = {
                 "anyOf": [
                     _message(["system", "developer", "user"], "input_text"),
                     _message(["assistant"], "output_text"),
-                    _items_of(
-                        "function_call", "call_id", "name", "arguments", call_id=_WORD, name=_WORD, arguments=_STRING
-                    ),
+                    _CALL,
                     _items_of("function_call_output", "call_id", "output", call_id=_WORD, output=_parts("input_text")),
                     _items_of("reasoning", "summary", summary=_TEXTS, content=_TEXTS),
                 ]

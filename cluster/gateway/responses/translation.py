@@ -47,6 +47,7 @@ _NEUTRAL_OF_TOOLS: Mapping[str, tuple[Any, ...]] = {
 }  # fmt: skip
 _SUMMARY_KEYS = ("summary", "generate_summary")
 _NEUTRAL_OF_REASONING: Mapping[str, tuple[Any, ...]] = {"context": ("auto",), "mode": ("standard",)}
+_CHOICES = 'none, auto, required, {"type": "function", "name": …} or {"type": "allowed_tools", …}'
 
 
 def to_chat(request: ResponsesRequest) -> ChatCompletionRequest:
@@ -106,8 +107,10 @@ def _tool(tool: Any, path: str) -> dict[str, Any]:
 
 
 def _tool_choice(choice: Any) -> Any:
-    if not isinstance(choice, dict):
+    if choice in (None, "none", "auto", "required"):
         return choice
+    if not isinstance(choice, dict):
+        raise InvalidRequestError(f"tool_choice must be {_CHOICES}, got {shown(choice)}.", param="tool_choice")
     kind = choice.get("type")
     if kind == "function":
         return {"type": "function", "function": {"name": _name(choice, "tool_choice")}}

@@ -13,6 +13,7 @@ from tests.chaos.injector import Strike
 from tests.chaos.pauses import Pause, pauses, undisturbed_waits_s
 from tests.chaos.plan import DEFAULT_GROUPS, GROUPS, draw
 from tests.chaos.report import checks, document
+from tests.chaos.resources import Growth
 from tests.chaos.run import Findings
 from tests.chaos.streams import Stream
 from tests.chaos.workload import Question
@@ -89,3 +90,10 @@ def test_every_failure_is_judged() -> None:
         "processes, files, shared memory more than before",
     ]
     assert len(document(found)["bad_streams"]) == 2
+
+
+def test_growing_memory_is_judged_in_long_runs() -> None:
+    growths = [Growth("ray::WorkerActor", 100.0, 106.0), Growth("raylet raylet", 100.0, 200.0)]
+    assert failed(Findings(growths=growths, watched_s=480.0)) == ["growth of the memory of ray::WorkerActor (%)"]
+    assert failed(Findings(growths=growths, watched_s=120.0)) == []
+    assert document(Findings(growths=growths, watched_s=120.0))["growths"][0]["percent"] == pytest.approx(6)

@@ -44,7 +44,7 @@ class FakeRouter(ThreadingHTTPServer):
     def _workers(self, pool: str) -> list[dict[str, Any]]:
         worker = {
             "state": self.states, "reason": self.reason, "address": "127.0.0.1:1",
-            "in_flight": 3, "running": 2, "waiting": 1,
+            "in_flight": 3, "running": 2, "max_running": 64, "waiting": 1,
             "kv_blocks_total": 100, "kv_blocks_used": 7, "kv_blocks_cached": 5, "device": "cpu", "pid": 4242,
             "node": "here", "uptime_s": 59.0,
         }  # fmt: skip
@@ -82,7 +82,12 @@ class _Handler(BaseHTTPRequestHandler):
             attributes = {"kv_bytes": 1_000_000}
             self._send(200, {"request_id": "one", "events": [], "spans": spans, "attributes": attributes})
         elif self.path.startswith("/v1/requests?order="):
-            self._send(200, {"object": "list", "data": [{"request_id": name} for name in self.server.timelines][:1]})
+            limit = int(self.path.rpartition("=")[2])
+            listed = [
+                {"request_id": name, "outcome": timeline["attributes"].get("outcome")}
+                for name, timeline in self.server.timelines.items()
+            ]
+            self._send(200, {"object": "list", "data": listed[:limit]})
         elif (found := self.server.timelines.get(self.path.split("/")[-2])) is not None:
             self._send(200, found)
         elif self.path == "/broken":

@@ -104,6 +104,7 @@ async def test_the_actor_of_a_worker_forwards_every_call(monkeypatch: pytest.Mon
     variables = {"HF_HOME": "/there", "HF_TOKEN": "hf_secret"}
     actor = WorkerActor("decode-1", "decode", "module:Role", {}, None, b"secret", variables)
     assert os.environ == {"HF_HOME": "/here", "HF_TOKEN": "hf_secret"}
+    assert calls == []  # Ray reports that the process runs before it imports the host
     assert await actor.start() == "start"
     assert await actor.describe() == "describe"
     assert await actor.change_role("prefill-2", "prefill", "module:Other") == "change_role"

@@ -1,11 +1,11 @@
 // The advice of `baton advise`, for views that are visible. The router computes it once for all pages.
 
-import { getJson } from "./api.js";
+import { KEY_GIVEN, getJson } from "./api.js";
 import { WhileVisible } from "./while_visible.js";
 
 const EVERY_S = 60;
 
-/** Asks once a minute while its view is visible. */
+/** Asks once a minute while its view is visible, and when an API key was given. */
 export class Advice extends WhileVisible {
   #onAdvice;
   #onProblem;
@@ -20,10 +20,14 @@ export class Advice extends WhileVisible {
     super();
     this.#onAdvice = onAdvice;
     this.#onProblem = onProblem;
+    document.addEventListener(KEY_GIVEN, () => {
+      if (this.#timer !== null) this.#ask();
+    });
   }
 
   needed(isNeeded) {
     clearInterval(this.#timer);
+    this.#timer = null;
     if (!isNeeded) return;
     this.#timer = setInterval(() => this.#ask(), EVERY_S * 1000);
     if (performance.now() - this.#lastMs >= EVERY_S * 1000) this.#ask();

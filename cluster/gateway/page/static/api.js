@@ -4,6 +4,9 @@ import { byId, setText } from "./dom.js";
 
 const STORED_KEY = "baton-api-key"; // in sessionStorage: gone with the tab
 
+/** The event of the document after a key was given. */
+export const KEY_GIVEN = "baton-key-given";
+
 /** An answer with an error, or none at all (status 0). */
 export class ApiError extends Error {
   constructor(message, status, code = "") {
@@ -77,8 +80,12 @@ function openKeyDialog(reason) {
 function takeKey(choice, input) {
   const key = input.value.trim();
   input.value = "";
-  if (choice === "forget") sessionStorage.removeItem(STORED_KEY);
+  if (choice === "forget") {
+    sessionStorage.removeItem(STORED_KEY);
+    location.reload(); // nothing that the key has shown stays, and no stream goes on
+  }
   if (choice !== "use" || !key) return false;
   sessionStorage.setItem(STORED_KEY, key);
+  document.dispatchEvent(new Event(KEY_GIVEN));
   return true;
 }

@@ -8,13 +8,11 @@ import { counted } from "./rounds.js";
 import { roundsNodes } from "./rounds_view.js";
 import { timelineNodes } from "./timeline_view.js";
 
-const CLASSES = ["interactive", "standard", "batch"];
 const PATH = "v1/chat/completions";
 
 export function startChat() {
   const chat = new Chat();
   offer("method", ["auto", "none"]);
-  offerClasses(CLASSES);
   byId("settings").open = window.matchMedia("(min-width: 1000px)").matches;
   byId("ask").addEventListener("submit", (event) => {
     event.preventDefault();
@@ -31,11 +29,18 @@ export function startChat() {
   byId("new-chat").addEventListener("click", () => chat.clear());
 }
 
-/** Adds SLO classes that the configuration has beside the built-in ones. */
+/** Adds SLO classes, as `/v1/models` lists them. */
 export const offerClasses = (names) => offer("slo", names);
 
-/** Adds speculation methods to those that need no draft at all. */
-export const offerMethods = (names) => offer("method", names);
+/** Adds speculation methods, as `/v1/speculation` lists them. Those that cannot run here can be seen, not chosen. */
+export function offerMethods(cards) {
+  offer("method", cards.map((card) => card.method));
+  for (const card of cards.filter((one) => !one.available)) {
+    const option = byId("method").querySelector(`option[value="${card.method}"]`);
+    option.disabled = true;
+    option.textContent = `${card.method} (no draft is loaded)`;
+  }
+}
 
 function offer(id, names) {
   const known = new Set([...byId(id).options].map((option) => option.value));
@@ -82,9 +87,13 @@ class Chat {
   }
 
   #setRunning(controller) {
+    const [send, stop] = [byId("send"), byId("stop")];
+    const focused = document.activeElement; // a button that goes would lose the focus
     this.#running = controller;
-    byId("stop").hidden = !controller;
-    byId("send").disabled = Boolean(controller);
+    stop.hidden = !controller;
+    if (focused === send) stop.focus();
+    if (focused === stop) byId("prompt").focus();
+    send.disabled = Boolean(controller);
   }
 }
 

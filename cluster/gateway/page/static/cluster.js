@@ -1,7 +1,6 @@
 // The cluster: live figures of pools, classes, the autoscaler and slow requests.
 
 import { sparkline } from "./chart.js";
-import { offerClasses } from "./chat.js";
 import { byId, el, makeRow, setText, syncChildren } from "./dom.js";
 import { History, Rates, totalsOf } from "./figures.js";
 import { age, digits, duration, percent, shortId, words } from "./format.js";
@@ -30,7 +29,6 @@ class ClusterView {
   #histories = new Map();
 
   show({ status, plan, slow_requests: slow }) {
-    offerClasses(Object.keys(status.slo));
     this.#showTiles(status);
     syncChildren(
       byId("classes").tBodies[0],
@@ -60,8 +58,10 @@ class ClusterView {
   #showTiles(status) {
     const totals = totalsOf(status);
     const kv = totals.kvTotal ? totals.kvUsed / totals.kvTotal : null;
+    const whose = status.routers ? `, of router ${status.router} alone` : "";
+    const inTime = `${percent(totals.attainment)} of requests in time${whose}`;
     const tiles = [
-      ["Goodput", `${digits(totals.goodput)}/s`, `${percent(totals.attainment)} of requests in time`, totals.goodput],
+      ["Goodput", `${digits(totals.goodput)}/s`, inTime, totals.goodput],
       ["In flight", String(totals.inFlight), `${totals.queued} wait for room`, totals.inFlight],
       ["KV in use", percent(kv), `${totals.kvUsed} of ${totals.kvTotal} blocks`, kv ?? 0],
       ["Workers", `${totals.ready} of ${totals.target}`, `up for ${age(status.uptime_s)}`, null],

@@ -5,7 +5,8 @@ const NOTHING = "–";
 /** Three digits: `0.42 ms`, `42 ms`, `1.25 s`, `3 min 20 s`. */
 export function duration(ms) {
   if (ms === null || ms === undefined) return NOTHING;
-  if (ms >= 120_000) return `${Math.floor(ms / 60_000)} min ${Math.round((ms % 60_000) / 1000)} s`;
+  const seconds = Math.round(ms / 1000);
+  if (seconds >= 120) return `${Math.floor(seconds / 60)} min ${seconds % 60} s`;
   return ms >= 999.5 ? `${digits(ms / 1000)} s` : `${digits(ms)} ms`;
 }
 

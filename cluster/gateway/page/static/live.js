@@ -2,14 +2,17 @@
 
 import { call } from "./api.js";
 import { eventsOf } from "./events.js";
+import { digits } from "./format.js";
 import { WhileVisible } from "./while_visible.js";
 
 const RETRY_MS = 3000;
+const MISSED = 3; // intervals without a snapshot after which the figures are old
 
 export class LiveSnapshots extends WhileVisible {
   #onSnapshot;
   #onState;
   #running = null;
+  #silence; // timer
 
   /**
    * @param onSnapshot called with each snapshot
@@ -28,6 +31,7 @@ export class LiveSnapshots extends WhileVisible {
     } else if (!isNeeded && this.#running) {
       this.#running.abort();
       this.#running = null;
+      clearTimeout(this.#silence);
       this.#onState("paused", "");
     }
   }
@@ -38,9 +42,11 @@ export class LiveSnapshots extends WhileVisible {
       try {
         const response = await call("admin/live", { signal });
         for await (const data of eventsOf(response)) this.#take(JSON.parse(data));
+        clearTimeout(this.#silence);
         this.#onState("lost", "The router has ended the stream. Trying again …");
       } catch (error) {
         if (signal.aborted) return;
+        clearTimeout(this.#silence);
         this.#onState("lost", error.message);
         if (error.status === 401 || error.status === 403) return; // until there is another key
       }
@@ -49,11 +55,18 @@ export class LiveSnapshots extends WhileVisible {
   }
 
   #take(snapshot) {
+    this.#expectNext(snapshot.interval_s);
     if (snapshot.error) {
       this.#onState("lost", snapshot.error.message);
       return;
     }
     this.#onState("live", "");
     this.#onSnapshot(snapshot);
+  }
+
+  #expectNext(intervalS = 2) {
+    clearTimeout(this.#silence);
+    const text = `The router has sent no figures for ${digits(MISSED * intervalS)} s.`;
+    this.#silence = setTimeout(() => this.#onState("lost", text), MISSED * intervalS * 1000);
   }
 }

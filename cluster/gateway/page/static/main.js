@@ -2,7 +2,7 @@
 
 import { Advice } from "./advice.js";
 import { askForKey, getJson } from "./api.js";
-import { offerMethods, startChat } from "./chat.js";
+import { offerClasses, offerMethods, startChat } from "./chat.js";
 import { createCluster } from "./cluster.js";
 import { byId, setText } from "./dom.js";
 import { createGallery } from "./gallery.js";
@@ -12,9 +12,18 @@ import { showWorth, showWorthProblem } from "./worth.js";
 
 const TITLES = { chat: "Chat", playground: "Playground", gallery: "Gallery", cluster: "Cluster", request: "Request" };
 
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text; // an id that somebody typed
+  }
+}
+
+/** Returns the name of the view that is shown; `undefined` where the address names none. */
 function showView(cluster, gallery) {
   const [name, ...rest] = location.hash.slice(1).split("/");
-  if (!(name in TITLES) && name) return; // the link that skips to the content
+  if (name && !Object.hasOwn(TITLES, name)) return; // the link that skips to the content
   const shown = name || "chat";
   for (const view of document.querySelectorAll(".view")) view.hidden = view.id !== shown;
   for (const link of document.querySelectorAll("nav a")) {
@@ -28,14 +37,22 @@ function showView(cluster, gallery) {
   if (shown === "gallery") gallery.show();
   if (shown === "cluster" || shown === "playground") advice.start();
   else advice.stop();
-  if (shown === "request") showRequest(decodeURIComponent(rest.join("/")));
+  if (shown === "request") showRequest(decoded(rest.join("/")));
+  return shown;
+}
+
+/** Shows the view of a new address, and gives its title the focus, which announces it. */
+function moveTo(cluster, gallery) {
+  const shown = showView(cluster, gallery);
+  if (shown) byId(`${shown}-title`).focus();
 }
 
 async function showModel() {
   try {
     const [models, methods] = await Promise.all([getJson("v1/models"), getJson("v1/speculation")]);
     setText(byId("served"), models.data[0]?.id ?? "");
-    offerMethods(methods.data.map((card) => card.method));
+    offerClasses(models.slo_classes);
+    offerMethods(methods.data);
   } catch (error) {
     setText(byId("served"), error.message);
   }
@@ -60,11 +77,9 @@ const advice = new Advice(
 );
 byId("key-button").addEventListener("click", async () => {
   if (await askForKey("Requests are sent with this key.")) {
-    cluster.stop();
-    showView(cluster, gallery);
-    showModel();
+    location.reload(); // what another key has shown does not stay
   }
 });
-window.addEventListener("hashchange", () => showView(cluster, gallery));
+window.addEventListener("hashchange", () => moveTo(cluster, gallery));
 showView(cluster, gallery);
 showModel();

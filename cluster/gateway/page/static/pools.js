@@ -88,6 +88,7 @@ function updateWorker(row, worker, rates) {
   showCache(row.cells[2], worker);
   const counts = [worker.running, worker.waiting, worker.transfers, rates.get(worker.id)];
   counts.forEach((count, index) => setText(row.cells[index + 3], digits(count)));
+  row.cells[3].title = worker.max_running ? `at most ${digits(worker.max_running)}` : "";
 }
 
 /** The worker's KV blocks: those in use, and behind them those that are cached. */

@@ -56,6 +56,7 @@ export function totalsOf({ rounds }) {
     tokens: sum(rounds, (one) => one.output.token_ids.length),
     drafted: sum(rounds, (one) => one.draft.token_ids.length),
     accepted: sum(rounds, numAccepted),
+    used: sum(rounds, (one) => count(one.output.verdicts, "accepted")), // without those past the answer's end
     shortest: lengths.length ? Math.min(...lengths) : 0,
     longest: Math.max(0, ...lengths),
     draftMs: sum(rounds, (one) => one.draft_ms),

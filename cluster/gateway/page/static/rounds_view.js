@@ -24,13 +24,15 @@ export function summaryOf(trace) {
     `${counted(totals.rounds, "round")} made ${counted(totals.tokens, "token")}, ` +
       `${digits(totals.tokens / totals.rounds)} in each. `,
     totals.drafted
-      ? `${totals.accepted} of ${counted(totals.drafted, "drafted token")} were accepted. ` +
+      ? `${totals.accepted} of ${counted(totals.drafted, "drafted token")} were accepted${pastTheEnd(totals)}. ` +
         `Drafting took ${duration(totals.draftMs)}, verification ${duration(totals.verifyMs)}. `
       : "Nothing was drafted. ",
     trace.left_out ? `${counted(trace.left_out, "later round")} were not kept.` : "",
   ];
   return sentences.join("").trim();
 }
+
+const pastTheEnd = ({ accepted, used }) => (accepted > used ? `, ${accepted - used} of them past the answer's end` : "");
 
 /** A player of a trace. Arrow keys step while the focus is in it. */
 export class RoundsView {

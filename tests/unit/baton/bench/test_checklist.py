@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
+from collections import Counter
 
 import pytest
 
 from baton.bench.checklist import Verdict, checklist, drift_of
 from baton.bench.runner import StageRun
-from baton.bench.sample import Sample
+from baton.bench.sample import UNFINISHED, Sample
 from baton.bench.stage_result import StageResult, evaluate
 from baton.bench.stages import Bounds, Stage
 
@@ -30,6 +32,22 @@ def stage(count: int = 200, *, drift: float = 0.0, is_varied: bool = True, index
         for n in range(count)
     ]
     run.load_start_s, run.load_end_s = 0.0, count / 10
+    return evaluate(run)
+
+
+def queue(load: float, count: int = 60, seed: int = 0, decode_s: float = 1.0) -> StageResult:
+    """An open loop on a server that computes one prompt after the other, of 1 s on average, and ``load`` of them come
+    per second; decoding takes ``decode_s``, whatever else runs."""
+    rng = random.Random(seed)
+    run = StageRun(Stage(0, Bounds(), arrival="poisson", rate=load))
+    due_s = free_s = 0.0
+    for _ in range(count):
+        due_s += rng.expovariate(load)
+        free_s = max(due_s, free_s) + rng.uniform(0.1, 1.9)
+        found = sample(due_s, free_s - due_s, rng)
+        found.finished_s = free_s + decode_s
+        run.samples.append(found)
+    run.load_start_s, run.load_end_s = run.samples[0].intended_s, due_s
     return evaluate(run)
 
 
@@ -76,6 +94,55 @@ def test_a_growing_queue_is_no_steady_state():
     assert verdicts(growing, stage(30))["steady state"] == Verdict.FAIL
     assert "(Mann-Kendall)" in reason("steady state", growing)
     assert "drift test needs 40" in reason("steady state", stage(30))
+
+
+@pytest.mark.parametrize("load", [2.0, 3.0, 6.0])
+def test_an_overloaded_open_loop_fails_however_short_its_window_is(load):
+    overloaded = queue(load)
+    assert verdicts(overloaded)["steady state"] == Verdict.FAIL
+    assert re.search(r"\d first tokens while the last \d\d requests came", reason("steady state", overloaded))
+
+
+def test_an_open_loop_that_keeps_up_passes():
+    assert verdicts(queue(0.3))["steady state"] == Verdict.PASS
+
+
+def test_long_answers_are_no_queue():
+    """Although no answer has ended when the last request comes."""
+    assert verdicts(queue(0.3, decode_s=500.0))["steady state"] == Verdict.NOTE
+    assert "unclear" not in reason("steady state", queue(0.3, decode_s=500.0))
+
+
+def test_the_check_is_rarely_wrong_about_an_open_loop():
+    """One that is slightly overloaded may look as if it kept up, and the other way round: then the check says so."""
+    found = {load: Counter(verdicts(queue(load, seed=n))["steady state"] for n in range(40)) for load in (0.5, 1.5)}
+    assert found[0.5][Verdict.FAIL] <= 1
+    assert found[1.5][Verdict.PASS] <= 1
+    assert found[1.5][Verdict.FAIL] > 30
+
+
+def test_few_requests_that_wait_are_unclear():
+    waiting = queue(3.0, count=15)
+    assert verdicts(waiting)["steady state"] == Verdict.NOTE
+    assert "drift test needs 40" in reason("steady state", waiting)
+    assert "unclear, more requests would tell" in reason("steady state", waiting)
+
+
+def test_a_trend_without_a_queue_is_unclear():
+    """As of a server that is busy and keeps up."""
+    run = StageRun(Stage(0, Bounds(), arrival="poisson", rate=10.0))
+    run.samples = stage(drift=1.0).run.samples
+    run.load_end_s = 20.0
+    assert verdicts(evaluate(run))["steady state"] == Verdict.NOTE
+    assert "unclear" in reason("steady state", evaluate(run))
+
+
+def test_requests_that_never_began_are_in_the_queue():
+    stuck = queue(0.3)
+    for entry in stuck.run.samples[40:]:
+        entry.finished_s, entry.error = None, UNFINISHED
+        del entry.chunk_times_s[:]
+    assert "unclear" in reason("steady state", evaluate(stuck.run))
 
 
 def test_an_empty_run_has_no_checklist():

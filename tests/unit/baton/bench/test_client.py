@@ -59,6 +59,12 @@ async def test_warm_up_requests_are_marked(warms_up):
     assert [is_warmup(request_id) for request_id in seen] == [warms_up]
 
 
+async def test_a_server_without_request_ids_is_fine():
+    sample = await ask(TEXT, DONE)
+    assert sample.is_ok
+    assert sample.to_dict()["request_id"] is None
+
+
 @pytest.mark.parametrize("kind", [CHAT, COMPLETIONS])
 async def test_counts_come_from_usage_and_times_from_chunks(kind):
     run, server = await run_against(Schedule(0.0, 0.0, tokens_per_chunk=4), one_request(), SPEC, kind=kind)

@@ -6,6 +6,7 @@ Each test ends within seconds even where it interrupts a run: all loads are boun
 import asyncio
 import json
 import os
+import re
 import signal
 import threading
 from importlib import metadata
@@ -98,6 +99,12 @@ def test_serve_writes_all_requested_reports(quick, tmp_path, capsys):
         assert len(stage["samples"]) == stage["num_measured"] + warmup
         assert all(s["input_tokens"] == s["wanted_input"] for s in stage["samples"])
         assert all(s["output_tokens"] == 4 for s in stage["samples"])
+    samples = [sample for stage in document["stages"] for sample in stage["samples"]]
+    assert all(sample["request_id"].startswith("reference-") for sample in samples)
+    assert len({sample["request_id"] for sample in samples}) == len(samples)
+    measured = [sample for sample in samples if not sample["is_warmup"]]
+    slowest = max(measured, key=lambda sample: sample["first_token_s"] - sample["sent_s"])["request_id"]
+    assert re.search(rf"slowest first token: \d+\.\d\d s \(baton explain {slowest}\)", shown)
 
 
 def test_a_trace_is_replayed(quick, tmp_path):

@@ -112,7 +112,7 @@ async def test_answers_of_another_server_are_errors(response, error, message):
         (httpx.ReadTimeout(""), r"\(ReadTimeout\)\. It accepts connections, but may hang; then `baton up` says so"),
         (httpx.ReadError(""), r"\(ReadError\)\. The connection broke off, as it does when the router is lost"),
         (httpx.RemoteProtocolError("ended"), r"\(RemoteProtocolError\)\. The connection broke off"),
-        (httpx.ConnectError("refused"), r"\(refused\)\. Is the cluster running\? See `baton up`\."),
+        (httpx.ConnectError("refused"), r"\(refused\)\. Is the cluster running\? See `baton up`\. A router"),
     ],
 )
 async def test_a_router_without_an_answer_is_an_error_with_advice(error: httpx.HTTPError, advice: str):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.core.step_log import StepLog
+from baton.core.step_log import MAX_RUNS, StepLog
 
 
 def log_of(gaps_s: list[float], limit: int = 256, num_slowest: int = 8) -> StepLog:
@@ -65,7 +66,37 @@ def test_an_empty_log_is_false_and_serializes() -> None:
     log = StepLog()
     assert not log
     assert log.slowest_gap() is None
-    assert json.loads(json.dumps(log.to_dict(0.0))) == {"kept": [], "rest": None, "slowest_of_rest": []}
+    assert json.loads(json.dumps(log.to_dict(0.0))) == {"kept": [], "rest": [], "slowest_of_rest": []}
+
+
+@pytest.mark.parametrize("limit", [1, 3, 256])
+def test_steps_that_recompute_are_told_apart_behind_the_limit(limit: int) -> None:
+    """Two workers are lost; the next ones compute 40 and 60 tokens again."""
+    log, now_s = StepLog(limit), 0.0
+    for index, num_computed in enumerate([1, 1, 1, 30, 10, 1, 1, 60, 1, 1, 1, 1]):
+        log.add(
+            step_index=index, started_s=now_s, ended_s=now_s + 0.5, busy_s=0.5, draft_s=0.0, num_steps=1,
+            num_computed=num_computed, num_emitted=int(num_computed != 30), num_drafted=0, num_accepted=0,
+            num_sequences=1, num_batch_tokens=num_computed, num_prompt_tokens=num_computed - 1, received_s=now_s,
+            first_token=index,
+        )  # fmt: skip
+        now_s += 1
+    again = [row for row in log if row.recomputes]
+    assert sum(row.busy_s for row in again) == 1.5
+    assert sum(row.num_computed for row in again) == 100
+    assert len(log) == 12
+    assert [row.started_s for row in log] == sorted(row.started_s for row in log)
+
+
+def test_runs_of_recomputing_steps_are_bounded() -> None:
+    log = StepLog(0)
+    for index in range(100):
+        log.add(
+            step_index=index, started_s=index, ended_s=index + 0.5, busy_s=0.5, draft_s=0.0, num_steps=1,
+            num_computed=1 + index % 2, num_emitted=1, num_drafted=0, num_accepted=0, num_sequences=1,
+            num_batch_tokens=1, num_prompt_tokens=0, received_s=index, first_token=index,
+        )  # fmt: skip
+    assert (len(log), len(log.rest)) == (100, MAX_RUNS)
 
 
 def test_times_in_json_are_milliseconds_since_the_origin() -> None:

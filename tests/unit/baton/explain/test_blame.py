@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.core.step_log import StepLog
-from baton.core.timeline import Event, FailedAttempt, Timeline, TransferPart
+from baton.core.timeline import AwaitedRoom, Event, FailedAttempt, Timeline, TransferPart
 from baton.explain.blame import explain
 from baton.explain.blame_texts import reason_for, wait_reason
 from baton.explain.critical_path import Stage
@@ -106,6 +106,31 @@ def test_a_gap_beyond_the_limit_is_explained_by_its_own_step() -> None:
     assert (gap["stage"], gap["token"], round(gap["duration_ms"])) == ("decode", 303, 500)
 
 
+@pytest.mark.parametrize(
+    ("awaited", "words", "advice"),
+    [
+        (AwaitedRoom.PREFILL, "until fewer prompts were ahead", "baton scale prefill=N"),
+        (AwaitedRoom.DECODE, "until decode workers had fewer sequences", "a wider TPOT target"),
+        (AwaitedRoom.SEAT, "until a decode worker had a free place", "decode.max_num_seqs"),
+        (AwaitedRoom.TURN, "behind requests that came before it", "a higher priority"),
+        (AwaitedRoom.GATHERING, "for other prompts, to be computed in one step", "Lower admission.gather_ms"),
+    ],
+)
+def test_a_wait_for_admission_names_what_was_short(awaited: AwaitedRoom, words: str, advice: str) -> None:
+    timeline = Timeline("r", attributes={"admission_waited_for": str(awaited)})
+    for event, at_s in (
+        (Event.RECEIVED, 0.0),
+        (Event.ADMITTED, 0.01),
+        (Event.DISPATCHED, 2.0),
+        (Event.FIRST_TOKEN, 2.1),
+    ):
+        timeline.record(event, at_s)
+    shown: Any = explain(timeline)["time_to_first_token"]
+    assert shown["stage"] == "admission_queue"
+    assert words in shown["sentence"]
+    assert advice in shown["hint"]
+
+
 def test_lost_attempts_are_named() -> None:
     timeline = served()
     timeline.failed_attempts = [FailedAttempt(30.0, "worker_lost"), FailedAttempt(44.0, "kv_transfer_failed")]
@@ -184,7 +209,7 @@ def test_waiting_for_kv_distinguishes_room_from_bandwidth() -> None:
     timeline.parts = [TransferPart(2**20, 1, 31.0, 31.5, 32.0), TransferPart(2**20, 1, 40.0, 40.5, 41.0)]
     assert "2.0 MiB" in reason_for(Stage.KV_WAIT, timeline).clause
     timeline.replace(Event.TRANSFER_RESERVED, 59.0)
-    assert "no free KV blocks" in reason_for(Stage.KV_WAIT, timeline).clause
+    assert "reserved KV blocks late" in reason_for(Stage.KV_WAIT, timeline).clause
 
 
 @pytest.mark.parametrize("stage", list(Stage))
@@ -213,6 +238,16 @@ def test_a_locally_computed_prompt_is_attributed_to_the_decode_worker() -> None:
         assert "decode-2" in reason.clause
         assert "prefill pool" not in reason.hint
         assert "scale prefill" not in reason.hint
+
+
+def test_a_prompt_is_attributed_to_its_worker_after_another_one_took_over() -> None:
+    timeline = served()
+    timeline.attributes.pop("prefill_worker", None)
+    timeline.attributes |= {"local_worker": "decode-1", "decode_worker": "decode-2"}
+    assert "decode-1" in reason_for(Stage.PREFILL, timeline).clause
+    assert "decode-2" in reason_for(Stage.DECODE, timeline).clause
+    timeline.attributes["prefill_worker"] = "prefill-1"  # of a later attempt
+    assert "prefill-1" in reason_for(Stage.PREFILL, timeline).clause
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,21 @@ def test_the_listing_is_sorted_by_age_or_time():
     assert store.listing("slowest", 1)[0]["total_ms"] == 3000.0
 
 
+def test_the_slowest_first_tokens_are_listed():
+    store = TimelineStore(10)
+    for request_id, first_token_s, total_s in (
+        ("a", 0.5, 9.0),
+        ("b", 2.0, 3.0),
+        ("c", None, 8.0),
+        ("warmup-1", 5.0, 6.0),
+    ):
+        entry = finished(request_id, total_s)
+        if first_token_s is not None:
+            entry.record(Event.FIRST_TOKEN, 1.0 + first_token_s)
+        store.add(entry)
+    assert [entry["request_id"] for entry in store.listing("slowest_first_token", 2)] == ["b", "a"]
+
+
 def test_a_warm_up_is_the_slowest_only_without_others():
     """The first requests after a start are slow, and no user asks why."""
     store = TimelineStore(10)

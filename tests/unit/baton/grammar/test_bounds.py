@@ -55,9 +55,9 @@ def test_chains_that_are_too_long_are_refused(link: Callable[[Any], Any]) -> Non
         ({"type": "integer", "minimum": -(2**63), "maximum": -1e30}, "maximum has a number below"),
         ({"allOf": [{"minimum": -1e20}, {"exclusiveMaximum": -1e20}]}, "exclusiveMaximum has a number below"),
         ({"properties": {"default": {"multipleOf": 1e9}}}, "multipleOf"),
-        ({"default": {"const": -(2**63)}, "$ref": "#/default"}, "const has a number below"),
-        ({"examples": [{"const": -(2**63)}], "items": {"$ref": "#/ex%61mples/0"}}, "const has a number below"),
-        ({"properties": {"const": -(2**63)}, "$ref": "#/properties"}, "const has a number below"),
+        ({"default": {"const": -(2**63)}, "$ref": "#/default"}, "leads to what is not a schema"),
+        ({"examples": [{"const": -(2**63)}], "items": {"$ref": "#/ex%61mples/0"}}, "leads to what is not a schema"),
+        ({"properties": {"const": -(2**63)}, "$ref": "#/properties"}, "leads to what is not a schema"),
         ({"type": "object", "patternProperties": PATTERNS}, "patternProperties has 101 patterns; at most 100"),
     ],
 )
@@ -104,7 +104,38 @@ def test_many_rules_beside_each_other_are_no_chain() -> None:
     GRAMMARS.compile(notation_grammar("start: " + " | ".join(f"r{index}" for index in range(1000)) + "\n" + rules))
 
 
-@pytest.mark.parametrize("text", ["x" * 200_000, "\\/" * 100_000, '"\\' * 100_000, "[?!" * 60_000, "\n?" * 100_000])
+@pytest.mark.parametrize(
+    ("grammar", "rule"),
+    [
+        ('start: ~"a"', "start"),
+        ("start: T\nT: ~/a/ | /b/", "T"),
+        ("%ignore ~/a/\nstart: T\nT: /b/", "%ignore"),
+        ("start: T\nT.2: ~/a/\nT: /b/", "T"),
+        ("start: T\nT: ~/a/ & ~/b/", "T"),
+        ('start: T\nT: /[ab]/ & "x" ~"a"', "T"),
+        ("start: A\nA: /x/ & B\nB:~ /y/", "B"),
+        ("start: T\nT: /[ab]/ & (~/a/)", "T"),
+    ],
+)
+def test_a_negation_without_an_intersection_is_refused(grammar: str, rule: str) -> None:
+    with pytest.raises(InvalidRequestError, match=rf"in the rule {rule}: ~ must follow &, as in"):
+        GRAMMARS.compile(notation_grammar(grammar))
+
+
+@pytest.mark.parametrize("word", ["/[ab]/ & ~/a|c/", '/[ab]/ &  ~("a" | "c")', '/~[ab]/ "~"~2..3 & ~/c/ & ~"~a~~"'])
+def test_a_negation_in_an_intersection_is_kept(word: str) -> None:
+    grammar, head = notation_grammar(f"start: T  // ~\nT: {word}"), "~" if "~2" in word else ""
+    for letter, is_right in (("a", False), ("b", True), ("c", False)):
+        tokens = TOKENIZER.encode(f"{head}{letter}{head * 2}")
+        state = GRAMMARS.compile(grammar)
+        allowed = state.allowed(tokens) if state.num_allowed([], tokens) == len(tokens) else None
+        assert is_right is (allowed is not None and bool(allowed[EOS // 32] >> EOS % 32 & 1))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x" * 200_000, "\\/" * 100_000, '"\\' * 100_000, "[?!" * 60_000, "\n?" * 100_000, " ~2" * 60_000, " " * 200_000],
+)
 def test_the_check_of_rules_takes_linear_time(text: str) -> None:
     check_bounds([{"lark_grammar": f"start: /a\n{text}"}])
 

@@ -42,6 +42,7 @@ def test_texts_of_a_grammar(grammar: str, right: str, wrong: str) -> None:
         ("root ::= a\na ::= b", "the rule a refers to b, which is not defined"),
         ('root ::= "a" "\\q"', "Invalid escape sequence \\q at line 1"),
         ('root ::= "\\ud800"', "in the rule root: error parsing string"),
+        ('root ::= a "::="\na ::= "1" # b ::= c\nb ::= "2"\n  a ::= "3"', "defines the rule a twice"),
         (f"root ::= {'(' * 3000}a{')' * 3000}", f"more than {MAX_GBNF_NESTING} parentheses in each other"),
         (f"root ::= {'(' * 40}[a]{'){1,2}' * 40}", "in the rule root: more than about 28 parentheses"),
         (

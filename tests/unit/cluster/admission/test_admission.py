@@ -87,6 +87,7 @@ def test_a_request_that_can_wait_is_admitted_in_time() -> None:
         waited_ms = record.timeline.attributes["admission_wait_ms"]
         assert isinstance(waited_ms, float)
         assert 0 < waited_ms < STANDARD.queue_deadline_s * 1e3
+        assert record.timeline.attributes["admission_waited_for"] == "prefill"
         assert Event.DISPATCHED in record.timeline.events
 
     play(script)

@@ -142,6 +142,7 @@ async def test_the_timeline_shows_the_admission_wait(scene: Scene) -> None:
     assert stages["admission_queue"] > 0
     assert sum(stages.values()) == pytest.approx(timeline["total_ms"], abs=0.05)
     assert timeline["attributes"]["admission_wait_ms"] > 0
+    assert timeline["attributes"]["admission_waited_for"] == "prefill"
     assert scene.value("baton_admission_wait_seconds_count", slo_class="standard") == 1
     assert scene.value("baton_admission_queued", slo_class="standard") == 0
 

@@ -243,6 +243,7 @@ def test_batched_requests_go_together_and_in_order() -> None:
         assert scene.cluster.booked == [asked[0][0], asked[2][0]]
         assert scene.loop.time() < 0.01
         assert scene.value("baton_admission_gather_seconds_count") == 2
+        assert asked[0][0].timeline.attributes["admission_waited_for"] == "gathering"
 
     play(script)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from baton.core.request import SamplingParams
 from baton.core.slo import INTERACTIVE
 from baton.core.timeline import Event, Timeline
 from cluster.admission import tuning
-from cluster.admission.room import Factors, check_room, routes_with_room
+from cluster.admission.room import Factors, Shortage, check_room, routes_with_room
 from cluster.config.config import BatonConfig
 from cluster.control_plane import create_admission
 from cluster.latency.estimates import WorkerTraits
@@ -56,7 +57,8 @@ def test_a_route_has_room_exactly_when_the_check_finds_no_shortage(
     def allowed_ms(decode_id: str) -> float:
         return residents_ms.get(decode_id, inf)
 
-    found = routes_with_room(candidates, 0.5, margins, allowed_ms)
+    limits = routes_with_room(candidates, 0.5, margins, allowed_ms)
+    found = np.logical_and.reduce(list(limits.values()))
     assert found.shape == (len(candidates),)
     for index, has_room in enumerate(found):
         worker = candidates.route(index).decode
@@ -80,6 +82,10 @@ def test_a_route_has_room_exactly_when_the_check_finds_no_shortage(
             residents_tpot_ms=allowed_ms(worker.worker_id),
         )
         assert bool(has_room) == (check.shortage is None)
+        assert limits["TTFT target"][index] == (check.shortage is not Shortage.PREFILL)
+        if request.max_tokens > 1:
+            has_kv, has_seat = worker.has_kv(request.num_tokens), worker.has_seat
+            assert (limits["KV blocks"][index], limits["seats"][index]) == (has_kv, has_seat)
 
 
 class Index:
@@ -221,6 +227,23 @@ async def test_if_the_next_worker_in_turn_has_no_slot_another_is_taken(
     cluster = Cluster(IN_TURN, **info)
     cluster.occupy(**occupied, computed=True)
     assert (await cluster.admit()).decode.info.worker_id == "decode-2"
+
+
+@pytest.mark.parametrize(
+    ("info", "occupied"), [({"max_num_seqs": 1}, {"num_tokens": 1}), ({"kv_blocks": 20}, {"num_tokens": 200})]
+)
+async def test_a_request_without_a_place_says_what_it_waited_for(
+    info: dict[str, int], occupied: dict[str, int]
+) -> None:
+    cluster = Cluster(IN_TURN, **info)
+    cluster.others_work = True
+    for first in (1, 2):
+        cluster.occupy(**occupied, computed=True, first=first)
+    record = cluster.record(100)
+    with pytest.raises(OverloadedError, match="no worker has enough free KV blocks and batch slots"):
+        await cluster.admission.admit(record)
+    assert record.timeline.attributes["admission_waited_for"] == "seat"
+    cluster.admission.close()
 
 
 async def test_a_single_token_needs_no_room_for_a_typical_answer() -> None:

@@ -13,7 +13,7 @@ from cluster.autoscaling.advice import advise
 from cluster.autoscaling.advice_texts import advice_texts
 from cluster.autoscaling.demand import Demand
 from cluster.autoscaling.disaggregation import Source, Verdict
-from tests.unit.cluster.autoscaling.scenarios import COSTS, FormulaCosts, demand
+from tests.unit.cluster.autoscaling.scenarios import COSTS, FormulaCosts, decide, demand, observe
 
 
 def ask(asked, prefill=4, decode=4, costs=COSTS, decode_costs=None):
@@ -47,6 +47,47 @@ def test_an_optimal_split_is_kept():
     again = ask(demand(5, prompt=3000, output=20).with_local_share(better.local_share), better.prefill, better.decode)
     assert again.best == again.now
     assert "Ratio: keep" in advice_texts(again)[0]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.9, 1.0])
+def test_what_the_plan_keeps_is_within_the_capacity_of_the_present_pools(share: float) -> None:
+    """At a low load, idle decode workers compute nearly all prompts, and at a high load few."""
+    asked = demand(4, prompt=1500, output=50).with_local_share(share)
+    capacity = ask(asked, 1, 1).now.capacity
+    for factor, keeps in ((0.95, True), (1.1, False)):
+        decided = decide(observe(0.0, asked.scaled(factor * capacity / asked.rate)))
+        assert all(pool.predicted.keeps for pool in decided.pools.values()) == keeps
+
+
+@pytest.mark.parametrize(
+    ("asked", "costs", "limit"),
+    [
+        (demand(5, prompt=3000, output=20), COSTS, "the TTFT of prompts on prefill workers"),
+        (demand(5, prompt=100, output=1000), COSTS, "the TPOT on decode workers"),
+        (demand(5, prompt=100, output=1000), FormulaCosts(max_num_seqs=8), "decode.max_num_seqs"),
+        (demand(5, prompt=100, output=1000), FormulaCosts(kv_tokens=9000), "the KV cache"),
+    ],
+)
+def test_the_first_limit_of_the_present_pools_is_named(asked: Demand, costs: FormulaCosts, limit: str) -> None:
+    assert f"requests/s; the first limit is {limit}." in told(asked, costs=costs)
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (0.0, "would serve more; now they compute none"),
+        (0.01, "would serve more; now they compute none"),
+        (0.5, "keep 50 %"),
+        (
+            0.9,
+            "at the most load, 50 % of the uncached prompt tokens belong on decode workers; at the present load the ",
+        ),
+    ],
+)
+def test_the_advice_on_local_prompts_tells_the_present_share_from_that_at_the_most_load(
+    share: float, text: str
+) -> None:
+    assert text in told(demand(4, prompt=1500, output=50).with_local_share(share), 1, 1)
 
 
 def test_both_pools_sustain_the_advised_capacity():
@@ -102,7 +143,7 @@ def test_the_advice_says_when_disaggregation_pays(rate, verdict, words):
     [
         (FormulaCosts(), "almost no tokens come from drafts"),
         (FormulaCosts(rounds=2.0, per_sequence=0.2), "2.00 tokens per round; a token takes"),
-        (FormulaCosts(rounds=1.2, per_sequence=4.0), "it costs more than it saves"),
+        (FormulaCosts(rounds=1.2, per_sequence=4.0), "cost more than they save"),
     ],
 )
 def test_speculation_is_judged_at_the_current_batch(costs, words):
@@ -133,7 +174,7 @@ def test_figures_stand_behind_the_verdict():
     """On the fictitious accelerator a prompt of 1000 tokens takes 8 + 100 + 0.5 ms, its hand-off 2 + 1 ms."""
     asked = demand(20, prompt=1000, output=200)
     figures = {one.name: one for one in ask(asked).disaggregation.figures}
-    assert (figures["Arrivals"].value, figures["Answer"].value) == (20, 200)
+    assert (figures["Arrivals in the last minute or less"].value, figures["Answer"].value) == (20, 200)
     assert figures["Prefill of a prompt"].value == pytest.approx(108.5)
     assert figures["Hand-off of its KV"].value == pytest.approx(3.0)
     apart, beside, undisturbed = (

@@ -110,7 +110,7 @@ def test_the_plan_states_its_local_share():
         plan(observe(0.0, asked(seen_share=seen), 1, 3), LIMITS, AutoscalerState()).pools[PREFILL].texts
         for seen in (0.3, 0.0)
     )
-    assert any("% of the prompt tokens are computed by decode workers" in text for text in shared)
+    assert any("% of the prompt tokens on decode workers" in text for text in shared)
     assert not any("computed by decode workers" in text for text in apart)
 
 

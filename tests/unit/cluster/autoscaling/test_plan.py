@@ -360,7 +360,16 @@ def test_the_sentence_contains_the_numbers():
     assert prefill.startswith(f"prefill 2 → {decided.pools[PREFILL].target}: 20 requests/s × 10")
     assert " % of the capacity of 2 workers; predicted to meet TTFT: " in prefill
     assert "concurrent sequences; a worker meets the targets with up to 99" in decode
+    assert ", all for which" not in decode
     assert json.loads(json.dumps(decided.to_dict()))["pools"]["prefill"]["direction"] == "up"
+
+
+@pytest.mark.parametrize(
+    ("limit", "room"), [({"max_num_seqs": 1}, "decode.max_num_seqs"), ({"kv_tokens": 3000}, "the KV cache")]
+)
+def test_the_sentence_names_what_has_no_room(limit, room):
+    [text, *_] = decide(observe(0.0, demand(5), costs=FormulaCosts(**limit))).pools[DECODE].texts
+    assert f", all for which {room} has room; the load is" in text
 
 
 @given(RATES, PROMPTS, OUTPUTS, st.integers(1, 30), st.floats(0, 500), st.floats(-50, 50))

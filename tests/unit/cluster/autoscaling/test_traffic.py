@@ -61,6 +61,24 @@ def test_a_steady_rate_is_measured_by_class_and_size():
     assert batch.rate == pytest.approx(1, rel=0.05)
 
 
+def test_the_mix_is_that_of_five_minutes_at_the_present_rate():
+    traffic = Traffic()
+    assert traffic.meter.seen().mix().rate == 0
+    traffic.arrive(180, 0.5, prompt=1000)  # 90 requests
+    traffic.end(prompt=1000, output=100)
+    traffic.arrive(60, 0.25, prompt=100)  # 15
+    traffic.end(prompt=100, output=10)
+    seen = traffic.meter.seen()
+    mix = seen.mix()
+    assert mix.rate == pytest.approx(seen.demand().rate)
+    assert mix.rate == pytest.approx(0.25, rel=0.1)
+    assert mix.num_requests == 105
+    assert mix.classes[0].prompt_tokens == pytest.approx((90 * 1000 + 15 * 100) / 105, rel=0.01)
+    assert mix.classes[0].output_tokens == 55
+    traffic.now_s += 120
+    assert traffic.meter.seen().mix().rate == 0  # there is no advice then
+
+
 def test_the_first_seconds_give_no_rate():
     traffic = Traffic()
     traffic.arrive(0.5, 40)

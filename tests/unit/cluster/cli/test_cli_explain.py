@@ -139,11 +139,33 @@ def test_without_requests_there_is_nothing_to_explain(router: FakeRouter, capsys
     assert "The router has no timelines" in err
 
 
+def test_a_hint_with_a_key_says_how_to_change_it(timeline: dict[str, Any]) -> None:
+    timeline["slowest_gap"]["hint"] = "Use routing.local_prefill: never."
+    assert "since `baton upgrade` refuses it" in " ".join(printed(timeline, 80).split())
+
+
+@pytest.mark.parametrize("which", ["--last", "--slowest", "--slowest-first-token"])
+def test_a_running_request_is_not_chosen(
+    router: FakeRouter, capsys: pytest.CaptureFixture[str], timeline: dict[str, Any], which: str
+) -> None:
+    """Its figures are those so far."""
+    running_one = {**timeline, "request_id": "new", "attributes": {"prompt_tokens": 5}}
+    router.timelines = {"new": running_one, "r": timeline}
+    assert explain(router, capsys, which)[1].startswith("r: length")
+    assert explain(router, capsys, "new")[1].startswith("new: still running")
+    router.timelines = {"new": running_one}
+    code, _, err = explain(router, capsys, which)
+    assert code == 1
+    assert "No request has finished: all 1 that the router lists are still running" in " ".join(err.split())
+    assert "baton explain new" in " ".join(err.split())
+
+
 @pytest.mark.parametrize("arguments", [[], ["r", "--last"], ["--last", "--slowest"]])
 def test_explain_needs_a_request(router: FakeRouter, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     code, _, err = explain(router, capsys, *arguments)
     assert code == 2
-    assert "give exactly one of REQUEST_ID, --last and --slowest" in " ".join(err.replace("│", " ").split())
+    told = " ".join(err.replace("│", " ").split())
+    assert "give exactly one of REQUEST_ID, --last, --slowest and --slowest-first-token" in told
 
 
 def routing_record() -> dict[str, Any]:

@@ -101,6 +101,25 @@ def test_a_file_may_begin_with_a_byte_order_mark(baton: Baton, tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("url")
+@pytest.mark.parametrize("content", ["", "\n \n", "\ufeff"])
+def test_a_file_without_prompts_is_not_sent(baton: Baton, tmp_path: Path, content: str) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(content, encoding="utf-8")
+    status, _, err = baton("submit", "-f", str(source), "-o", str(tmp_path / "out.jsonl"))
+    assert (status, "in.jsonl has no prompt. Write one JSON object into each line" in err) == (1, True)
+    assert "There are no batches" in baton("jobs", "list")[1]
+
+
+@pytest.mark.usefixtures("url")
+def test_a_line_that_is_no_json_is_named_with_its_column(baton: Baton, tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"prompt": "a"}\n{"prompt": x}\n{"prompt": "b"\n')
+    err = baton("submit", "-f", str(source), "-o", str(tmp_path / "out.jsonl"))[2]
+    assert "Line 2: not JSON: Expecting value (column 12)." in err
+    assert "Line 3: not JSON: Expecting ',' delimiter (column 15)." in err
+
+
+@pytest.mark.usefixtures("url")
 def test_a_detached_batch_is_listed_shown_and_fetched(baton: Baton, tmp_path: Path) -> None:
     assert "There are no batches" in baton("jobs", "list")[1]
     source = prompts(tmp_path / "in.jsonl", *({"prompt": f"p{number}"} for number in range(30)))
@@ -203,3 +222,26 @@ def test_failures_and_answers_are_merged_by_the_numbers_of_the_prompts() -> None
     found = list(answers([result(2), result(10)], [result(9, fails=True), json.dumps(expired).encode()]))
     assert [one["id"] for one in found] == ["n2", "n9", "n10", 12]
     assert found[3]["error"] == {"message": "late", "type": None, "code": "batch_expired"}
+
+
+TOOL_CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "has_more"),
+    [
+        ({"index": 0, "text": "x", "logprobs": None}, False),
+        ({"index": 0, "message": {"role": "assistant", "content": "x", "refusal": None}, "logprobs": None}, False),
+        ({"index": 0, "message": {"role": "assistant", "content": "x", "tool_calls": []}}, False),
+        ({"index": 0, "message": {"role": "assistant", "content": None, "tool_calls": [TOOL_CALL]}}, True),
+        ({"index": 0, "message": {"role": "assistant", "content": "x", "reasoning_content": "Hm."}}, True),
+        ({"index": 0, "text": "x", "logprobs": {"tokens": ["x"]}}, True),
+        ({"index": 0, "text": "x", "token_ids": [7]}, True),
+    ],
+)
+def test_an_answer_that_is_more_than_text_keeps_its_choice(choice: dict[str, Any], has_more: bool) -> None:
+    body = {"choices": [{**choice, "finish_reason": "stop"}], "usage": {"total_tokens": 3}}
+    result = {"custom_id": "1:1", "response": {"status_code": 200, "body": body}, "error": None}
+    (found,) = answers([json.dumps(result).encode()], [])
+    assert found.get("choices") == (body["choices"] if has_more else None)
+    assert (found["finish_reason"], found["usage"]) == ("stop", {"total_tokens": 3})

@@ -72,7 +72,7 @@ def test_advice_shows_the_capacity_of_each_option(baton, router):
     }  # fmt: skip
     status, out, _ = baton("advise", router=router)
     assert status == 0
-    assert "observed: 4 requests/s, 80 in the last five minutes" in out
+    assert "observed: 4 requests/s in the last minute or less, 80 requests in the last five minutes" in out
     assert "12.5" in out
     assert "• Ratio: keep it." in out
     rows = [" ".join(line.split()) for line in out.splitlines()]
@@ -116,7 +116,7 @@ def test_the_formula_needs_no_cluster(baton):
     rows = [line.split() for line in out.splitlines()]
     assert ["3", "2.53", "1.75", "←", "best"] in rows
     assert ["16", "3.33", "0.98", "←", "cliff"] in rows
-    assert "with c = 0.15 the best is k = 3, 1.75 times as fast" in " ".join(out.split())
+    assert "with c = 0.15 the formula's best is k = 3, 1.75 times as fast" in " ".join(out.split())
     answer = json.loads(baton("advise", "--alpha", "0.7,0.7,0.1", "--draft-cost", "0.15", "--json")[1])
     assert (answer["acceptance"], answer["best"]) == ([0.7, 0.7, 0.1], 2)
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.client.local_cluster import RunState, read_state, write_state
+from baton.client.local_cluster import RunState, read_state, take_upgrade_request, write_state
+from baton.process.start_mark import start_mark
 from tests.unit.cluster.command_line import baton, environment, router
 
 __all__ = ["baton", "environment", "router"]  # fixtures
@@ -116,6 +117,29 @@ def test_a_cluster_that_does_not_answer_is_reported(baton) -> None:
         signal.signal(signal.SIGHUP, previous)
     assert status == 1
     assert "has not reloaded its configuration after 0.1 s" in err
+
+
+def test_a_stopped_process_is_named_and_asked_for_nothing(baton, router) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            state = RunState(process.pid, start=start_mark(process.pid) or "", endpoint=router.endpoint)
+            write_state(state)
+            assert baton("status")[2] == ""
+            process.send_signal(signal.SIGSTOP)
+            os.waitpid(process.pid, os.WUNTRACED)
+            text = f"`baton up` (process {process.pid}) is stopped, so it replaces no controller, reloads nothing and"
+            status, out, err = baton("status")
+            assert (status, "decode" in out) == (0, True)
+            assert err.startswith(f"warning: {text}")
+            assert err.endswith(f"Continue it with `kill -CONT {process.pid}`.\n")
+            assert baton("reload")[::2] == (1, err.replace("warning: ", "error: "))
+            assert baton("upgrade", "--set", "decode.workers=2")[2].endswith(err.replace("warning: ", "error: "))
+            process.send_signal(signal.SIGCONT)
+            os.waitpid(process.pid, os.WCONTINUED)
+            assert take_upgrade_request() is None
+            assert process.poll() is None  # SIGHUP would have ended it
+        finally:
+            process.kill()
 
 
 def test_the_signal_alone_reloads(config: Path) -> None:

@@ -109,6 +109,19 @@ def test_a_refused_or_failed_upgrade_keeps_the_configuration(baton, config: Path
     assert recorded().config == before
 
 
+def test_a_client_that_is_interrupted_says_that_the_upgrade_goes_on(baton, config: Path, monkeypatch) -> None:
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    Path("hold").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr("cluster.cli.cli_upgrade.time.sleep", interrupt)
+        status, _, err = baton("upgrade", "--set", "decode.kv_blocks=11")
+    assert (status, "The upgrade goes on. `baton status` shows what is left of it." in err) == (130, True)
+    Path("hold").unlink()
+    _until(lambda: recorded().config["decode"]["kv_blocks"] == 11)
+
+
 @pytest.mark.parametrize("options", [["--set", "engine.threads=1"], []], ids=["another", "back to the old one"])
 def test_a_second_upgrade_is_refused_while_one_runs(baton, config: Path, options: list[str]) -> None:
     write_state(RunState(**{**_fields(recorded()), "upgrade": UpgradeProgress(1)}))

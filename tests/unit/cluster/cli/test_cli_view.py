@@ -34,14 +34,14 @@ def test_the_view_shows_pools_workers_blocks_and_requests(shown):
     assert lines[1] == "requests: 1 in flight, 20 finished, 4 cancelled, 3 rejected, 2 failed"
     rows = [line.split() for line in lines]
     assert ["prefill", "1", "of", "1"] in rows
-    assert ["decode-1", "ready", "3", "2", "1", "100", "7", "5", "cpu", "59", "s", "here", "4242"] in rows
+    assert ["decode-1", "ready", "3", "2/64", "1", "100", "7", "5", "cpu", "59", "s", "here", "4242"] in rows
 
 
 def test_nothing_is_truncated_on_80_columns(router: FakeRouter, shown):
     router.states = "draining"
     lines = shown(80)
     assert not [line for line in lines if "…" in line or len(line.rstrip()) > 80]
-    assert ["prefill-1", "draining", "3", "2", "1", "100", "7", "5", "cpu"] in [line.split() for line in lines]
+    assert ["prefill-1", "draining", "3", "2/64", "1", "100", "7", "5", "cpu"] in [line.split() for line in lines]
 
 
 def test_slo_attainment_is_shown_below_the_workers(router: FakeRouter):
@@ -121,6 +121,10 @@ def test_several_routers_are_named(router: FakeRouter):
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(render_status(status, "http://here:1", 100))
     assert "router 0: 0 in flight, router 1: 1 in flight; attainment is that of router 1" in console.export_text()
+    routers[0]["requests"] = None
+    console.print(render_status(status, "http://here:1", 100))
+    text = " ".join(console.export_text().split())
+    assert "router 0 does not answer, so its requests are not counted, router 1: 1 in flight" in text
 
 
 @pytest.mark.parametrize(
@@ -129,18 +133,22 @@ def test_several_routers_are_named(router: FakeRouter):
         (None, None),
         ({"states": {"in_progress": 0}, "lines": {"open": 0, "completed": 0, "failed": 0}}, None),
         (
-            {"states": {"in_progress": 1, "completed": 4}, "lines": {"open": 800, "completed": 1197, "failed": 3}},
-            "jobs: 1 in progress, 4 completed; 1197 of 2000 lines answered, 3 failed",
+            {"states": {"in_progress": 1}, "lines": {"open": 800, "completed": 1197, "failed": 3}},
+            "jobs: 1 in progress; 1197 of 2000 lines answered, 3 failed",
         ),
         (
-            {"states": {"in_progress": 0, "completed": 4}, "lines": {"open": 0, "completed": 0, "failed": 0}},
-            "jobs: 4 completed",
+            {"states": {"in_progress": 1, "completed": 4}, "lines": {"open": 2, "completed": 0, "failed": 0}},
+            "jobs: 1 in progress; 0 of 2 lines answered, 0 failed; kept, of earlier clusters too: 4 completed",
+        ),
+        (
+            {"states": {"completed": 3, "failed": 7}, "lines": {"open": 0, "completed": 0, "failed": 0}},
+            "jobs: kept, of earlier clusters too: 3 completed, 7 failed",
         ),
     ],
 )
 def test_jobs_are_one_line(router: FakeRouter, jobs: object, line: str | None):
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(render_status({**router.status(), "jobs": jobs}, "http://here:1", 80))
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(render_status({**router.status(), "jobs": jobs}, "http://here:1", 120))
     found = [text.rstrip() for text in console.export_text().splitlines() if text.startswith("jobs:")]
     assert found == ([] if line is None else [line])
 

@@ -10,7 +10,7 @@ from baton.core.errors import ConfigError
 from baton.core.roles import POOLS
 from cluster.config import key_changes
 from cluster.config.config import BatonConfig
-from cluster.config.key_changes import Need, changed_keys, need_of, plan_upgrade, worker_keys
+from cluster.config.key_changes import Need, changed_keys, how_to_change, need_of, plan_upgrade, worker_keys
 
 RUNNING = BatonConfig()
 
@@ -31,6 +31,16 @@ def test_every_key_has_a_need() -> None:
     assert all(need_of(key) in Need for key in found)
     with pytest.raises(KeyError):
         need_of("verify.workers")
+
+
+def test_a_hint_says_how_its_keys_can_be_changed() -> None:
+    running = "`baton upgrade --set`, while the cluster runs."
+    restart = "`baton down` and `baton up --set`, since `baton upgrade` refuses it."
+    assert how_to_change("Raise prefill.chunk_tokens, or") == f"To change prefill.chunk_tokens: {running}"
+    assert how_to_change("routing.local_prefill: never keeps") == f"To change routing.local_prefill: {restart}"
+    both = how_to_change("Raise decode.kv_blocks, or use routing.local_prefill: never. decode.kv_blocks is")
+    assert both == f"To change decode.kv_blocks: {running} routing.local_prefill: {restart}"
+    assert how_to_change("See docs/admission.md and baton_admission_refusals_total.") == ""
 
 
 def test_every_rule_is_about_a_key_or_a_section() -> None:

@@ -34,6 +34,24 @@ def test_what_differs_from_the_defaults_gives_the_same_configuration(values: dic
     assert set(shown.get("decode", {})) == set(values.get("decode", {}))
 
 
+def test_defaults_stand_behind_the_values_that_differ() -> None:
+    config = BatonConfig.from_dict(
+        {
+            "model": "/m # x",
+            "decode": {"workers": 7, "resources": {"labels": {"a": "b"}}},
+            "served_model_name": ["m", "n"],
+        }
+    )
+    shown = shown_config(config, is_whole=False)
+    assert "  workers: 7  # default: 1\n" in shown
+    assert "  labels:  # default: {}\n" in shown
+    assert "served_model_name:  # default: null\n- m\n- n\n" in shown
+    assert "'/m # x'  # default: " in shown
+    whole = shown_config(config, is_whole=True)
+    assert whole.count("# default: ") == shown.count("# default: ") == 4
+    assert BatonConfig.from_dict(yaml.safe_load(whole)) == BatonConfig.from_dict(yaml.safe_load(shown)) == config
+
+
 @pytest.mark.parametrize("is_whole", [True, False])
 @pytest.mark.parametrize(
     "database",

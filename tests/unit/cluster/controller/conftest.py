@@ -25,15 +25,16 @@ def real_ray() -> Iterator[RealRay]:
 
 
 @pytest.fixture(params=["simulated", pytest.param("real", marks=pytest.mark.thorough(covered_by="[simulated]"))])
-def a_ray(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeRay | RealRay:
+async def a_ray(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeRay | RealRay]:
     """``make test`` runs most tests on a simulated Ray alone; those marked ``on_both`` run on a real one, too."""
     monkeypatch.setattr(worker_pool, "_MAX_BACKOFF_S", 0.05)
     if request.param == "real":
-        found: RealRay = request.getfixturevalue("real_ray")
-        return found
+        yield request.getfixturevalue("real_ray")
+        return
     fake = FakeRay(NUM_CPUS)
     fake.install(monkeypatch)
-    return fake
+    yield fake
+    await fake.close()
 
 
 @pytest.fixture

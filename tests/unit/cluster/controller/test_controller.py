@@ -222,7 +222,7 @@ def with_key(model: Path, name: str, **slo: object) -> dict[str, Any]:
     return BatonConfig.from_dict({"model": str(model), "router": router, "slo": slo}).to_dict()
 
 
-async def test_a_reload_changes_keys_and_classes_while_requests_run(controller, model):
+async def test_a_reload_changes_keys_and_classes_while_requests_run(controller, model, tmp_path):
     old = with_key(model, "old")
     async with controller(router=old["router"]) as running:
         await running.start()
@@ -258,6 +258,12 @@ async def test_a_reload_changes_keys_and_classes_while_requests_run(controller, 
         same = {**new, "router": {**new["router"], "api_keys": new["router"]["api_keys"] * 2}}
         with pytest.raises(BatonError, match="have the same key"):
             await running.call("reload", same)
+        for name in ("ca.pem", "node.pem", "node.key"):
+            (tmp_path / name).write_text("junk")
+        files = {"ca": "ca.pem", "certificate": "node.pem", "key": "node.key"}
+        junk = {**new, "security": {key: str(tmp_path / name) for key, name in files.items()}}
+        with pytest.raises(BatonError, match=r"security\.\w+: .*ca\.pem"):
+            await running.call("reload", junk)
         assert await status("new", "gold") == 200
 
 

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
-from ray.exceptions import ActorDiedError, RayTaskError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayTaskError
 
 from baton.core.errors import ConfigError, DeadlineError, WorkerLostError
 from baton.process.stop_signals import StopEvent
-from baton.process.worker_environment import worker_variables
 from cluster.config.config import BatonConfig
-from cluster.controller import launch
+from cluster.controller import controller_actor, launch
 from cluster.controller.launch import Cluster
-from cluster.nodes.ray_connection import connect
+from cluster.losses.ray_part_watch import Reply
 
 
 @pytest.mark.parametrize("raised", [Exception("The current node timed out during startup."), OSError("no space")])
@@ -35,22 +34,6 @@ def test_a_local_ray_that_does_not_start_gives_one_message(raised: Exception, mo
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(ConfigError, match=r"local Ray cluster could not be started: .*try again later"):
         Cluster.start(BatonConfig.from_dict({"router": {"port": 0}}), lambda line: None)
-
-
-def test_a_local_ray_has_the_environment_of_workers_and_of_the_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Actors that need no other one need not wait until Ray has made it."""
-    seen: dict[str, str] = {}
-    monkeypatch.setattr(os, "environ", {"RAY_worker_niceness": "3", "HOME": str(tmp_path), "RAY_REDIS_ADDRESS": "a:1"})
-    monkeypatch.setattr(ray, "init", lambda **options: seen.update(os.environ))
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    assert connect(BatonConfig(), lambda line: None) is not None
-    assert seen.items() >= worker_variables().items()
-    assert seen["RAY_prestart_worker_first_driver"] == "0"
-    assert seen["RAY_worker_niceness"] == "3"
-    assert seen["RAY_COLOR_PREFIX"] == "0"
-    assert "RAY_REDIS_ADDRESS" not in seen
 
 
 class Reference:
@@ -85,11 +68,7 @@ class SynchronousRay:
 
     def __init__(self) -> None:
         self.killed: list[Actor] = []
-        self.named: list[Actor] = []
-        """Whom the name of the controller finds, one lookup after another."""
-
-    def get_runtime_context(self) -> Any:
-        return SimpleNamespace(gcs_address="head:6379")
+        self.named: list[Actor] = []  # whom the name of the controller finds
 
     def wait(self, references: list[Reference], num_returns: int = 1, timeout: float | None = None) -> Any:
         return [each for each in references if each.result is not None], []
@@ -109,6 +88,25 @@ class SynchronousRay:
 
 
 @dataclass
+class FakeRayWatch:
+    """Stands in for :class:`cluster.controller.ray_watch.RayWatch`."""
+
+    gcs: str = "head:6379"
+    is_in_doubt: bool = False
+    reply: Reply = Reply.ANSWERS
+    end: WorkerLostError | None = None
+
+    def look(self) -> None:
+        if self.end is not None:
+            raise self.end
+
+    def ask_gcs(self) -> Reply:
+        return self.reply
+
+    def close(self) -> None: ...
+
+
+@dataclass
 class Launched:
     """A cluster whose controllers are those of a test."""
 
@@ -117,7 +115,7 @@ class Launched:
     reports: list[str] = field(default_factory=list)
     swept: list[str] = field(default_factory=list)
     ended: list[int] = field(default_factory=list)
-    gcs_lives: bool = True
+    ray_watch: FakeRayWatch = field(default_factory=FakeRayWatch)
 
     def start(self, address: str | None) -> Cluster:
         return Cluster.start(BatonConfig.from_dict({"ray": {"address": address}}), self.reports.append)
@@ -131,14 +129,16 @@ DEAD = Reference(ActorDiedError())
 def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
     found = Launched(SynchronousRay(), [])
     monkeypatch.setattr(launch, "ray", found.fake)
+    monkeypatch.setattr(controller_actor, "ray", found.fake)
     monkeypatch.setattr(launch, "_POLL_S", 0.001)
+    monkeypatch.setattr(controller_actor, "_POLL_S", 0.001)
     monkeypatch.setattr(launch, "end_process", found.ended.append)
-    monkeypatch.setattr(launch, "_log_folder", lambda: None)
+    monkeypatch.setattr(launch, "log_folder", lambda: None)
     for name in ("connect", "refuse_unfit_nodes", "find_survivors"):
         monkeypatch.setattr(launch, name, lambda *_: None)
     monkeypatch.setattr(launch, "end_survivors", found.swept.append)
-    monkeypatch.setattr(launch, "_create_controller", lambda *_: found.controllers.pop(0))
-    monkeypatch.setattr(Cluster, "_gcs_lives", lambda _: found.gcs_lives)
+    monkeypatch.setattr(launch, "create_controller", lambda *_: found.controllers.pop(0))
+    monkeypatch.setattr(launch.RayWatch, "of_this_node", lambda _: found.ray_watch)
     return found
 
 
@@ -192,6 +192,80 @@ def test_a_controller_that_hangs_is_ended_and_replaced(launched: Launched) -> No
     assert "the cluster has a controller again" in told
 
 
+def test_a_controller_is_not_blamed_while_ray_is_in_doubt(launched: Launched) -> None:
+    """It may wait for Ray in a call that blocks it."""
+    stop, answer, passes = StopEvent(), Reference(123), itertools.count()
+    launched.controllers = [Actor(start=STARTED, beat=answer)]
+    config = BatonConfig.from_dict({"liveness": {"suspect_after": 0.05, "replace_after": 0.01}})
+    cluster = Cluster.start(config, launched.reports.append)
+
+    def on_pass() -> None:
+        if (number := next(passes)) == 5:
+            launched.ray_watch.is_in_doubt, answer.result = True, None
+        if number == 100:
+            stop.set()
+
+    cluster.wait(stop, on_pass)
+    assert launched.reports == []
+
+
+def test_a_lost_controller_is_replaced_when_ray_answers(launched: Launched) -> None:
+    launched.controllers = [Actor(start=STARTED, wait=DEAD), Actor(start=STARTED)]
+    cluster, stop = launched.start("head:6379"), StopEvent()
+    launched.ray_watch.is_in_doubt = True
+    asked = threading.Timer(0.05, stop.set)
+    asked.start()
+    cluster.wait(stop)
+    assert len(launched.controllers) == 1, "it has waited until it was stopped"
+    assert "has a controller again" not in " ".join(launched.reports)
+    launched.ray_watch.end = WorkerLostError("Ray's raylet has not answered for 45 s")
+    with pytest.raises(WorkerLostError, match="raylet has not answered"):
+        cluster.wait(StopEvent())
+
+
+def test_a_reload_does_not_hide_a_controller_that_hangs(launched: Launched) -> None:
+    answer = Reference(123)
+    controller = Actor(start=STARTED, beat=answer)
+    launched.controllers = [controller]
+    config = BatonConfig.from_dict({"liveness": {"suspect_after": 0.05, "replace_after": 0.05}})
+    cluster = Cluster.start(config, launched.reports.append)
+    for _ in range(5):
+        assert not cluster._controller_hangs()
+    answer.result = None
+    with pytest.raises(DeadlineError, match="did not answer in time"):
+        cluster.reload(config)
+    assert launched.fake.killed == [controller]
+    assert any("the controller may hang" in text for text in launched.reports)
+
+
+def test_a_controller_that_does_not_answer_is_not_asked_to_stop(
+    launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float | None] = []
+
+    def get(reference: Reference, timeout: float | None = None) -> None:
+        asked.append(timeout)
+        raise GetTimeoutError
+
+    controller = Actor(start=STARTED)
+    launched.controllers = [controller]
+    cluster = launched.start("head:6379")
+    monkeypatch.setattr(launched.fake, "get", get)
+    cluster.stop()
+    assert asked == [launch._BEAT_TIMEOUT_S], "to stop takes much longer"
+    assert launched.fake.killed == [controller]
+    assert launched.swept == ["baton"]
+
+
+def test_a_stop_ends_the_start_of_another_controller(launched: Launched) -> None:
+    stop = StopEvent()
+    launched.controllers = [Actor(start=STARTED, wait=DEAD), Actor(next_reports=Reference(["taking over"]))]
+    cluster = launched.start("head:6379")
+    cluster._report = lambda line: stop.set() if line == "taking over" else None
+    cluster.wait(stop)
+    assert stop.is_set()
+
+
 def test_an_upgrade_is_refused_while_the_controller_is_silent(launched: Launched) -> None:
     stop, answer, passes = StopEvent(), Reference(123), itertools.count()
     launched.controllers = [Actor(start=STARTED, beat=answer)]
@@ -213,7 +287,7 @@ def test_an_upgrade_ends_with_the_loss_of_its_controller(launched: Launched) -> 
     cluster = launched.start("head:6379")
     cluster.begin_upgrade(BatonConfig())
     assert not cluster.upgrade_ended(), "only the next controller knows"
-    cluster._start_controller()
+    cluster._start_controller(StopEvent())
     with pytest.raises(WorkerLostError, match=r"controller was lost\. Another one restores the old"):
         cluster.upgrade_ended()
     assert cluster.upgrade_ended()
@@ -276,7 +350,7 @@ def test_an_upgrade_that_routers_have_taken_over_survives_its_controller(
     launched.controllers = [Actor(start=STARTED, upgrade=DEAD), Actor(start=STARTED)]
     cluster = launched.start("head:6379")
     cluster.begin_upgrade(new)
-    cluster._start_controller()
+    cluster._start_controller(StopEvent())
     assert cluster.upgrade_ended()
     assert tried[-1] is cluster._config is new
 
@@ -291,29 +365,29 @@ def test_an_upgrade_that_routers_have_taken_over_survives_its_controller(
 def test_the_end_of_rays_head_is_named(launched: Launched, address: str | None, text: str) -> None:
     launched.controllers = [Actor(start=STARTED, wait=DEAD)]
     cluster = launched.start(address)
-    launched.gcs_lives = False
+    launched.ray_watch.reply = Reply.REFUSES
     with pytest.raises(WorkerLostError, match=text):
         cluster.wait(StopEvent())
     cluster.stop()
     assert launched.swept == []  # which would wait for the head
 
 
-def test_a_cluster_that_cannot_start_leaves_other_clusters_alone(
-    launched: Launched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(launch, "_LAST_CONTROLLER_S", 0.01)
+def test_a_cluster_that_cannot_start_leaves_others_alone(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller_actor, "_LAST_CONTROLLER_S", 0.01)
     launched.fake.named = [Actor(pool_status=Reference({}))] * 100
     with pytest.raises(ConfigError, match="already runs in the Ray namespace 'baton'"):
         launched.start("head:6379")
     assert (launched.fake.killed, launched.swept) == ([], [])
 
 
-def test_a_controller_that_ray_only_believes_alive_is_forgotten(launched: Launched) -> None:
-    dead = Actor(pool_status=DEAD)
-    launched.fake.named = [dead]
-    launched.controllers = [Actor(start=STARTED)]
-    assert launched.start("head:6379").endpoint == "http://here:8000"
-    assert launched.fake.killed == [dead]
+def test_a_controller_lost_in_the_start_is_replaced(launched: Launched) -> None:
+    launched.controllers = [Actor(start=DEAD), Actor(start=STARTED)]
+    assert launched.start(None).endpoint == "http://here:8000"
+    assert "its process died; starting another one, which takes over what has started" in launched.reports[0]
+    raised = ActorDiedError(RayTaskError("__init__", "", RuntimeError("no such model")))
+    launched.controllers = [Actor(start=Reference(raised)), Actor(start=STARTED)]
+    with pytest.raises(WorkerLostError, match=r"creation task|no such model"):
+        launched.start(None)
 
 
 def test_what_is_not_ready_is_asked_of_the_next_controller_if_the_first_is_lost(launched: Launched) -> None:
@@ -322,5 +396,5 @@ def test_what_is_not_ready_is_asked_of_the_next_controller_if_the_first_is_lost(
     cluster = launched.start("head:6379")
     assert cluster.not_ready() is None
     assert cluster.not_ready() is None, "the loss is noticed elsewhere"
-    cluster._start_controller()
+    cluster._start_controller(StopEvent())
     assert [cluster.not_ready(), cluster.not_ready()] == [None, ["decode-2 is starting"]]

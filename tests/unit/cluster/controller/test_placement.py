@@ -99,7 +99,10 @@ def test_on_a_local_cluster_the_number_of_cpus_is_a_setting():
     busy = explain_pending("prefill", ResourcesConfig(), [CPU_ONLY], is_local=True)
     assert "If the start is not merely slow, free resources, raise ray.num_cpus, or lower prefill.workers." in busy
     slow = explain_pending("prefill", ResourcesConfig(), [CPU_ONLY], is_local=True, num_free_cpus=1.0)
-    assert slow == "There is room for a prefill worker, but its process is slow to start: the machine is busy."
+    assert (
+        slow
+        == "There is room for a prefill worker, but its process is slow to start: the machine is busy, or Ray hangs."
+    )
     too_large = explain_pending("prefill", ResourcesConfig(cpus=5.0), [CPU_ONLY], is_local=True, num_free_cpus=9.0)
     assert "change prefill.resources, or raise ray.num_cpus." in too_large
     assert "autoscaler" not in busy + too_large

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from baton.core.errors import ConfigError
+from baton.core.errors import ConfigError, WorkerLostError
+from cluster.config import config as config_module
 from cluster.config.config import BatonConfig
 from cluster.controller import router_group
 from cluster.controller.router_group import RouterGroup
 from cluster.gateway.api_keys import ApiKeys, Share
+from tests.fake_hosts import ProcessExit
 from tests.fake_ray import FakeRay
 from tests.waiting import until
 
@@ -148,6 +150,44 @@ async def test_routers_wait_for_the_port_of_those_before_them(monkeypatch: pytes
     await group.stop()
 
 
+async def test_a_router_lost_in_the_start_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router_group, "_RESTART_PAUSE_S", 0.01)
+    ray = installed(monkeypatch)
+    StubRouter.may_start.clear()
+    group = RouterGroup(config(LIMIT), b"", {}, [].append)
+    starting = asyncio.create_task(group.start())
+    for _ in range(2):
+        await until(lambda: len(ray.actors(StubRouter)) == 1)
+        ray.actors(StubRouter)[0].die(router_group.RayActorError())
+    StubRouter.may_start.set()
+    assert await starting == "http://127.0.0.1:1"
+    assert limits(ray) == [3, 3, 4]
+    await group.stop()
+
+
+async def test_a_router_that_hangs_in_the_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router_group, "_RESTART_PAUSE_S", 0.01)
+    ray, reports = installed(monkeypatch), list[str]()
+    StubRouter.may_start.clear()
+    monkeypatch.setattr(config_module, "_LEAST_ATTEMPT_S", 0.0)
+    short = config(LIMIT).to_dict() | {"ray": {"start_timeout_s": 0.5}}
+    with pytest.raises(WorkerLostError, match=r"The router did not start within 0\.1 s"):
+        await RouterGroup(BatonConfig.from_dict(short), b"", {}, reports.append).start()
+    assert set(reports) == {"router-0 could not be started; trying again: The router did not start within 0.1 s."}
+    assert ray.instances(StubRouter) == []
+
+
+async def test_a_router_that_always_dies_in_the_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def die(router: StubRouter) -> None:
+        raise ProcessExit
+
+    monkeypatch.setattr(router_group, "_RESTART_PAUSE_S", 0.01)
+    installed(monkeypatch)
+    monkeypatch.setattr(StubRouter, "start", die)
+    with pytest.raises(WorkerLostError, match=r"The router cannot start: its process died"):
+        await RouterGroup(config(LIMIT), b"", {}, [].append).start()
+
+
 async def test_a_router_that_hangs_is_named_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     reports: list[str] = []
     async with running(monkeypatch, reports) as (ray, group):
@@ -157,9 +197,9 @@ async def test_a_router_that_hangs_is_named_and_replaced(monkeypatch: pytest.Mon
         assert hanging not in ray.instances(StubRouter)
         assert limits(ray) == [3, 3, 4]
     [suspicion, loss] = reports[:2]
-    assert suspicion.startswith("the router may hang: it has not answered for 0.")
+    assert suspicion.startswith("router-1 may hang: it has not answered for 0.")
     assert suspicion.endswith("it is replaced if it stays silent for 0.2 s more")
-    assert loss.startswith("the router is lost (it has not answered for")
+    assert loss.startswith("router-1 is lost (it has not answered for")
 
 
 async def test_a_router_that_answers_again_in_time_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +211,7 @@ async def test_a_router_that_answers_again_in_time_stays(monkeypatch: pytest.Mon
         before[1].hangs = True
         await until(lambda: any("may hang" in text for text in reports))
         before[1].hangs = False
-        await until(lambda: reports[-1] == "the router answers again")
+        await until(lambda: reports[-1] == "router-1 answers again")
         assert ray.instances(StubRouter) == before
         assert group.num_restarts == 0
 

@@ -98,6 +98,7 @@ async def clusters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     await found.controller.stop.remote()
     fake.kill(found.controller)
     assert fake.free_cpus() == 8
+    await fake.close()
 
 
 async def test_the_next_controller_uses_the_same_router_and_workers(clusters: Clusters) -> None:

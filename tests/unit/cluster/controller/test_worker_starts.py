@@ -8,7 +8,8 @@ import pytest
 import ray
 
 from baton.core.errors import ConfigError, DeadlineError, LayoutMismatchError, WorkerLostError
-from cluster.controller import worker_pool
+from cluster.config.config import RayConfig
+from cluster.controller import pool_member, worker_pool
 from cluster.controller.ray_errors import logged, short_reason
 from tests.fake_hosts import (
     CrashingHost,
@@ -16,6 +17,7 @@ from tests.fake_hosts import (
     FakeHost,
     FlakyHost,
     HangingHost,
+    SilentHost,
 )
 from tests.pool_listener import ON_BOTH_RAYS, READY_S, ids_in
 from tests.waiting import until
@@ -109,6 +111,37 @@ async def test_a_worker_that_loads_too_long_is_reported(make_pool, tmp_path):
         DeadlineError, match=r"After 0\.5 s, 0 of 1 decode workers are ready. The others are still load"
     ):
         await pool.wait_until_ready(0.5)
+
+
+@ON_BOTH_RAYS
+async def test_a_worker_whose_process_hangs_while_it_loads_is_replaced(make_pool, listener, a_ray, monkeypatch):
+    monkeypatch.setattr(pool_member, "_ASK_EVERY_S", 0.01)
+    monkeypatch.setattr(RayConfig, "attempt_timeout_s", 1.0)
+    num_free = a_ray.free_cpus()
+    pool = make_pool(SilentHost)
+    pool.scale(1)
+    await pool.wait_until_ready(READY_S)
+    assert list(listener.ready) == ["decode-2"]
+    [dead] = [worker for worker in pool.status()["workers"] if worker["state"] == "dead"]
+    assert dead["reason"] == "its process has been silent for 1 s"
+    assert pool.figures().failures == {"starting": 1, "serving": 0, "hanging": 0}
+    assert [line for line in listener.reports if "silent" in line] == [
+        "decode-1 could not be started: its process has been silent for 1 s"
+    ]
+    await until(lambda: a_ray.free_cpus() == num_free - 1)
+
+
+async def test_earlier_failures_are_no_reason_of_a_later_wait(make_pool, tmp_path):
+    pool = make_pool(FlakyHost)
+    pool.scale(1)
+    await pool.wait_until_ready(READY_S)
+    assert "only this once" in str(pool.status())
+    pool._actor_class = HangingHost
+    pool.scale(2)
+    with pytest.raises(DeadlineError) as raised:
+        await pool.wait_until_ready(0.5)
+    assert "only this once" not in raised.value.message
+    assert "still loading" in raised.value.message
 
 
 async def test_a_worker_without_a_place_is_reported(make_pool):

@@ -11,6 +11,7 @@ from baton.core.request import FinishReason, SamplingParams
 from baton.engine.models.tokenizer import Tokenizer
 from cluster.gateway.answers import Answer
 from cluster.gateway.chat_api import AnswerSetting
+from cluster.gateway.http_edge import JsonResponse
 from cluster.gateway.openai.plan import GenerationPlan, PromptPlan
 from cluster.gateway.openai.responses import ChoiceOutput, Usage
 from cluster.gateway.output_processor import OutputDelta, StopConditions
@@ -57,7 +58,8 @@ def whole(answer: Answer, text: str, finish: FinishReason = FinishReason.STOP, s
     choice = ChoiceOutput(0)
     for delta in deltas([text], finish, stop_string):
         choice.add(delta)
-    return answer.whole([choice], USAGE)
+    found: dict[str, Any] = json.loads(JsonResponse(answer.whole([choice], USAGE)).body)
+    return found
 
 
 def decoded(events: Sequence[bytes]) -> list[dict[str, Any]]:

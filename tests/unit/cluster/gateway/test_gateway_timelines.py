@@ -68,7 +68,7 @@ async def test_requests_are_listed(http: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(
     ("query", "fragment"),
     [
-        ("order=fastest", "newest or slowest"),
+        ("order=fastest", "newest, slowest, slowest_first_token"),
         ("limit=0", "between 1 and"),
         ("limit=many", "between 1 and"),
         ("sort=newest", "Unknown query parameter 'sort'"),

@@ -72,7 +72,9 @@ async def test_answers_are_as_described(http: httpx.AsyncClient) -> None:
         checked((await http.post("/v1/messages", json={**CHAT, **changes})).json(), "Message")
     checked((await http.post("/v1/messages/count_tokens", json={"messages": CHAT["messages"]})).json(), "TokenCount")
     checked((await http.post("/v1/messages", json={})).json(), "AnthropicError")
-    checked((await http.get("/v1/models")).json(), "ModelList")
+    models = (await http.get("/v1/models")).json()
+    checked(models, "ModelList")
+    assert models["slo_classes"] == ["interactive", "standard", "batch"]
     checked((await http.get("/v1/speculation")).json(), "MethodList")
     checked((await http.get(f"/v1/models/{MODEL}")).json(), "Model")
     checked((await http.post("/v1/chat/completions", json={})).json(), "Error")

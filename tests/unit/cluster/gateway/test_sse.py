@@ -15,6 +15,7 @@ import pytest
 from baton.core.errors import DeadlineError
 from cluster.gateway.gateway import create_app
 from cluster.gateway.openai.plan import GatewayLimits
+from cluster.gateway.server_events import encode_event, encode_typed_event, json_bytes
 from cluster.requests.generation import GenerationRequest, TokenChunk
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator, serve
@@ -67,6 +68,14 @@ async def test_a_reading_client_gets_the_deadline_error() -> None:
     assert (answer.status_code, last["error"]["code"]) == (200, "deadline_exceeded")
 
 
+def test_an_event_is_one_line_for_every_client() -> None:
+    data = {"type": "t", "text": "a\u2028b\u2029c\x85d\n\r\x0b\x0c\x1c\x1eé日\u2027"}
+    event = encode_typed_event(data).decode()
+    assert [line.partition(":")[0] for line in event.splitlines()] == ["event", "data", ""]
+    assert json.loads(event.splitlines()[1].removeprefix("data: ")) == data
+    assert "é日\u2027" in event  # other characters stay as they are
+
+
 async def test_a_silent_stream_sends_comments_before_the_first_token_and_between_tokens() -> None:
     generator = FakeGenerator(TOKENIZER, lambda _: [None])
     app = create_app(generator, TOKENIZER, FakeAdmin(), GatewayLimits(comment_every_s=0.01))
@@ -113,3 +122,22 @@ async def test_a_client_that_leaves_before_the_first_token_ends_the_work() -> No
         with closing(send_and_do_not_read(url)):
             await until(lambda: len(generator.requests) == 1)
         await until(lambda: len(generator.cancelled) == 1)
+
+
+@pytest.mark.parametrize("value", [10**30, "\ud83d", [[]] * 3, {"a": "ä"}])
+def test_every_value_of_a_client_can_be_answered(value: object) -> None:
+    """orjson writes neither integers beyond 64 bits nor halves of characters."""
+    assert json.loads(json_bytes(value)) == value
+    assert json.loads(encode_event(value).removeprefix(b"data: ")) == value
+
+
+def test_numbers_that_are_not_finite_are_null() -> None:
+    assert json.loads(json_bytes([float("inf")])) == [None]
+    assert json.loads(json_bytes([10**30, float("inf"), float("nan")])) == [10**30, None, None]
+
+
+def test_deep_values_can_be_answered() -> None:
+    deep: list[object] = []
+    for _ in range(400):
+        deep = [deep]
+    assert json.loads(json_bytes(deep)) == deep

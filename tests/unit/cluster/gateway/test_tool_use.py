@@ -76,15 +76,16 @@ def test_only_required_calls_and_strict_functions_are_constrained() -> None:
     rule = use().rule()
     assert rule is not None
     assert [rule.schema_of(function) == function.parameters for function in use().functions] == [True, True]
-    free, strict = tool("f", parameters={"a": 1}), tool("g", strict=True, parameters={"b": 1})
+    any_object, first, second = {"type": "object"}, {"type": "object", "a": 1}, {"type": "object", "b": 1}
+    free, strict = tool("f", parameters=first), tool("g", strict=True, parameters=second)
     found = resolve_tools(request(tools=[free, strict]))
     rule = found.rule()
     assert rule is not None
-    assert [rule.schema_of(function) for function in found.functions] == [{"type": "object"}, {"b": 1}]
+    assert [rule.schema_of(function) for function in found.functions] == [any_object, second]
     found = resolve_tools(request(tools=[free, strict], tool_choice="required"))
     rule = found.rule()
     assert rule is not None
-    assert [rule.schema_of(function) for function in found.functions] == [{"a": 1}, {"b": 1}]
+    assert [rule.schema_of(function) for function in found.functions] == [first, second]
 
 
 def test_a_function_without_parameters_takes_none() -> None:
@@ -140,3 +141,36 @@ async def test_tools_are_refused_without_a_parser() -> None:
     with pytest.raises(UnsupportedParameterError, match=r"router\.tool_parser is none"):
         await plan(Dialect(TOKENIZER, "none"), tools=TOOLS)
     assert (await plan(Dialect(TOKENIZER, "none"))).new_parser is None
+
+
+@pytest.mark.parametrize("schema", [{"type": "array"}, {"type": "integer"}, {"type": ["null", "string"]}, {"type": 7}])
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_arguments_that_are_no_object_are_refused(schema: dict[str, Any], choice: str) -> None:
+    tools = [tool("f"), tool("g", parameters=schema)]
+    with pytest.raises(
+        InvalidRequestError, match=r"tools\[1\].function.parameters must be a schema of an object"
+    ) as found:
+        resolve_tools(request(tools=tools, tool_choice=choice))
+    assert found.value.param == "tools"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"type": ["object", "null"]},
+        {"anyOf": [{"type": "string"}, {"properties": {"a": {"type": "integer"}}}]},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"type": ["object", "array"]}}},
+    ],
+)
+async def test_arguments_are_objects_alone(schema: dict[str, Any]) -> None:
+    planned = await plan(tools=[tool("f", parameters=schema)], tool_choice="required")
+    head = '<tool_call>\n{"name": "f", "arguments": '
+    assert is_allowed(planned, head + '{"a": 1}')
+    for value in ("[", "null", '"', "1"):
+        assert not is_allowed(planned, head + value)
+
+
+async def test_arguments_that_no_object_can_be_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match=r"parameters of the function 'f': .*Unsatisfiable"):
+        await plan(tools=[tool("f", parameters={"const": "x"})], tool_choice="required")

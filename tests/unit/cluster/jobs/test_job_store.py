@@ -7,7 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from baton.core.errors import ConfigError, ConflictError, InternalError, JobsUnavailableError, NotFoundError
+from baton.core.errors import (
+    ConfigError,
+    ConflictError,
+    InternalError,
+    InvalidRequestError,
+    JobsUnavailableError,
+    NotFoundError,
+)
 from cluster.jobs.database import Database
 from cluster.jobs.file_records import FileRecords
 from cluster.jobs.job_store import JobStore, LeaseLostError
@@ -202,6 +209,15 @@ def test_a_cancelled_job_does_not_begin(store: JobStore, files: FileRecords) -> 
         store.cancel("", job.id, 105)
 
 
+@pytest.mark.parametrize("job_id", ["batch_\0", "batch_\ud83d"])
+def test_ids_that_no_database_holds_are_the_fault_of_the_request(store: JobStore, job_id: str) -> None:
+    """PostgreSQL refuses them; SQLite finds nothing."""
+    with pytest.raises((NotFoundError, InvalidRequestError)):
+        store.get("ann", job_id)
+    with pytest.raises((NotFoundError, InvalidRequestError)):
+        store.cancel("ann", job_id, 1)
+
+
 def test_a_failed_job_keeps_its_problems(store: JobStore, files: FileRecords) -> None:
     added(store, files)
     (mine,) = claimed(store, "a")
@@ -254,8 +270,15 @@ def test_tables_of_another_version_are_refused(url: str, database: Database) -> 
     other.close()
 
 
-def test_unreachable_databases_have_an_error_with_a_name() -> None:
-    database = Database("postgresql://someone:secret@127.0.0.1:1/none?connect_timeout=2")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://someone:secret@127.0.0.1:1/none?connect_timeout=2",
+        "postgresql://someone@127.0.0.1:1/none?password=secret&sslpassword=secret&connect_timeout=2",
+    ],
+)
+def test_unreachable_databases_have_an_error_with_a_name(url: str) -> None:
+    database = Database(url)
     with pytest.raises(JobsUnavailableError, match="cannot be used") as refused:
         database.create_tables()
     assert "secret" not in refused.value.message

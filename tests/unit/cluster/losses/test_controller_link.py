@@ -30,7 +30,7 @@ class Controller:
 
 async def test_a_lost_controller_is_an_error_until_there_is_another_one() -> None:
     link = ControllerLink(Controller(ActorDiedError()))
-    with pytest.raises(ControllerLostError, match="`baton up` starts another one in seconds"):
+    with pytest.raises(ControllerLostError, match="`baton up` starts another one in seconds, unless it is stopped"):
         await link.pool_counts()
     link.follow(Controller("done"))
     assert await link.call("scale", {"decode": 2}) == ("done", ({"decode": 2},))

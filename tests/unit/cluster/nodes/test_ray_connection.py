@@ -14,6 +14,7 @@ import ray
 from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
 from baton.core.errors import ConfigError, WorkerLostError
+from baton.process.worker_environment import worker_variables
 from cluster.config.config import BatonConfig
 from cluster.nodes import ray_connection, ray_head
 from cluster.nodes.ray_connection import connect
@@ -141,3 +142,19 @@ def test_a_head_that_does_not_answer_is_named() -> None:
     assert not head.is_reachable()
     with pytest.raises(WorkerLostError, match=r"No Ray head answers at 127\.0\.0\.1:1.*baton node start"):
         head.check()
+
+
+def test_a_local_ray_has_the_environment_of_workers_and_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Actors that need no other one need not wait until Ray has made it."""
+    seen: dict[str, str] = {}
+    monkeypatch.setattr(os, "environ", {"RAY_worker_niceness": "3", "HOME": str(tmp_path), "RAY_REDIS_ADDRESS": "a:1"})
+    monkeypatch.setattr(ray, "init", lambda **options: seen.update(os.environ))
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    assert connect(BatonConfig(), lambda line: None) is not None
+    assert seen.items() >= worker_variables().items()
+    assert seen["RAY_prestart_worker_first_driver"] == "0"
+    assert seen["RAY_worker_niceness"] == "3"
+    assert seen["RAY_COLOR_PREFIX"] == "0"
+    assert "RAY_REDIS_ADDRESS" not in seen

@@ -109,6 +109,17 @@ def test_a_head_that_ends_is_an_error(scripts: list[str], stop: StopEvent) -> No
         run_head(NodeOptions(NodePool.NONE), lambda line: None, stop)
 
 
+def test_the_process_that_ended_a_head_is_named(scripts: list[str], stop: StopEvent) -> None:
+    lines = (
+        "ERR scripts.py:1307 -- Some Ray subprocesses exited unexpectedly:",
+        "ERR scripts.py:87 -- raylet [exit code=1]",
+        "ERR scripts.py:122 -- store.cc:366: Disconnecting client due to connection error",
+    )
+    scripts[:] = [f"import time; time.sleep(0.3); print({chr(10).join(lines)!r}); exit(1)"]
+    with pytest.raises(WorkerLostError, match=r"head has ended: raylet \[exit code=1\]$"):
+        run_head(NodeOptions(NodePool.NONE), lambda line: None, stop)
+
+
 def test_no_node_starts_without_authentication(
     scripts: list[str], stop: StopEvent, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from baton.core.steps import StepProgress
 from cluster.registry.liveness_config import LivenessConfig
@@ -197,3 +199,8 @@ def test_only_suspects_have_reasons_and_loss_follows_suspicion(events):
             assert now_s - suspected_s >= CONFIG.replace_after
         assert (watched.judge.reason != "") == (standing is not Standing.TRUSTED)
         before = standing
+
+
+def test_a_time_that_no_process_keeps_to_is_refused() -> None:
+    with pytest.raises(ValidationError, match="the minimum is 50ms"):
+        LivenessConfig(suspect_after=0.001)

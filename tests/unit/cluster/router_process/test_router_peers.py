@@ -38,6 +38,7 @@ async def test_answers_come_from_the_others_that_answer(monkeypatch: pytest.Monk
     assert await peers.ask(Question.TIMELINE, "id", None) == {0: "zero", 4: "four"}
     assert handles[0].asked == [(Question.TIMELINE, "id", None)]
     assert handles[1].asked == []
+    assert peers.indices == [0, 2, 3, 4]
     peers.meet({1: handles[1], 4: handles[4]})
     assert await peers.ask(Question.COUNTS) == {4: "four"}
 

@@ -188,7 +188,8 @@ def test_preferred_routes_precede_better_ones() -> None:
     chooser = profile(local_prefill="never")
 
     def those(*wanted: bool) -> RouteDecision:
-        decision = chooser.choose(prefill, [decode_worker()], REQUEST, lambda candidates: np.array(wanted))
+        limits = {"seats": np.array(wanted), "KV blocks": np.array(wanted), "TTFT target": np.array([True, True])}
+        decision = chooser.choose(prefill, [decode_worker()], REQUEST, lambda candidates: limits)
         assert decision is not None
         return decision
 
@@ -197,7 +198,8 @@ def test_preferred_routes_precede_better_ones() -> None:
     assert other.prefill_id == "prefill-0"
     taken, passed_over = other.record["candidates"]
     assert taken["score"] < passed_over["score"]
-    assert (taken.get("lost_on"), passed_over["lost_on"]) == (None, "room")
+    assert (taken.get("lost_on"), passed_over["lost_on"]) == (None, "room: seats, KV blocks")
+    assert "room:" not in str(those(False, False).record)  # nothing had room, so it decided nothing
 
 
 @pytest.mark.parametrize("context_tokens", [535, 536, 537])

@@ -63,7 +63,7 @@ def test_advice_has_the_best_lengths():
     [advice] = speculation_advice("decode-1", stats_of(method()))
     assert (advice["worker"], advice["best_by_formula"], advice["best_measured"]) == ("decode-1", 3, 3)
     assert advice["speedup_by_formula"] == pytest.approx(1.747, abs=0.001)
-    assert "the best is k = 3" in advice["advice"]
+    assert "the formula's best is k = 3" in advice["advice"]
     assert advice["warnings"] == []
 
 

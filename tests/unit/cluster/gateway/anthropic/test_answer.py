@@ -11,7 +11,10 @@ from pydantic import TypeAdapter
 from baton.core.errors import DeadlineError
 from baton.core.request import FinishReason
 from cluster.gateway.anthropic.answer import MessagesAnswer
+from cluster.gateway.anthropic.content_blocks import ContentBlocks
 from cluster.gateway.anthropic.schemas import MessagesRequest
+from cluster.gateway.formats.base import Arguments, CallEnd, CallStart
+from cluster.gateway.http_edge import JsonResponse
 from cluster.gateway.openai.schemas import parse_request
 from tests.unit.cluster.gateway.answer_streams import (
     BROKEN,
@@ -95,6 +98,33 @@ def test_a_whole_message_has_the_content_of_the_stream() -> None:
     answer = whole(new_answer(), OUTPUT)
     Message.model_validate(answer)
     assert answer == {**START, "content": CONTENT, "stop_reason": "tool_use"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"n": 98765432109876543210}',
+        '{"n": 1e999}',
+        '{"n": "\\ud83d"}',
+        f'{{"n": {"[" * 300}{"]" * 300}}}',
+        f'{{"n": {"9" * 5000}}}',
+    ],
+    ids=["beyond 64 bits", "beyond floats", "half a character", "deep", "beyond Python"],
+)
+def test_arguments_are_answered_as_the_model_wrote_them(text: str) -> None:
+    blocks = ContentBlocks(lambda: "call_0")
+    for event in (CallStart("f"), Arguments(text), CallEnd()):
+        blocks.add(event)
+    expected = f'[{{"type":"tool_use","id":"call_0","name":"f","input":{text}}}]'
+    assert JsonResponse(blocks.to_json()).body == expected.encode()
+
+
+@pytest.mark.parametrize("text", ["[1]", '{"a": ', "NaN"])
+def test_arguments_that_are_no_object_are_shown(text: str) -> None:
+    blocks = ContentBlocks(lambda: "call_0")
+    for event in (CallStart("f"), Arguments(text), CallEnd()):
+        blocks.add(event)
+    assert blocks.to_json()[0]["input"] == {"invalid_json": text}
 
 
 @pytest.mark.parametrize("stream", [False, True])

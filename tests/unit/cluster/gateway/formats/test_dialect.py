@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.engine.models.tokenizer import Tokenizer
-from cluster.gateway.formats.conversation import CallIds, HistoryStyle, find_style
+from cluster.gateway.formats.conversation import CallIds, HistoryStyle, arguments_object, find_style
 from cluster.gateway.formats.dialect import Dialect
 from cluster.gateway.formats.registry import (
     AUTO,
@@ -114,10 +114,17 @@ def test_a_call_without_a_result_is_kept() -> None:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@pytest.mark.parametrize("arguments", ["", "{}", '{"city": "cut', "[1]", "no JSON"])
-def test_arguments_that_are_no_object_are_rendered(name: str, arguments: str) -> None:
+@pytest.mark.parametrize("arguments", ["", "{}", '{"city": "cut', "[1]", "no JSON", r'{"city": "\ud83d"}'])
+def test_arguments_of_all_kinds_are_rendered(name: str, arguments: str) -> None:
     messages = [USER, {"role": "assistant", "content": "Ok.", "tool_calls": [call(1, arguments)]}]
-    assert "get_weather" in rendered(name, messages)
+    text = rendered(name, messages)
+    assert "get_weather" in text
+    assert text.encode()
+
+
+def test_escapes_in_arguments_reach_the_template() -> None:
+    assert arguments_object(r'{"a": "\ud83d\ude00", "b": "\u00e9"}') == {"a": "\U0001f600", "b": "é"}
+    assert arguments_object(r'{"a": "\ud83d"}') == {"a": "?"}
 
 
 def test_a_template_without_tools_gets_a_prompt_in_the_hermes_form() -> None:

@@ -167,6 +167,19 @@ async def test_a_byte_order_mark_before_a_line_is_no_part_of_it(client: openai.A
     assert (await client.files.content(batch.input_file_id)).content == content
 
 
+@pytest.mark.parametrize(("text", "column"), [('{"custom_id": "a"', 17), ('{"custom_id": x}', 15)])
+@pytest.mark.parametrize("end", ["\n", "\r\n", ""])
+async def test_a_position_in_a_line_is_its_column(client: openai.AsyncOpenAI, text: str, column: int, end: str) -> None:
+    batch = await ended(client, await submit(client, jsonl(line("a")) + (text + end).encode()))
+    assert batch.errors is not None
+    assert batch.errors.data is not None
+    (problem,) = batch.errors.data
+    assert problem.line == 2
+    assert problem.message is not None
+    assert problem.message.startswith("The line is not valid JSON: ")
+    assert problem.message.endswith(f" at column {column}.")
+
+
 async def test_a_byte_order_mark_alone_is_an_empty_file(client: openai.AsyncOpenAI) -> None:
     batch = await ended(client, await submit(client, b"\xef\xbb\xbf"))
     assert batch.errors is not None
@@ -195,6 +208,9 @@ async def test_an_expired_batch_keeps_its_results_and_names_the_rest(
     generator.script = lambda request: [None] if len(generator.requests) > 2 else list(good(request))
     batch = await ended(client, await submit(client, jsonl(*(line(str(number)) for number in range(5))), window="4s"))
     assert (batch.status, batch.expired_at is not None) == ("expired", True)
+    assert batch.request_counts is not None
+    counts = batch.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (5, 2, 0)  # those that did not run are in none
     done, rest = await entries(client, batch.output_file_id), await entries(client, batch.error_file_id)
     assert len(done) == 2
     assert sorted(one["custom_id"] for one in done + rest) == ["0", "1", "2", "3", "4"]

@@ -66,11 +66,12 @@ test("numbers are short", () => {
     "123",
     "–",
   ]);
-  assert.deepEqual([0.5, 42, 999.4, 1250, 200_000, undefined].map(duration), [
+  assert.deepEqual([0.5, 42, 999.4, 1250, 179_900, 200_000, undefined].map(duration), [
     "0.5 ms",
     "42 ms",
     "999 ms",
     "1.25 s",
+    "3 min 0 s",
     "3 min 20 s",
     "–",
   ]);
@@ -236,6 +237,12 @@ test("a chain is drawn above what the model made in its place", () => {
   ]);
 });
 
+test("drafts that are accepted past the end of the answer are told apart", () => {
+  const endsEarly = { ...ROUND, output: { token_ids: [], texts: [], verdicts: [] } };
+  const { drafted, accepted, used } = rounds.totalsOf({ rounds: [ROUND, PLAIN, endsEarly] });
+  assert.deepEqual([drafted, accepted, used], [4, 2, 1]);
+});
+
 test("the model's own token follows the last drafted one that it accepted", () => {
   const tree = { ...ROUND.draft, token_ids: [5, 7, 8], texts: ["", "", ""], parents: [-1, -1, 1] };
   const output = { token_ids: [7, 8, 9], texts: ["", "", ""], verdicts: ["accepted", "accepted", "bonus"] };
@@ -257,6 +264,7 @@ test("the totals of a trace, its best round and what is around it", () => {
     tokens: 4,
     drafted: 2,
     accepted: 1,
+    used: 1,
     shortest: 2,
     longest: 2,
     draftMs: 3,
@@ -285,4 +293,35 @@ test("figures have their unit", () => {
     [12.5, "requests/s"],
   ].map(([value, unit]) => shownFigure({ value, unit }));
   assert.deepEqual(shown, ["1.23 s", "cannot keep up", "25 %", "12.5 requests/s"]);
+});
+
+test("figures that stop to come are not called live", async (context) => {
+  globalThis.document = { addEventListener() {}, hidden: false };
+  globalThis.sessionStorage = { getItem: () => null };
+  let stream;
+  const body = new ReadableStream({ start: (controller) => (stream = controller) });
+  globalThis.fetch = async () => new Response(body);
+  const { LiveSnapshots } = await load("live");
+  const states = [];
+  context.mock.timers.enable({ apis: ["setTimeout"] });
+  const turn = () => new Promise((resolve) => setImmediate(resolve));
+  const send = async (snapshot) => {
+    stream.enqueue(new TextEncoder().encode(`data: ${JSON.stringify(snapshot)}\n\n`));
+    await turn();
+  };
+  const live = new LiveSnapshots(() => {}, (state, text) => states.push([state, text]));
+  live.start();
+  await turn();
+  await send({ interval_s: 2 });
+  context.mock.timers.tick(5900);
+  await send({ interval_s: 2 });
+  context.mock.timers.tick(5900);
+  assert.deepEqual(states.map(([state]) => state), ["connecting", "live", "live"]);
+  context.mock.timers.tick(200);
+  assert.deepEqual(states.at(-1), ["lost", "The router has sent no figures for 6 s."]);
+  await send({ interval_s: 2 });
+  assert.equal(states.at(-1)[0], "live");
+  live.stop();
+  context.mock.timers.tick(60000);
+  assert.equal(states.at(-1)[0], "paused");
 });

@@ -13,6 +13,7 @@ import pytest
 from starlette.types import Message
 
 from baton.core.errors import ControllerLostError, EndpointFullError
+from cluster.gateway.api_keys import ApiKeyConfig, ApiKeys
 from cluster.gateway.gateway import create_app
 from cluster.gateway.openai.plan import GatewayLimits
 from cluster.gateway.page.live_feed import LiveFeed, LiveResponse
@@ -127,8 +128,25 @@ async def test_a_client_that_does_not_read_is_dropped() -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    await asyncio.wait_for(LiveResponse(feed, None, send_timeout_s=0.05)({"type": "http"}, receive, send), TIMEOUT_S)
+    response = LiveResponse(feed, lambda: True, None, send_timeout_s=0.05)
+    await asyncio.wait_for(response({"type": "http"}, receive, send), TIMEOUT_S)
     assert len(sent) == 4
+
+
+async def test_a_key_that_is_removed_reads_no_more() -> None:
+    feed = LiveFeed(CountingView(), interval_s=0.01)
+    keys = ApiKeys([ApiKeyConfig(name="admin", key="an-admin-key-16-chars", admin=True)])
+    generator = FakeGenerator(TOKENIZER, say(TOKENIZER, "hi"))
+    app = create_app(generator, TOKENIZER, FakeAdmin(), GatewayLimits(), api_keys=keys, live=feed)
+    headers = {"Authorization": "Bearer an-admin-key-16-chars"}
+    async with serve(app) as url, httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, headers=headers) as http:
+        async with http.stream("GET", "/admin/live") as endless:
+            snapshots = endless.aiter_bytes()
+            await anext(snapshots)
+            keys.become(ApiKeys([ApiKeyConfig(name="admin", key="another-key-of-16-chars", admin=True)]))
+            async for _ in snapshots:
+                pass
+        assert (await http.get("/admin/live")).status_code == 401
 
 
 async def test_snapshots_are_streamed_and_counted() -> None:

@@ -91,6 +91,10 @@ def test_an_assistants_turn_is_one_message() -> None:
     ]  # fmt: skip
 
 
+def test_what_a_client_adds_to_a_call_is_accepted() -> None:
+    assert messages({**CALL, "parsed_arguments": {"a": 1}}) == messages(CALL)
+
+
 def test_text_behind_a_call_stays_before_its_output() -> None:
     """A tool's output must follow the message with the call."""
     assert messages(CALL, MESSAGE, OUTPUT) == [
@@ -184,6 +188,9 @@ def test_what_is_not_supported_is_refused_by_name(body: Any, fragment: str) -> N
         {"input": [USER] * 8193},
         {"input": [{"role": "user", "content": [{"type": "input_text", "text": ""}] * 8192}]},
         {"tools": [5]},
+        {"tool_choice": "any"},
+        {"tool_choice": ["auto"]},
+        {"tool_choice": 5},
         {"tool_choice": {"type": "function"}},
         {"tool_choice": {"type": "allowed_tools", "tools": 5}},
         {"text": {"format": 5}},
@@ -196,6 +203,14 @@ def test_what_is_malformed_is_refused_with_its_place(body: Any) -> None:
     with pytest.raises(InvalidRequestError, match=name) as caught:
         chat(**body)
     assert caught.value.param == name
+
+
+def test_a_wrong_choice_is_told_the_forms_of_this_api() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        chat(tools=[TOOL], tool_choice="any")
+    right = {"type": "function", "name": TOOL["name"]}
+    assert '{"type": "function", "name": …}' in caught.value.message
+    assert chat(tools=[TOOL], tool_choice=right).tool_choice
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What ends a head: the death of any of its processes except for Ray's control store."""
+"""What ends a node: the end of any of its processes except for Ray's control store, and of its raylet in any way."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ray._private import ray_constants
 
-from cluster.nodes.head_process import HeadNode, start_arguments
+from cluster.nodes.node_process import WatchedNode, start_arguments
 
 GCS, RAYLET = ray_constants.PROCESS_TYPE_GCS_SERVER, ray_constants.PROCESS_TYPE_RAYLET
 
@@ -17,7 +17,7 @@ def process(returncode: int | None) -> list[Any]:
     return [SimpleNamespace(process=SimpleNamespace(poll=lambda: returncode, returncode=returncode))]
 
 
-class Head(HeadNode):
+class Head(WatchedNode):
     """A node with processes that nothing has started."""
 
     def __init__(self, redis_address: str | None) -> None:
@@ -45,6 +45,16 @@ def test_a_dead_gcs_does_not_end_the_head_and_is_started_again_with_redis(
     assert head.num_started == num_started
     head.all_processes[RAYLET] = process(-9)
     assert [kind for kind, _ in head.dead_processes()] == [RAYLET]
+
+
+@pytest.mark.parametrize("status", [0, -15, 15, 143, -9, 1])
+def test_a_raylet_ends_the_node_whatever_its_exit_status(status: int) -> None:
+    """Ray ignores 0 and SIGTERM, with which a raylet ends when its agents have died."""
+    head = Head(None)
+    head.all_processes = {RAYLET: process(status)}
+    [(kind, ended)] = head.dead_processes()
+    assert kind == RAYLET
+    assert ended.returncode == (status if status in (-9, 1) else 1)
 
 
 def test_the_password_of_redis_is_taken_from_the_environment() -> None:
