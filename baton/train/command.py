@@ -144,9 +144,8 @@ def _checked_start(settings: Mapping[str, Any]) -> dict[str, Any]:
     reference = settings.get("start_from")
     if reference is None:
         return dict(settings)
-    for name, option in (("draft_vocab_size", "--draft-vocab"), ("num_kv_heads", "--kv-heads")):
-        if name in settings:
-            raise ConfigError(f"{option} cannot be chosen with --from, because the existing head determines its shape.")
+    if "num_kv_heads" in settings:
+        raise ConfigError("--kv-heads cannot be chosen with --from, because the existing head determines its shape.")
     return {**settings, "start_from": str(default_draft(DEFAULT_MODEL_NAME)) if reference == AUTO else reference}
 
 

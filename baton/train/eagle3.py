@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,10 @@ from baton.engine.draft.eagle.head import EagleHead
 from baton.engine.models.model_loader import LoadedModel
 from baton.train.card import Description
 from baton.train.evaluate import Evaluation, evaluate
-from baton.train.head_init import head_settings, initial_head
+from baton.train.head_init import head_settings, initial_head, with_rows
 from baton.train.objective import Losses, StepLoss, compute_dtype
 from baton.train.run import HeldOut, TrainingData
-from baton.train.settings import Eagle3Settings
+from baton.train.settings import DRAFT_VOCAB_SIZE, Eagle3Settings
 from baton.train.unroll import unroll
 from baton.train.vocabulary import choose_vocabulary, count_answer_tokens, coverage
 
@@ -39,7 +38,7 @@ class Eagle3Method:
         self.settings = settings
         self._target = target
         self._start = None if settings.start_from is None else _load_start(settings.start_from, target)
-        size = min(settings.draft_vocab_size, target.vocab_size)
+        size = min(settings.draft_vocab_size or DRAFT_VOCAB_SIZE, target.vocab_size)
         self._shape = head_settings(target.model, settings, size) if self._start is None else self._start.settings
         self._coverage = 0.0
 
@@ -51,12 +50,15 @@ class Eagle3Method:
         target = self._target
         counts = count_answer_tokens(data.samples[index] for index in data.training)
         if self._start is not None:
-            head = copy.deepcopy(self._start)
-            vocabulary = head.to_target_ids(torch.arange(head.draft_vocab_size))
-            self._coverage = coverage(counts, vocabulary)
-            return _Objective(head.to(target.model.device), self.settings, target, vocabulary, data)
-        size = self.settings.draft_vocab_size
-        vocabulary = choose_vocabulary(counts, size, target.vocab_size, target.eos_token_ids)
+            known = self._start.to_target_ids(torch.arange(self._start.draft_vocab_size))
+            size = self.settings.draft_vocab_size or len(known)
+            ids = choose_vocabulary(counts, size, known.tolist(), target.eos_token_ids)
+            kept = torch.isin(known, ids).nonzero().squeeze(1)
+            head = with_rows(self._start, target.model, kept)
+            self._shape, self._coverage = head.settings, coverage(counts, ids)
+            return _Objective(head.to(target.model.device), self.settings, target, known[kept], data)
+        size = self._shape.draft_vocab_size
+        vocabulary = choose_vocabulary(counts, size, range(target.vocab_size), target.eos_token_ids)
         self._coverage = coverage(counts, vocabulary)
         fit_on = data.training[:_SAMPLES_TO_FIT]
         chosen = [data.samples[index] for index in fit_on]

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -95,6 +96,23 @@ def initial_head(
     layer: Any = head.layers[0]
     layer.mlp.down_proj.weight.zero_()
     return head
+
+
+def with_rows(head: EagleHead, target: PreTrainedModel, draft_ids: torch.Tensor) -> EagleHead:
+    """A copy of a head whose draft vocabulary consists of some of its ids.
+
+    Args:
+        draft_ids: the head's ids that are kept, int64 ``[size]``.
+    """
+    maps = head.settings.maps_vocabulary or len(draft_ids) < head.draft_vocab_size
+    settings = replace(head.settings, draft_vocab_size=len(draft_ids), maps_vocabulary=maps)
+    state = dict(head.state_dict())
+    state["lm_head.weight"] = head.lm_head.weight[draft_ids]
+    if maps:
+        state["d2t"] = offsets_of(head.to_target_ids(draft_ids))
+    copied = EagleHead(settings, target).float()
+    copied.load_state_dict(state)
+    return copied
 
 
 def _layer_settings(config: Any, shape: TargetShape, num_kv_heads: int | None) -> LayerSettings:

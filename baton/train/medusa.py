@@ -42,7 +42,7 @@ class MedusaMethod:
         target = self._target
         counts = count_answer_tokens(data.samples[index] for index in data.training)
         size = self.settings.draft_vocab_size
-        vocabulary = choose_vocabulary(counts, size, target.vocab_size, target.eos_token_ids)
+        vocabulary = choose_vocabulary(counts, size, range(target.vocab_size), target.eos_token_ids)
         self._coverage = coverage(counts, vocabulary)
         return _Objective(initial_heads(self.settings, target, vocabulary), self.settings, target, vocabulary, data)
 

@@ -17,7 +17,10 @@ _HIGHEST_TEMPERATURE = 2.0
 DraftVocabulary = Annotated[
     int | None,
     CommandOption(("--draft-vocab",)),
-    Field(ge=1, description="Size of the draft vocabulary, the most frequent tokens. Default: 8192."),
+    Field(
+        ge=1,
+        description="Size of the draft vocabulary, the most frequent tokens. Default: 8192, or the size with --from.",
+    ),
 ]
 
 

@@ -11,6 +11,10 @@ from baton.core.errors import ConfigError
 FREE_SETTINGS = frozenset({"budget_s", "report_every_steps", "save_every_s", "num_evaluated_samples"})
 
 
+DRAFT_VOCAB_SIZE = 8192
+"""The size of a new draft vocabulary."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingSettings:
     """The settings of one training run. A resumed run must have the same, except for :data:`FREE_SETTINGS`.
@@ -73,7 +77,8 @@ class Eagle3Settings(TrainingSettings):
     """The settings of an EAGLE-3.1 head.
 
     Attributes:
-        draft_vocab_size: size of the draft vocabulary, at most the target's.
+        draft_vocab_size: size of the draft vocabulary, at most that of the target or of the head to start from;
+            ``None`` means the head's, or :data:`DRAFT_VOCAB_SIZE` without one.
         feature_layers: as in ``EagleSettings``; ``None`` means the usual early, middle and late layer.
         num_kv_heads: KV heads of the head's attention; ``None`` means the target's number. Draft KV grows with it.
         num_ttt_steps: length of the chains that the head drafts in training (training-time test).
@@ -82,7 +87,7 @@ class Eagle3Settings(TrainingSettings):
             initial ones; ``None`` means a linear model of the target.
     """
 
-    draft_vocab_size: int = 8192
+    draft_vocab_size: int | None = None
     start_from: str | None = None
     feature_layers: tuple[int, ...] | None = None
     num_kv_heads: int | None = None
@@ -91,10 +96,8 @@ class Eagle3Settings(TrainingSettings):
 
     def __post_init__(self) -> None:
         TrainingSettings.__post_init__(self)
-        _check_counts(self, "draft_vocab_size", "num_ttt_steps")
+        _check_counts(self, "draft_vocab_size", "num_kv_heads", "num_ttt_steps")
         _check("step_decay", self.step_decay, 0 < self.step_decay <= 1, "above 0 and at most 1")
-        is_good = self.num_kv_heads is None or self.num_kv_heads >= 1
-        _check("num_kv_heads", self.num_kv_heads, is_good, "a whole number from 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,7 @@ class MedusaSettings(TrainingSettings):
     """
 
     learning_rate: float = 1e-3
-    draft_vocab_size: int = 8192
+    draft_vocab_size: int = DRAFT_VOCAB_SIZE
     num_heads: int = 4
     num_blocks: int = 1
     step_decay: float = 0.8
@@ -148,15 +151,13 @@ class DraftModelSettings(TrainingSettings):
 
     def __post_init__(self) -> None:
         TrainingSettings.__post_init__(self)
-        _check_counts(self, "num_layers")
-        for name in ("hidden_size", "num_heads", "num_kv_heads", "intermediate_size"):
-            value = getattr(self, name)
-            _check(name, value, value is None or value >= 1, "a whole number from 1")
+        _check_counts(self, "num_layers", "hidden_size", "num_heads", "num_kv_heads", "intermediate_size")
 
 
 def _check_counts(settings: TrainingSettings, *names: str) -> None:
     for name in names:
-        _check(name, getattr(settings, name), getattr(settings, name) >= 1, "a whole number from 1")
+        value = getattr(settings, name)
+        _check(name, value, value is None or value >= 1, "a whole number from 1")
 
 
 def _check(name: str, value: object, is_good: bool, expected: str) -> None:

@@ -19,31 +19,30 @@ def count_answer_tokens(samples: Iterable[Sample]) -> Counter[int]:
     return counts
 
 
-def choose_vocabulary(counts: Counter[int], size: int, vocab_size: int, always: Iterable[int] = ()) -> torch.Tensor:
+def choose_vocabulary(
+    counts: Counter[int], size: int, choices: Iterable[int], always: Iterable[int] = ()
+) -> torch.Tensor:
     """The target's ids of the draft vocabulary, ascending, int64 ``[size]``.
 
     Args:
-        size: number of tokens, limited to ``vocab_size``.
-        always: ids that are always included, for example those that end a turn.
+        size: number of tokens, limited to the number of ``choices``.
+        choices: the ids that may be chosen.
+        always: those of the choices that are always included, for example the ids that end a turn.
 
     Raises:
         ConfigError: ``always`` has more than ``size`` ids.
     """
-    size = min(size, vocab_size)
-    chosen = set(always)
+    possible = set(choices)
+    size = min(size, len(possible))
+    chosen = possible.intersection(always)
     if len(chosen) > size:
         raise ConfigError(
             f"training: a draft vocabulary of {size} tokens is too small for the {len(chosen)} tokens that end a "
             "turn. Raise draft_vocab_size."
         )
-    by_frequency = sorted(counts, key=lambda token: (-counts[token], token))
-    # If the data has too few tokens, the lowest ids follow: tokenizers learn frequent merges first.
-    for token in (*by_frequency, *range(vocab_size)):
-        if len(chosen) >= size:
-            break
-        if token < vocab_size:
-            chosen.add(token)
-    return torch.tensor(sorted(chosen), dtype=torch.int64)
+    # Of tokens that the data does not have, the lowest ids are first: tokenizers learn frequent merges first.
+    others = sorted(possible - chosen, key=lambda token: (-counts[token], token))
+    return torch.tensor(sorted(chosen.union(others[: size - len(chosen)])), dtype=torch.int64)
 
 
 def offsets_of(target_ids: torch.Tensor) -> torch.Tensor:

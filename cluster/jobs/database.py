@@ -84,6 +84,11 @@ class Database:
                     "another database in jobs.database, or use the version of baton that made these."
                 )
 
+    def check(self) -> None:
+        """Raises the errors of :meth:`writing` unless the database answers."""
+        with self.reading() as connection:
+            connection.execute(select(1))
+
     def close(self) -> None:
         self._engine.dispose()
 

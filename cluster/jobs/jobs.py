@@ -109,6 +109,7 @@ class Jobs:
             JobsUnavailableError, StorageFullError: it cannot be written.
         """
         await self._open()
+        await self._threads.ask(self._database.check)  # a database that hangs is known before the client sends bytes
         file_id = new_id(FILE_ID)
         new = await self._threads.run(self._storage.write, file_id)
         file = StoredFile(file_id, owner, BATCH_PURPOSE, filename, num_bytes=0, created_at=0)

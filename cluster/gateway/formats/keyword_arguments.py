@@ -40,7 +40,7 @@ def keyword_rules(rule: CallRule, write: Write, any_item: str, separator: str) -
         any_item: the rule of an argument where the schema names none.
 
     Raises:
-        InvalidRequestError: a keyword of a schema cannot be honoured, or the rules become too long.
+        InvalidRequestError: a keyword of a function's schema cannot be honoured, or the rules become too long.
     """
     num_chars = 0
 
@@ -56,10 +56,14 @@ def keyword_rules(rule: CallRule, write: Write, any_item: str, separator: str) -
             )
         return argument, further
 
-    return "".join(
-        _rules_of(f"arguments_{index}", rule.schema_of(function), counted, any_item, separator)
-        for index, function in enumerate(rule.functions)
-    )
+    rules = []
+    for index, function in enumerate(rule.functions):
+        try:
+            rules.append(_rules_of(f"arguments_{index}", rule.schema_of(function), counted, any_item, separator))
+        except InvalidRequestError as error:
+            where = f"The parameters of the function {function.name!r}"
+            raise InvalidRequestError(f"{where}: {error.message}", param="tools") from error
+    return "".join(rules)
 
 
 def _rules_of(name: str, schema: Schema, write: Write, any_item: str, separator: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,11 @@ from baton.core.errors import InvalidRequestError, UnsupportedMediaTypeError
 _CONTENT_TYPE = "application/json"
 _MAX_EXACT = 2.0**53
 """Larger floats do not stand for one integer only."""
+_HALF = re.compile(
+    rb"\\u[dD][89aAbB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    rb"|(?<!\\u[dD][89aAbB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
+"""The escape of half a character: a surrogate without its other one."""
 _DUPLICATE = re.compile(r'Detected duplicate key "(.*)" at line', re.DOTALL)
 
 
@@ -63,14 +69,16 @@ def json_limits(max_model_len: int) -> JsonLimits:
 def parse_object(body: bytes, limits: JsonLimits = JsonLimits()) -> dict[str, Any]:
     """The JSON object in ``body``, which may begin with a byte order mark (RFC 8259, section 8.1).
 
+    Half a character, which remains where a client cuts a string within one, becomes U+FFFD, as in browsers.
+
     Raises:
-        InvalidRequestError: it has too many entries, or is not UTF-8, not JSON (NaN, Infinity and lone surrogates are
-            not JSON), nested too deeply, not an object, or an object that names a key twice.
+        InvalidRequestError: it has too many entries, or is not UTF-8, not JSON (NaN and Infinity are not JSON), nested
+            too deeply, not an object, or an object that names a key twice.
     """
     _check_counts(body, limits)
     body = body.removeprefix(codecs.BOM_UTF8)
     try:
-        value = jiter.from_json(body, allow_inf_nan=False, catch_duplicate_keys=True)
+        value = _from_json(body)
     except ValueError as error:
         if found := _DUPLICATE.match(str(error)):
             key = found[1][:60]
@@ -80,6 +88,17 @@ def parse_object(body: bytes, limits: JsonLimits = JsonLimits()) -> dict[str, An
     if not isinstance(value, dict):
         raise InvalidRequestError(f"The request body must be a JSON object, got {json_type(value)}.")
     return value
+
+
+def _from_json(body: bytes) -> Any:
+    try:
+        return jiter.from_json(body, allow_inf_nan=False, catch_duplicate_keys=True)
+    except ValueError as error:
+        if "hex escape" not in str(error) or b"\0" in body:
+            raise
+    # While NUL, which JSON cannot contain, stands for an escaped backslash, every other one begins an escape.
+    whole_characters = _HALF.sub(rb"\\ufffd", body.replace(rb"\\", b"\0")).replace(b"\0", rb"\\")
+    return jiter.from_json(whole_characters, allow_inf_nan=False, catch_duplicate_keys=True)
 
 
 def _check_counts(body: bytes, limits: JsonLimits) -> None:
@@ -120,6 +139,25 @@ def whole(value: Any) -> Any:
     if isinstance(value, list):
         return [whole(item) for item in value] if set(map(type, value)) & {float, list} else value
     return int(value) if type(value) is float and value.is_integer() and abs(value) < _MAX_EXACT else value
+
+
+def check_finite(value: Any, where: str, param: str | None = None) -> None:
+    """
+    Raises:
+        InvalidRequestError: a number in ``value``, which stands at ``where``, is too large for a float, as 1e999 is.
+    """
+    if not _is_finite(value):
+        raise InvalidRequestError(
+            f"{where} has a number beyond 1.8e308, which is too large for a float. Lower it.", param=param
+        )
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def json_type(value: object) -> str:

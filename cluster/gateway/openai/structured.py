@@ -11,7 +11,7 @@ import jiter
 
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from baton.grammar.forms import ANY_OBJECT, choice_grammar, json_grammar, notation_grammar, regex_grammar
-from cluster.gateway.openai.json_body import json_type, shown, without_nulls
+from cluster.gateway.openai.json_body import check_finite, json_type, shown, without_nulls
 from cluster.gateway.openai.schemas import BaseRequest, check_known
 
 _OPTIONS = ("whitespace_pattern", "disable_any_whitespace")
@@ -174,6 +174,7 @@ def _schema(value: Any, where: str) -> Mapping[str, Any] | bool:
             raise InvalidRequestError(f"{where} is not JSON: {error}.") from error
     if not isinstance(value, dict | bool):
         raise InvalidRequestError(f"{where} must be a JSON schema, got {json_type(value)}.")
+    check_finite(value, where)
     return value
 
 

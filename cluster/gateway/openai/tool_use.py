@@ -10,7 +10,7 @@ from typing import Any
 
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from cluster.gateway.formats.base import CallRule, Function
-from cluster.gateway.openai.json_body import json_type, shown
+from cluster.gateway.openai.json_body import check_finite, json_type, shown
 from cluster.gateway.openai.nested import checked_object, object_at
 from cluster.gateway.openai.schemas import ChatCompletionRequest, check_known
 
@@ -143,6 +143,7 @@ def _check_tool(tool: Any, where: str) -> Function:
             raise InvalidRequestError(
                 f"{where}.function.{key} must be {expected}, got {json_type(value)}.", param="tools"
             )
+    check_finite(function.get("parameters"), f"{where}.function.parameters", "tools")
     parameters = _object_schema(function.get("parameters"), f"{where}.function.parameters")
     return Function(name, parameters, bool(function.get("strict")))
 

@@ -207,7 +207,7 @@ def test_card_and_log_have_the_shape_of_the_initial_head(
     train: Callable[..., TrainingResult], settings: MakeSettings, tmp_path: Path
 ) -> None:
     first = train(settings(num_epochs=1, draft_vocab_size=48, num_kv_heads=4), "first", num_samples=FEW_SAMPLES)
-    from_first = settings(num_epochs=1, draft_vocab_size=64, start_from=str(first.folder))
+    from_first = settings(num_epochs=1, draft_vocab_size=96, start_from=str(first.folder))
     further = train(from_first, "further", num_samples=FEW_SAMPLES)
     assert load_file(further.folder / "model.safetensors")["lm_head.weight"].shape[0] == 48
     card = (further.folder / "README.md").read_text(encoding="utf-8")
@@ -217,6 +217,23 @@ def test_card_and_log_have_the_shape_of_the_initial_head(
     for shown in (json.loads(found[1]), log["settings"]):
         assert (shown["draft_vocab_size"], shown["num_kv_heads"], shown["feature_layers"]) == (48, 4, [2, 4, 5])
         assert shown["start_from"] == "first"
+
+
+def test_a_head_goes_on_with_its_most_frequent_tokens(
+    train: Callable[..., TrainingResult], settings: MakeSettings
+) -> None:
+    first = train(settings(num_epochs=1, draft_vocab_size=48), "first", num_samples=FEW_SAMPLES)
+    as_it_is = settings(learning_rate=1e-12, num_epochs=1, draft_vocab_size=16, start_from=str(first.folder))
+    smaller = train(as_it_is, "smaller", num_samples=FEW_SAMPLES)
+    before, after = (load_file(run.folder / "model.safetensors") for run in (first, smaller))
+    ids = [(tensors["d2t"] + torch.arange(len(tensors["d2t"]))).tolist() for tensors in (before, after)]
+    assert len(ids[1]) == 16
+    assert set(ids[1]) < set(ids[0])
+    kept = [ids[0].index(token_id) for token_id in ids[1]]
+    assert torch.equal(after["lm_head.weight"], before["lm_head.weight"][kept])
+    assert torch.equal(after["t2d"].nonzero().squeeze(1), torch.tensor(ids[1]))
+    assert torch.equal(after["fc.weight"], before["fc.weight"])
+    assert "| draft vocabulary | 16 tokens, " in (smaller.folder / "README.md").read_text(encoding="utf-8")
 
 
 def test_a_missing_initial_head_is_refused(train: Callable[..., TrainingResult], settings: MakeSettings) -> None:

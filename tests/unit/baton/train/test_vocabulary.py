@@ -19,27 +19,32 @@ def test_prompt_tokens_are_not_counted() -> None:
 
 def test_the_most_frequent_tokens_are_chosen_in_ascending_order() -> None:
     counts = Counter({7: 5, 3: 9, 11: 5, 2: 1})
-    assert choose_vocabulary(counts, 3, 20).tolist() == [3, 7, 11]
+    assert choose_vocabulary(counts, 3, range(20)).tolist() == [3, 7, 11]
 
 
 def test_end_of_turn_tokens_are_always_included() -> None:
     counts = Counter({7: 5, 3: 9, 11: 5, 2: 1})
-    assert choose_vocabulary(counts, 3, 20, always=(19, 2)).tolist() == [2, 3, 19]
+    assert choose_vocabulary(counts, 3, range(20), always=(19, 2)).tolist() == [2, 3, 19]
 
 
 def test_the_lowest_ids_fill_the_remaining_vocabulary() -> None:
-    assert choose_vocabulary(Counter({7: 5}), 4, 20).tolist() == [0, 1, 2, 7]
+    assert choose_vocabulary(Counter({7: 5}), 4, range(20)).tolist() == [0, 1, 2, 7]
+
+
+def test_only_the_given_ids_are_chosen() -> None:
+    counts = Counter({7: 5, 3: 9, 11: 5, 2: 1})
+    assert choose_vocabulary(counts, 3, (19, 2, 7, 12), always=(4, 19)).tolist() == [2, 7, 19]
 
 
 def test_a_small_vocabulary_is_kept_whole() -> None:
-    chosen = choose_vocabulary(Counter({1: 1}), 100, 6)
+    chosen = choose_vocabulary(Counter({1: 1}), 100, range(6))
     assert chosen.tolist() == [0, 1, 2, 3, 4, 5]
     assert not offsets_of(chosen).any()
 
 
 def test_a_vocabulary_too_small_for_end_of_turn_tokens_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"draft vocabulary of 1 tokens is too small for the 2.*draft_vocab_size"):
-        choose_vocabulary(Counter(), 1, 20, always=(1, 2))
+        choose_vocabulary(Counter(), 1, range(20), always=(1, 2))
 
 
 def test_ids_map_in_both_directions() -> None:

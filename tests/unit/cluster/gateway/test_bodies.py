@@ -66,6 +66,29 @@ async def test_a_byte_order_mark_is_no_part_of_the_body(http: httpx.AsyncClient)
     assert (answer.status_code, answer.json()) == (200, {"prompt": "a"})
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r"\ud83d", "\ufffd"),
+        (r"\uD83Dx", "\ufffdx"),
+        (r"\ude00", "\ufffd"),
+        (r"\ud83d\ud83d\ude00\ude00", "\ufffd\U0001f600\ufffd"),
+        (r"\ud83d\n", "\ufffd\n"),
+        (r"\\ud83d \\\ud83d \u0041", "\\ud83d \\\ufffd A"),
+    ],
+)
+async def test_half_a_character_is_replaced(http: httpx.AsyncClient, text: str, expected: str) -> None:
+    answer = await http.post("/", content=f'{{"{text}": ["{text}"]}}'.encode())
+    assert (answer.status_code, answer.json()) == (200, {expected: [expected]})
+
+
+@pytest.mark.parametrize("text", [r"\ud83", r"\u00g0 \ud83d", "\0 \\ud83d", r"\ud83d\x"])
+async def test_a_broken_escape_is_refused(http: httpx.AsyncClient, text: str) -> None:
+    answer = await http.post("/", content=f'{{"a": "{text}"}}'.encode())
+    assert answer.status_code == 400
+    assert "is not valid JSON" in answer.json()["error"]["message"]
+
+
 def test_a_budget_is_given_back() -> None:
     budget = ByteBudget(10)
     with budget.share() as share:

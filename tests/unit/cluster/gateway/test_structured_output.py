@@ -101,6 +101,7 @@ async def test_completions_have_grammars_too() -> None:
         ({"response_format": {"type": "json_object", "jso": 1}}, "jso", "Unknown key in response_format"),
         ({"guided_json": "{"}, "guided_json", "is not JSON"),
         ({"guided_json": "7"}, "guided_json", "must be a JSON schema, got an integer"),
+        ({"guided_json": '{"enum": [[1, -1e999]]}'}, "guided_json", "has a number beyond 1.8e308"),
         ({"guided_regex": "("}, "guided_regex", "cannot be honoured"),
         ({"guided_json": SCHEMA, "guided_whitespace_pattern": "("}, "guided_whitespace_pattern", "unclosed group"),
         ({"json_schema": SCHEMA, "guided_whitespace_pattern": "\\"}, "guided_whitespace_pattern", "backslash"),

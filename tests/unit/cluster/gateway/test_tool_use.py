@@ -143,6 +143,15 @@ async def test_tools_are_refused_without_a_parser() -> None:
     assert (await plan(Dialect(TOKENIZER, "none"))).new_parser is None
 
 
+def test_a_number_that_no_float_holds_is_refused() -> None:
+    parameters = {"type": "object", "properties": {"n": {"type": "number", "maximum": float("inf")}}}
+    with pytest.raises(
+        InvalidRequestError, match=r"tools\[0\].function.parameters has a number beyond 1\.8e308"
+    ) as caught:
+        resolve_tools(request(tools=[tool("f", parameters=parameters)]))
+    assert caught.value.param == "tools"
+
+
 @pytest.mark.parametrize("schema", [{"type": "array"}, {"type": "integer"}, {"type": ["null", "string"]}, {"type": 7}])
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_arguments_that_are_no_object_are_refused(schema: dict[str, Any], choice: str) -> None:

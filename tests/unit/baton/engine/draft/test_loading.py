@@ -29,7 +29,7 @@ from tests.tiny_drafts import (
 from tests.tiny_tokenizers import byte_level_tokenizer
 
 SIZE = byte_level_tokenizer().vocab_size
-_LARGEST_BUNDLE = 20 * 2**20  # bytes; every installation has them
+_LARGEST_BUNDLE = 20_000_000  # bytes; every installation has them
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -222,3 +223,17 @@ async def test_numbers_that_do_not_fit_64_bits_are_no_internal_error(http: httpx
     ):
         answer = await http.post(path, json={"messages": messages, "max_tokens": 2, **more})
         assert answer.status_code in (200, 400), answer.text
+
+
+async def test_half_a_character_in_a_history_is_no_error(http: httpx.AsyncClient) -> None:
+    """A model may write half a character into the input of a tool, and clients send the history again."""
+    use = {"type": "tool_use", "id": "a", "name": "f", "input": {"half \ude00": ["cut \ud83d"]}}
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": {"cut": "\ud83d"}}}
+    user = {"role": "user", "content": "cut \ud83d"}
+    for path, calling in (
+        ("/v1/messages", {"role": "assistant", "content": [use]}),
+        ("/v1/chat/completions", {"role": "assistant", "tool_calls": [call]}),
+    ):
+        body = json.dumps({"messages": [user, calling, user], "max_tokens": 2})
+        answer = await http.post(path, content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 200, answer.text

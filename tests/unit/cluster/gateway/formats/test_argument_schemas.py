@@ -194,7 +194,9 @@ def test_texts_that_are_allowed(name: str, form: str) -> None:
 )
 @pytest.mark.parametrize("form", TAGGED)
 def test_what_cannot_be_kept_to_in_a_text_is_named(form: str, value: Any, named: str) -> None:
-    with pytest.raises(InvalidRequestError, match=r"The grammar cannot be honoured: ") as raised:
+    with pytest.raises(
+        InvalidRequestError, match=r"The parameters of the function '\w+': The grammar cannot be honoured: "
+    ) as raised:
         matcher(form, TEXT, schema_of(value))
     assert named in raised.value.message
     assert raised.value.param == "tools"
