@@ -10,7 +10,7 @@ import json
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -86,9 +86,6 @@ class RunState:
     def of_this_process(cls, config: Mapping[str, Any], log_file: str | None = None) -> RunState:
         pid = os.getpid()
         return cls(pid=pid, start=start_mark(pid) or "", config=dict(config), log_file=log_file)
-
-    def with_endpoint(self, endpoint: str) -> RunState:
-        return replace(self, endpoint=endpoint)
 
     @property
     def certificate(self) -> str | None:

@@ -171,9 +171,9 @@ def test_the_recorded_cluster_is_found_while_it_runs():
     write_state(state)
     with pytest.raises(ConfigError, match="still starting"):
         find_endpoint()
-    write_state(state.with_endpoint("http://127.0.0.1:5"))
+    write_state(replace(state, endpoint="http://127.0.0.1:5"))
     assert find_endpoint() == "http://127.0.0.1:5"
-    assert read_state() == state.with_endpoint("http://127.0.0.1:5")
+    assert read_state() == replace(state, endpoint="http://127.0.0.1:5")
 
 
 def test_a_later_process_with_the_same_pid_is_not_the_cluster():
@@ -211,14 +211,14 @@ def test_a_cluster_clears_only_its_own_record():
 
 
 def test_machines_that_share_a_folder_have_records_of_their_own(monkeypatch):
-    here = RunState.of_this_process({}).with_endpoint("http://127.0.0.1:5")
+    here = replace(RunState.of_this_process({}), endpoint="http://127.0.0.1:5")
     monkeypatch.setattr("socket.gethostname", lambda: "one")
     write_state(here)
     monkeypatch.setattr("socket.gethostname", lambda: "two")
     assert read_state() is None
     with pytest.raises(ConfigError, match=r"No cluster runs on this machine.* records of other machines: one\."):
         find_endpoint()
-    write_state(here.with_endpoint("http://127.0.0.1:6"))
+    write_state(replace(here, endpoint="http://127.0.0.1:6"))
     clear_state(here)
     monkeypatch.setattr("socket.gethostname", lambda: "one")
     assert find_endpoint() == "http://127.0.0.1:5"

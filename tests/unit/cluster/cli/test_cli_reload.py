@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,7 +112,7 @@ def test_a_starting_cluster_is_not_reloaded(baton) -> None:
 def test_a_cluster_that_does_not_answer_is_reported(baton) -> None:
     previous = signal.signal(signal.SIGHUP, lambda *_: None)
     try:
-        write_state(RunState.of_this_process({}).with_endpoint("http://127.0.0.1:5"))
+        write_state(replace(RunState.of_this_process({}), endpoint="http://127.0.0.1:5"))
         status, _, err = baton("reload", "--timeout", "0.1")
     finally:
         signal.signal(signal.SIGHUP, previous)

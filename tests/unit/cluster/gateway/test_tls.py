@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import ssl
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def serving_over_tls(files: Files, **options):
 
 def record(endpoint: str, files: Files) -> None:
     state = RunState.of_this_process(BatonConfig.from_dict({"router": {"tls": files.config}}).to_dict())
-    write_state(state.with_endpoint(endpoint))
+    write_state(replace(state, endpoint=endpoint))
 
 
 async def test_commands_trust_the_certificate_of_the_recorded_cluster(tmp_path: Path) -> None:
