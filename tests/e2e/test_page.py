@@ -142,6 +142,11 @@ def test_the_gallery_records_the_served_model(page: Page) -> None:
     expect(card.locator(".gain")).to_contain_text("a token, without drafts")
     expect(card.locator(".headline")).to_contain_text("eagle3, ")
     expect(card.locator(".draft .drafted").first).to_be_visible()
+    page.locator("#record-all").focus()
+    for _ in range(2):
+        page.keyboard.press("Enter")
+        expect(page.locator("#record-all")).to_be_disabled()
+        expect(card.get_by_role("button", name="Record eagle3")).to_be_disabled()
 
 
 def test_an_answer_can_be_stopped_and_an_error_is_shown(page: Page) -> None:
@@ -151,10 +156,25 @@ def test_an_answer_can_be_stopped_and_an_error_is_shown(page: Page) -> None:
     expect(page.locator(".state")).to_have_text("Answering …")
     page.get_by_role("button", name="Stop").click()
     expect(page.locator(".state")).to_have_text("Stopped.")
+    half = page.locator(".model > .bubble").text_content()
     page.get_by_label("Seed").fill(str(10**20))
     page.get_by_label("Message").fill("Hello")
-    page.keyboard.press("Enter")
+    with page.expect_request("**/v1/chat/completions") as caught:
+        page.keyboard.press("Enter")
     expect(page.get_by_role("alert").filter(has_text="seed")).to_be_visible()
+    messages = caught.value.post_data_json["messages"]
+    assert [message["content"] for message in messages] == ["Count to one thousand.", half, "Hello"]
+
+
+def test_a_wrong_setting_is_shown_even_if_the_settings_are_folded_away(page: Page) -> None:
+    temperature = page.locator("#temperature")
+    temperature.fill("-1")
+    page.locator("#settings summary").click()
+    expect(temperature).to_be_hidden()
+    page.get_by_label("Message").fill("Hello")
+    page.keyboard.press("Enter")
+    expect(temperature).to_be_focused()
+    expect(page.locator(".turn")).to_have_count(0)
 
 
 def test_text_of_users_and_models_is_never_html(page: Page) -> None:

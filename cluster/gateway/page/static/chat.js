@@ -53,24 +53,27 @@ class Chat {
 
   async send() {
     const prompt = byId("prompt").value.trim();
-    if (!prompt || this.#running || !byId("parameters").reportValidity()) return;
+    if (!prompt || this.#running || !areValid(byId("parameters"))) return;
     byId("prompt").value = "";
     const asked = { role: "user", content: prompt };
     const turn = new Turn(prompt);
+    const messages = this.#messages; // those of this conversation, even if a new one begins meanwhile
     this.#setRunning(new AbortController());
     try {
-      const text = await answer(turn, [...this.#messages, asked], this.#running.signal);
-      this.#messages.push(asked, { role: "assistant", content: text });
+      await answer(turn, [...messages, asked], this.#running.signal);
     } catch (error) {
       if (error.name === "AbortError") {
         turn.finish("Stopped.");
+        if (!turn.text) return;
       } else {
         turn.fail(error);
         byId("prompt").value ||= prompt;
+        return;
       }
     } finally {
       this.#setRunning(null);
     }
+    messages.push(asked, { role: "assistant", content: turn.text });
   }
 
   stop() {
@@ -97,7 +100,13 @@ class Chat {
   }
 }
 
-/** Streams an answer into `turn` and shows its timeline. Returns its text. */
+/** Whether all settings have valid values; if not, the wrong one is shown, and why. */
+function areValid(form) {
+  if (!form.checkValidity()) byId("settings").open = true; // what is folded away cannot be shown
+  return form.reportValidity();
+}
+
+/** Streams an answer into `turn` and shows its timeline. */
 async function answer(turn, messages, signal) {
   const { headers, parameters } = readSettings();
   const system = byId("system").value.trim();
@@ -111,7 +120,6 @@ async function answer(turn, messages, signal) {
     turn.take(event);
   }
   await showTimeline(turn, response.headers.get("X-Request-Id"), signal);
-  return turn.text;
 }
 
 async function showTimeline(turn, id, signal) {

@@ -37,9 +37,11 @@ class Gallery {
   }
 
   async recordAll() {
-    setBusy(byId("record-all"), true);
+    const button = byId("record-all");
+    if (isBusy(button)) return;
+    setBusy(button, true);
     await Promise.all([...this.#cards.values()].map((card) => card.record()));
-    setBusy(byId("record-all"), false);
+    setBusy(button, false);
   }
 
   #add(method) {
@@ -55,7 +57,6 @@ class Gallery {
 class Card {
   #method;
   #inTurn;
-  #isBusy = false;
   #record = el("button", { type: "button" }, "Record");
   #replay = el("button", { type: "button", class: "quiet", hidden: true }, "Play the best round");
   #state = el("p", { class: "hint", role: "status" });
@@ -95,12 +96,12 @@ class Card {
   }
 
   async record() {
-    if (this.#isBusy || !this.#method.available) return;
-    this.#setBusy(true);
+    if (isBusy(this.#record) || !this.#method.available) return;
+    setBusy(this.#record, true);
     this.#state.className = "hint";
     setText(this.#state, "Waiting for another recording …");
     await this.#inTurn(() => this.#recordNow());
-    this.#setBusy(false);
+    setBusy(this.#record, false);
   }
 
   async #recordNow() {
@@ -123,16 +124,13 @@ class Card {
     this.#rounds.show(bestRoundOf(this.#rounds.trace));
     this.#rounds.replay();
   }
-
-  #setBusy(isBusy) {
-    this.#isBusy = isBusy;
-    setBusy(this.#record, isBusy);
-  }
 }
 
+const isBusy = (button) => button.getAttribute("aria-disabled") === "true";
+
 /** Unlike a disabled button, a busy one keeps the focus. */
-function setBusy(button, isBusy) {
-  button.setAttribute("aria-disabled", String(isBusy));
+function setBusy(button, busy) {
+  button.setAttribute("aria-disabled", String(busy));
 }
 
 function facts(method) {
