@@ -44,9 +44,9 @@ from baton.kv_transfer.payload.shared_memory import SharedMemoryReceivePath, Sha
 from baton.kv_transfer.payload.sockets import SocketOption, SocketReceivePath, SocketSendPath
 from baton.kv_transfer.receiver import KVTransferService
 from baton.kv_transfer.sender import GrpcKVTransport
-from baton.rpc.certificates import read_certificates
 from baton.rpc.channel import PeerServer
 from baton.rpc.credentials import ClusterSecret, PeerCredentials
+from baton.rpc.node_certificates import NodeCertificates
 from benchmarks.plain_tcp import send_plainly, serve_plainly
 from decode_worker.kv_import import KVImporter
 from prefill_worker.encoding_choice import EncodingChoice
@@ -113,7 +113,9 @@ NO_LIMITS = Limits()
 
 def encrypted(folder: Path) -> PeerCredentials:
     """Credentials with the certificate of a node; see ``baton certs``."""
-    return PeerCredentials(_SECRET, read_certificates(*(folder / name for name in ("ca.pem", "node.pem", "node.key"))))
+    return PeerCredentials(
+        _SECRET, NodeCertificates(*(folder / name for name in ("ca.pem", "node.pem", "node.key"))).current
+    )
 
 
 def make_runner(layout: Layout) -> ModelRunner:

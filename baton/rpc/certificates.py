@@ -41,11 +41,9 @@ class Certificates:
     def __repr__(self) -> str:
         return "Certificates(...)"  # keeps the key out of logs and tracebacks
 
-    def server_credentials(self) -> grpc.ServerCredentials:
-        """Credentials of a server that accepts only clients with a certificate of the cluster."""
-        return grpc.ssl_server_credentials(
-            [(self.key, self.certificate)], root_certificates=self.authority, require_client_auth=True
-        )
+    def server_configuration(self) -> grpc.ServerCertificateConfiguration:
+        """What a server shows, and by what it knows its clients."""
+        return grpc.ssl_server_certificate_configuration([(self.key, self.certificate)], self.authority)
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """Credentials of a client."""

@@ -28,6 +28,7 @@ from baton.core.request_ids import request_id_of_call
 from baton.process.ports import ANY_PORT, PortRange
 from baton.rpc.certificates import CLUSTER_NAME
 from baton.rpc.credentials import CallGuard, PeerCredentials
+from baton.rpc.node_certificates import server_credentials
 
 ERROR_KEY = "baton-error"
 MAX_MESSAGE_BYTES = 65 * 1024 * 1024
@@ -99,7 +100,7 @@ class PeerServer:
         certificates = self._credentials.certificates
         if certificates is None:
             return int(self.grpc.add_insecure_port(address))
-        return int(self.grpc.add_secure_port(address, certificates.server_credentials()))
+        return int(self.grpc.add_secure_port(address, server_credentials(certificates)))
 
     async def start(self) -> None:
         await self.grpc.start()
@@ -155,10 +156,11 @@ def message_limit(max_model_len: int, part_bytes: int = 0) -> int:
 
 def create_channel(address: str, credentials: PeerCredentials) -> grpc.aio.Channel:
     """Creates a channel to a process of the cluster. Calls must carry :meth:`PeerCredentials.call_metadata`."""
-    if credentials.certificates is None:
+    certificates = credentials.current_certificates()
+    if certificates is None:
         return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
     options = [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", CLUSTER_NAME)]
-    return grpc.aio.secure_channel(address, credentials.certificates.channel_credentials(), options=options)
+    return grpc.aio.secure_channel(address, certificates.channel_credentials(), options=options)
 
 
 def as_baton_error(error: BaseException, call_id: str) -> BatonError:

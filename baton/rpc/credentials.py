@@ -69,11 +69,15 @@ class PeerCredentials:
     """What a process needs to call other processes of its cluster and to be called by them.
 
     Attributes:
-        certificates: those of this node; ``None`` means that connections are not encrypted.
+        certificates: returns those of this node, which may be renewed; ``None`` means that connections are not
+            encrypted.
     """
 
     secret: ClusterSecret
-    certificates: Certificates | None = None
+    certificates: Callable[[], Certificates] | None = None
+
+    def current_certificates(self) -> Certificates | None:
+        return None if self.certificates is None else self.certificates()
 
     def call_metadata(self, address: str) -> tuple[tuple[str, str], ...]:
         """The metadata of calls to the server at ``address``."""

@@ -45,10 +45,13 @@ class SecurityConfig(Section):
         Raises:
             ConfigError: a file cannot be read on this node, or does not fit the others.
         """
-        from baton.rpc.certificates import read_certificates  # these load gRPC, which a configuration does not need
-        from baton.rpc.credentials import ClusterSecret, PeerCredentials
+        from baton.rpc.credentials import (
+            ClusterSecret,
+            PeerCredentials,
+        )  # loads gRPC, which a configuration does not need
+        from baton.rpc.node_certificates import NodeCertificates
 
         if self.ca is None or self.certificate is None or self.key is None:
             return PeerCredentials(ClusterSecret(secret))
-        certificates = read_certificates(Path(self.ca), Path(self.certificate), Path(self.key))
-        return PeerCredentials(ClusterSecret(secret), certificates)
+        certificates = NodeCertificates(Path(self.ca), Path(self.certificate), Path(self.key))
+        return PeerCredentials(ClusterSecret(secret), certificates.current)

@@ -35,6 +35,7 @@ class _Connection:
 
     Attributes:
         metadata: what every call must carry.
+        certificates: those that it was made with.
         end: why it was closed; empty while it is open.
     """
 
@@ -42,6 +43,7 @@ class _Connection:
         self.address = address
         self.metadata = credentials.call_metadata(address)
         self.end = ""
+        self.certificates = credentials.current_certificates()
         self._channel = create_channel(address, credentials)
         self.prefill = worker_pb2_grpc.PrefillStub(self._channel)
         self.decode = worker_pb2_grpc.DecodeStub(self._channel)
@@ -92,8 +94,12 @@ class WorkerClient:
         Open calls end at once with a :class:`WorkerLostError`, whatever the worker or the network does. Output that
         the worker sends later has no reader.
         """
+        self._suspension = f"the worker at {self.address} is suspected: {reason}"
+        self._connect_again()
+
+    def _connect_again(self) -> None:
         dropped, self._connection = self._connection, _Connection(self.address, self._credentials)
-        self._suspension = dropped.end = f"the worker at {self.address} is suspected: {reason}"
+        dropped.end = self._suspension
         self._closing.spawn(dropped.close())
 
     def resume(self) -> None:
@@ -167,13 +173,24 @@ class WorkerClient:
             raise WorkerLostError(self._suspension)
         return self._connection
 
+    def _untrusted(self) -> _Connection:
+        """The connection, even of a suspected worker. It may have been lost because a certificate had ended."""
+        connection = self._connection
+        if (
+            self._suspension
+            and not connection.end
+            and connection.certificates is not self._credentials.current_certificates()
+        ):
+            self._connect_again()
+        return self._connection
+
     async def ping(self, timeout_s: float) -> StepProgress:
         """How far the worker's steps have come. A suspended worker is asked, too.
 
         Raises:
             BatonError: the worker does not answer.
         """
-        return unpack_progress(await self._ping(self._connection, timeout_s))
+        return unpack_progress(await self._ping(self._untrusted(), timeout_s))
 
     async def probe(self, timeout_s: float) -> None:
         """Makes the worker compute a token. A suspended worker is asked, too.
@@ -181,7 +198,7 @@ class WorkerClient:
         Raises:
             BatonError: the worker does not.
         """
-        connection = self._connection
+        connection = self._untrusted()
         with connection.typed_errors():
             request = worker_pb2.ProbeRequest()
             await connection.worker.Probe(request, timeout=timeout_s, metadata=connection.metadata)

@@ -16,6 +16,7 @@ from baton.core.errors import ConfigError, InvalidRequestError
 from baton.rpc.certificates import Certificates, create_authority, issue_certificate, read_certificates
 from baton.rpc.channel import PeerServer, create_channel, message_limit
 from baton.rpc.credentials import ClusterSecret, PeerCredentials, create_secret
+from baton.rpc.node_certificates import NodeCertificates
 from tests.waiting import TIMEOUT_S
 
 DAYS = 2
@@ -23,6 +24,10 @@ DAYS = 2
 
 def certificates_of(authority: tuple[bytes, bytes], node: str = "node-1", days: int = DAYS) -> Certificates:
     return Certificates(authority[0], *issue_certificate(*authority, node, days))
+
+
+def credentials_with(certificates: Certificates | None, secret: ClusterSecret) -> PeerCredentials:
+    return PeerCredentials(secret, None if certificates is None else lambda: certificates)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +38,7 @@ def authority() -> tuple[bytes, bytes]:
 @pytest.fixture(params=["plain", "encrypted"])
 def credentials(request: pytest.FixtureRequest, authority: tuple[bytes, bytes]) -> PeerCredentials:
     secret = ClusterSecret(create_secret())
-    return PeerCredentials(secret, certificates_of(authority) if request.param == "encrypted" else None)
+    return credentials_with(certificates_of(authority) if request.param == "encrypted" else None, secret)
 
 
 @asynccontextmanager
@@ -114,21 +119,21 @@ async def test_only_certificates_of_the_authority_connect(authority: tuple[bytes
     secret = ClusterSecret(create_secret())
     member, stranger = certificates_of(authority), certificates_of(create_authority(DAYS))
     mixed = Certificates(member.authority, stranger.certificate, stranger.key)
-    async with serving(PeerCredentials(secret, member)) as address:
+    async with serving(credentials_with(member, secret)) as address:
         second_node = certificates_of(authority, "node-2")
-        assert await call(address, PeerCredentials(secret, second_node)) == "OK"
+        assert await call(address, credentials_with(second_node, secret)) == "OK"
         for outsider in (None, stranger, mixed):
-            assert await call(address, PeerCredentials(secret, outsider)) == "UNAVAILABLE"
+            assert await call(address, credentials_with(outsider, secret)) == "UNAVAILABLE"
 
 
 async def test_clients_refuse_servers_of_another_authority(authority: tuple[bytes, bytes]) -> None:
     secret = ClusterSecret(create_secret())
-    async with serving(PeerCredentials(secret, certificates_of(create_authority(DAYS)))) as address:
-        assert await call(address, PeerCredentials(secret, certificates_of(authority))) == "UNAVAILABLE"
+    async with serving(credentials_with(certificates_of(create_authority(DAYS)), secret)) as address:
+        assert await call(address, credentials_with(certificates_of(authority), secret)) == "UNAVAILABLE"
 
 
 async def test_an_encrypted_server_does_not_answer_plain_text(authority: tuple[bytes, bytes]) -> None:
-    async with serving(PeerCredentials(ClusterSecret(create_secret()), certificates_of(authority))) as address:
+    async with serving(credentials_with(certificates_of(authority), ClusterSecret(create_secret()))) as address:
         host, _, port = address.partition(":")
         with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection:
             connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(64))
@@ -151,7 +156,7 @@ def test_proofs_hold_for_one_address_and_one_purpose() -> None:
 
 
 def test_keys_do_not_show_in_texts(authority: tuple[bytes, bytes]) -> None:
-    found = PeerCredentials(ClusterSecret(b"\x01\x02"), certificates_of(authority))
+    found = credentials_with(certificates_of(authority), ClusterSecret(b"\x01\x02"))
     assert "PRIVATE" not in repr(found)
     assert "x01" not in repr(found)
 
@@ -193,3 +198,32 @@ def test_a_missing_file_is_named(authority: tuple[bytes, bytes], tmp_path: Path)
     files[2].unlink()
     with pytest.raises(ConfigError, match=r"security.key: .*node.key cannot be read on this node: No such file"):
         read_certificates(*files)
+
+
+def test_renewed_files_are_read_again_unless_they_do_not_fit(
+    authority: tuple[bytes, bytes], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = certificates_of(authority), certificates_of(authority)
+    files = write(tmp_path, first.authority, first.certificate, first.key)
+    certificates = NodeCertificates(*files)
+    assert certificates.current() is certificates.current()
+    files[1].write_bytes(second.certificate)  # its key follows
+    assert certificates.current() == first
+    assert "goes on with its earlier certificate: security.key: " in caplog.text
+    files[2].unlink()
+    assert certificates.current() == first
+    files[2].write_bytes(second.key)
+    assert certificates.current() == second
+    assert certificates.current() is certificates.current()
+
+
+async def test_servers_and_clients_connect_after_a_renewal(authority: tuple[bytes, bytes]) -> None:
+    secret, held = ClusterSecret(create_secret()), [certificates_of(authority, days=0)]
+    credentials = PeerCredentials(secret, lambda: held[0])
+    good = credentials_with(certificates_of(authority), secret)
+    async with serving(credentials) as address, serving(good) as other:
+        assert await call(address, good) == "UNAVAILABLE"
+        assert await call(other, credentials) == "UNAVAILABLE"
+        held[0] = certificates_of(authority)
+        assert await call(address, good) == "OK"
+        assert await call(other, credentials) == "OK"

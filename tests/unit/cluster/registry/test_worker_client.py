@@ -12,9 +12,11 @@ from baton.core.errors import ChecksumError, DeadlineError, WorkerLostError
 from baton.core.roles import DECODE, PREFILL
 from baton.core.steps import StepProgress
 from baton.core.timeline import Event, Timeline
+from baton.rpc.certificates import Certificates, create_authority, issue_certificate
+from baton.rpc.credentials import PeerCredentials
 from baton.rpc.wire import worker_pb2
 from cluster.registry.worker_client import WorkerClient
-from tests.credentials import connect
+from tests.credentials import CREDENTIALS, connect
 from tests.fake_workers import FakeWorker, decode_some, endless, expected_tokens, failing, hang
 from tests.waiting import TIMEOUT_S, until
 
@@ -182,3 +184,26 @@ async def test_a_failed_measurement_is_an_error_and_is_repeated_soon(client, wor
     with pytest.raises(WorkerLostError):
         await client.sync_clock()
     assert client.needs_sync
+
+
+async def test_a_worker_that_is_suspected_since_a_certificate_ended_is_asked_with_the_renewed_one():
+    authority = create_authority(days=2)
+    ended, good = (Certificates(authority[0], *issue_certificate(*authority, "node", days)) for days in (0, 2))
+    held = [ended]
+    worker = FakeWorker("w", DECODE, credentials=PeerCredentials(CREDENTIALS.secret, lambda: good))
+    await worker.start()
+    client = WorkerClient(worker.address, PeerCredentials(CREDENTIALS.secret, lambda: held[0]))
+    with pytest.raises(WorkerLostError, match="broke"):
+        await client.ping(TIMEOUT_S)
+    client.suspend("it does not answer")
+    with pytest.raises(WorkerLostError, match="broke"):
+        await client.ping(TIMEOUT_S)
+    held[0] = good
+    await client.ping(TIMEOUT_S)
+    await client.probe(TIMEOUT_S)
+    client.resume()
+    assert await read(client) == expected_tokens(4)
+    await client.close()
+    with pytest.raises(WorkerLostError, match="has left the cluster"):
+        await client.ping(TIMEOUT_S)
+    await worker.die()
