@@ -195,6 +195,15 @@ def test_text_of_users_and_models_is_never_html(page: Page) -> None:
     assert evaluate(page, refused) == "TypeError"  # the browser itself would refuse it
 
 
+@pytest.mark.parametrize("part", ["#main", "#nothing", "#chat?x=1"])
+def test_a_page_that_begins_at_an_unknown_part_shows_the_chat(
+    browser: Browser, cluster: RunningCluster, part: str
+) -> None:
+    with opened(browser, cluster.endpoint, part) as page:
+        expect(page.get_by_label("Message")).to_be_visible()
+        expect(page.locator(".view:visible")).to_have_count(1)
+
+
 def test_addresses_that_somebody_typed_break_nothing(page: Page, cluster: RunningCluster) -> None:
     page.goto(f"{cluster.endpoint}/#constructor")
     expect(page).to_have_title("Chat · baton")
@@ -369,3 +378,20 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(browser: Browser) -> None:
         page.get_by_role("dialog").get_by_role("button", name="Forget").click()
         expect(dialog).to_contain_text("requires a valid API key")  # the page has begun again
         assert evaluate(page, "sessionStorage.length") == 0
+
+
+def test_a_key_that_is_given_later_opens_the_whole_page(browser: Browser) -> None:
+    with endpoint_with_key() as endpoint, opened(browser, endpoint) as page:
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_label("Key").fill("ключ")  # no browser sends it
+        page.keyboard.press("Enter")
+        expect(dialog).to_be_visible()
+        dialog.get_by_label("Key").fill("wrong")
+        page.keyboard.press("Enter")
+        expect(page.locator("#served")).to_contain_text("API key")
+        page.get_by_label("Message").fill("Hello")
+        page.keyboard.press("Enter")
+        dialog.get_by_label("Key").fill(KEY)
+        page.keyboard.press("Enter")
+        expect(page.locator("#served")).to_have_text("tiny/model")
+        expect(page.locator("#slo option", has_text="batch")).to_have_count(1)

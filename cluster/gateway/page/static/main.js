@@ -1,7 +1,7 @@
 // The page: shows one view at a time, by the fragment of the address.
 
 import { Advice } from "./advice.js";
-import { askForKey, getJson } from "./api.js";
+import { askForKey, getJson, KEY_GIVEN } from "./api.js";
 import { offerClasses, offerMethods, startChat } from "./chat.js";
 import { createCluster } from "./cluster.js";
 import { byId, setText } from "./dom.js";
@@ -20,11 +20,12 @@ function decoded(text) {
   }
 }
 
-/** Returns the name of the view that is shown; `undefined` where the address names none. */
+/** Returns the name of the view that is shown; `undefined` where the address names none, and another stays. */
 function showView(cluster, gallery) {
   const [name, ...rest] = location.hash.slice(1).split("/");
-  if (name && !Object.hasOwn(TITLES, name)) return; // the link that skips to the content
-  const shown = name || "chat";
+  const isKnown = Object.hasOwn(TITLES, name);
+  if (name && !isKnown && document.querySelector(".view:not([hidden])")) return; // the link that skips to the content
+  const shown = isKnown ? name : "chat";
   for (const view of document.querySelectorAll(".view")) view.hidden = view.id !== shown;
   for (const link of document.querySelectorAll("nav a")) {
     if (link.hash === `#${shown}`) link.setAttribute("aria-current", "page");
@@ -47,9 +48,9 @@ function moveTo(cluster, gallery) {
   if (shown) byId(`${shown}-title`).focus();
 }
 
-async function showModel() {
+async function showModel(options) {
   try {
-    const [models, methods] = await Promise.all([getJson("v1/models"), getJson("v1/speculation")]);
+    const [models, methods] = await Promise.all([getJson("v1/models", options), getJson("v1/speculation", options)]);
     setText(byId("served"), models.data[0]?.id ?? "");
     offerClasses(models.slo_classes);
     offerMethods(methods.data);
@@ -80,6 +81,7 @@ byId("key-button").addEventListener("click", async () => {
     location.reload(); // what another key has shown does not stay
   }
 });
+document.addEventListener(KEY_GIVEN, () => showModel({ isQuiet: true }));
 window.addEventListener("hashchange", () => moveTo(cluster, gallery));
 showView(cluster, gallery);
 showModel();

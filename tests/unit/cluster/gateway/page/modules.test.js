@@ -6,7 +6,7 @@ import { test } from "node:test";
 const page = process.env.PAGE_MODULES;
 const load = (name) => import(`${page}/${name}.js`);
 const { cliffOf, curve, expectedTokens, peakOf, ruleFor, speedup } = await load("speedup");
-const { EventSplitter } = await load("events");
+const { EventSplitter, eventsOf } = await load("events");
 const { digits, duration, percent, shortId } = await load("format");
 const { endOf, firstTokenOf, routesOf, rowsOf, stagesOf } = await load("waterfall");
 const { History, Rates, totalsOf } = await load("figures");
@@ -54,6 +54,23 @@ test("events arrive whole however their bytes are cut", () => {
     for (let at = 0; at < text.length; at += size) found.push(...splitter.feed(text.slice(at, at + size)));
     assert.deepEqual(found, ['{"a":1}', "one\ntwo", "[DONE]"]);
   }
+});
+
+test("a stream that breaks off says what to do", async () => {
+  const body = new ReadableStream({
+    start(controller) {
+      controller.enqueue(new TextEncoder().encode("data: one\n\n"));
+    },
+    pull(controller) {
+      controller.error(new TypeError("network error"));
+    },
+  });
+  const found = [];
+  const read = async () => {
+    for await (const data of eventsOf({ body })) found.push(data);
+  };
+  await assert.rejects(read, { message: "The connection to the router broke. Try again.", status: 0 });
+  assert.deepEqual(found, ["one"]);
 });
 
 test("numbers are short", () => {
