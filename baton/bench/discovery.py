@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +18,7 @@ from baton.bench.endpoint import CHAT, COMPLETIONS, Endpoint, RequestSpec
 from baton.bench.sample import Sample
 from baton.bench.settings import TargetSettings
 from baton.client.local_cluster import find_endpoint, read_state
+from baton.client.router_client import API_KEY_VARIABLE
 from baton.client.trust import tls_context
 from baton.core.errors import BatonError, ConfigError
 from baton.core.option_text import known_name
@@ -41,6 +43,8 @@ def describe_endpoint(settings: TargetSettings) -> Endpoint:
         ConfigError: no cluster runs here and no URL is given, or an option is invalid.
     """
     server = find_endpoint(settings.url)
+    # The key of this machine's cluster is not for servers elsewhere.
+    api_key = settings.api_key or (os.environ.get(API_KEY_VARIABLE) if settings.url is None else None)
     # find_endpoint removes /v1. A server behind a gateway may have another prefix; a bare host gets /v1 again.
     is_bare = urlsplit(server).path == ""
     base_url = f"{server}/v1" if is_bare or (settings.url or "").rstrip("/").endswith("/v1") else server
@@ -54,7 +58,7 @@ def describe_endpoint(settings: TargetSettings) -> Endpoint:
         base_url,
         settings.model or "",
         CHAT if settings.chat else COMPLETIONS,
-        settings.api_key,
+        api_key,
         settings.temperature,
         settings.exact_lengths,
         service_tier=settings.service_tier,
@@ -80,6 +84,11 @@ async def find_model(endpoint: Endpoint) -> Endpoint:
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         reason = str(error) or type(error).__name__
         raise TargetError(f"No answer from {endpoint.models_url}: {reason}. Is the server running?") from error
+    if status in (401, 403):
+        raise TargetError(
+            f"{endpoint.models_url} answered {status}: it wants another API key. Give it with --api-key, or in "
+            "BATON_BENCH_API_KEY."
+        )
     served = _contexts_by_model(content) if status == 200 else {}
     if endpoint.model and served:
         name = known_name("--model", endpoint.model, served)

@@ -173,7 +173,8 @@ def advise_length(alpha: float, curve: PayoffCurve) -> PayoffAdvice:
         return PayoffAdvice(
             rule.lengths, 0, f"{thumb}, but with c = {curve.cost:.2f} every length is slower: do not speculate."
         )
-    found = f"with c = {curve.cost:.2f} the formula's best is k = {curve.peak}, {curve.peak_speedup:.2f} times as fast"
+    gain = round(curve.peak_speedup, 4)  # as in the table of the curve, so that both show the same digits
+    found = f"with c = {curve.cost:.2f} the formula's best is k = {curve.peak}, {gain:.2f} times as fast"
     joint = "and" if low <= curve.peak <= high else "but"
     end = "" if curve.cliff is None else f"; from k = {curve.cliff} on it is slower than plain decoding"
     return PayoffAdvice(rule.lengths, curve.peak, f"{thumb}, {joint} {found}{end}.")

@@ -120,12 +120,14 @@ def check_configuration(config: BatonConfig) -> None:
 
     Raises:
         BatonError: the model, profile or draft does not exist, max_model_len, the draft or the method does not fit, or
-            the certificate of the endpoint cannot be used.
+            a certificate cannot be used.
     """
     if config.router.tls is not None:
         create_tls_context(config.router.tls)
     if config.ray.address is not None:
         return
+    if config.security.ca is not None:
+        config.security.credentials(b"")
     _check_profile(config)
     if not is_default_model(config.model) and not config.model.endswith(".gguf"):
         resolve_model(config.model)
@@ -137,9 +139,7 @@ def check_configuration(config: BatonConfig) -> None:
     draft = config.speculation.draft
     takes_time = is_default_model(draft) or draft.endswith(".gguf") or is_hub_id(draft)
     if Path(draft).is_dir() or not takes_time:
-        from baton.engine.draft.preflight import check_draft
-
-        check_draft(draft, config.speculation.method, config.model, folder)
+        _compare_draft(config, folder)
 
 
 def _check_profile(config: BatonConfig) -> None:
@@ -152,12 +152,18 @@ def _check_context_length(config: BatonConfig, model_folder: Path) -> None:
 
 
 def _check_draft(config: BatonConfig, model_folder: Path, report: Report) -> None:
-    from baton.engine.draft.preflight import check_draft
-
     draft = config.speculation.draft
     if is_hub_id(draft) and not Path(draft).is_dir():
         report(f"looking up the draft {draft} on the hub")
-    check_draft(draft, config.speculation.method, config.model, model_folder)
+    _compare_draft(config, model_folder)
+
+
+def _compare_draft(config: BatonConfig, model_folder: Path) -> None:
+    from baton.engine.draft.preflight import check_draft
+
+    speculation = config.speculation
+    key = f"speculation.{'method' if speculation.shadow is None else 'shadow'}"
+    check_draft(speculation.draft, speculation.wanted_draft, config.model, model_folder, key)
 
 
 def run_in_foreground(

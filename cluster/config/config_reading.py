@@ -119,7 +119,7 @@ def explain(error: ValidationError, schema: type[BaseModel], source: str, overri
     """
     lines = []
     for fault in error.errors():
-        path = ".".join(str(part) for part in fault["loc"])
+        path = ".".join(str(part) for part in fault["loc"] if part != "[key]")  # pydantic's mark of a wrong key
         from_override = any(f"{path}.".startswith(f"{key}.") or key.startswith(f"{path}.") for key in overrides)
         lines.append(f"{'--set' if from_override else source}: {_explain_one(path, dict(fault), schema)}")
     return "\n".join(lines)

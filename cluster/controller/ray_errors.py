@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from ray._private import worker as ray_worker
-from ray.exceptions import ActorDiedError, GetTimeoutError, OutOfMemoryError, RayError, RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    GetTimeoutError,
+    OutOfMemoryError,
+    RayError,
+    RayTaskError,
+)
 
 from baton.core.files import refuse_full_disk
 
@@ -20,6 +27,8 @@ def short_reason(error: Exception) -> str:
         return "Ray ended it because its node ran out of memory; scale the pools down, or give the node more memory"
     if isinstance(error, GetTimeoutError):
         return "it does not answer"
+    if isinstance(error, ActorUnavailableError):
+        return "Ray does not reach its process"
     if isinstance(error, ActorDiedError) and not has_failed_to_begin(error):
         return f"its process died{_full_disk()}"
     return (str(error).split(_ADVICE)[0].strip() or type(error).__name__).splitlines()[-1].strip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import signal
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 
 import ray
 
-from baton.core.errors import BatonError, WorkerLostError
+from baton.core.errors import BatonError, ConfigError, WorkerLostError
 from baton.engine.models.model_cache import last_line
 from baton.process.parent import tied
 from baton.process.stop_signals import StopEvent
@@ -73,7 +74,8 @@ def run_head(options: NodeOptions, report: Report, stop: StopEvent) -> None:
     """
     refuse_open_ray()
     default = "" if options.address else str(ray.util.get_node_ip_address())  # looks for a way to the internet
-    address = NetworkConfig(address=options.address).address_here(default)
+    address = _address_here(options, default)
+    _refuse_taken(address, options.ports.first)
     head = RayHead(f"{address}:{options.ports.first}", ensure_token())
     with RayFolder() as folder, RayProcess(_command(options, folder, address, None), folder, 0.0) as process:
         if not _wait_until_joined(process, head, address, options, stop):
@@ -98,7 +100,7 @@ def run_member(head_address: str, options: NodeOptions, report: Report, stop: St
     refuse_open_ray()
     head = RayHead(head_address, require_token())
     head.check()
-    address = NetworkConfig(address=options.address).address_here(_address_towards(head_address))
+    address = _address_here(options, _address_towards(head_address))
     has_joined = False
     while not stop.is_set():
         check_versions(head)
@@ -121,6 +123,31 @@ def run_member(head_address: str, options: NodeOptions, report: Report, stop: St
                     return
                 report(f"this node has left the cluster and joins it again: {process.last_line()}")
         _wait_for_head(head, report, stop)
+
+
+def _address_here(options: NodeOptions, default: str) -> str:
+    """The address of this node. Raises :class:`ConfigError` if it has none that Ray takes."""
+    address = NetworkConfig(address=options.address).address_here(default)
+    if ipaddress.ip_address(address.strip("[]")).is_loopback:
+        raise ConfigError(
+            f"A node cannot have the loopback address {address}, since Ray uses another one instead. Name an address "
+            "that other machines reach, in --address and for the head, or leave --address out."
+        )
+    return address
+
+
+def _refuse_taken(address: str, port: int) -> None:
+    """Raises :class:`NodeStartError` if another process listens at the head's port, for which Ray would take it."""
+    host = address.strip("[]")
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # past connections do not count
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise NodeStartError(
+                f"The head cannot listen at {address}:{port}: {error.strerror}. End what uses this port, perhaps "
+                "another head, or choose another one with --port."
+            ) from error
 
 
 def _command(options: NodeOptions, folder: RayFolder, address: str, head_address: str | None) -> list[str]:

@@ -40,12 +40,14 @@ from baton.engine.models.model_source import resolve_model
 _TOKENIZER_NAME = "tokenizer.json"
 
 
-def check_draft(reference: str, method: str, model: str, model_folder: Path) -> None:
+def check_draft(
+    reference: str, method: str | None, model: str, model_folder: Path, key: str = "speculation.method"
+) -> None:
     """Fetches the draft of ``speculation.draft`` if needed, and compares it with the target. Reads no weights.
 
     Args:
         reference: as for :func:`baton.engine.draft.references.resolve_draft`.
-        method: the configured ``speculation.method``.
+        method: the configured method that may need a draft, and ``key`` the key that names it.
         model: the target, as the configuration names it.
         model_folder: folder of the target.
 
@@ -56,7 +58,7 @@ def check_draft(reference: str, method: str, model: str, model_folder: Path) -> 
     """
     found = resolve_draft(reference, model, method)
     if found is None:
-        check_method(method, None, None)
+        check_method(method, None, None, key)
         return
     target = TargetShape.of_config(read_model_config(model_folder))
     kind: str | None = kind_of(found)
@@ -67,7 +69,7 @@ def check_draft(reference: str, method: str, model: str, model_folder: Path) -> 
     else:
         kind = _check_eagle(found, target)
     if kind is not None:
-        check_method(method, kind, str(found))
+        check_method(method, kind, str(found), key)
 
 
 def _check_eagle(reference: str | Path, target: TargetShape | None) -> str | None:

@@ -98,7 +98,7 @@ def draft_folder(reference: str | Path) -> Path | None:
     return find_checkpoint(reference)
 
 
-def check_method(method: str, draft: str | None, name: str | None, key: str = "speculation.method") -> None:
+def check_method(method: str | None, draft: str | None, name: str | None, key: str = "speculation.method") -> None:
     """Checks that a method that needs a draft has one of its kind.
 
     Args:

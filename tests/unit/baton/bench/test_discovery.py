@@ -102,3 +102,23 @@ async def test_prompt_tokens_are_counted_by_the_server():
 )
 def test_urls_are_normalized(url, base_url):
     assert describe_endpoint(TargetSettings(url=url)).base_url == base_url
+
+
+def test_the_key_of_this_machines_cluster_is_sent_nowhere_else(monkeypatch):
+    monkeypatch.setenv("BATON_API_KEY", "ours")
+    monkeypatch.setattr("baton.bench.discovery.find_endpoint", lambda url: url or "http://127.0.0.1:8000")
+    assert describe_endpoint(TargetSettings()).api_key == "ours"
+    assert describe_endpoint(TargetSettings(api_key="other")).api_key == "other"
+    assert describe_endpoint(TargetSettings(url="http://elsewhere")).api_key is None
+
+
+@pytest.mark.parametrize("model", ["", "m"])
+async def test_a_server_that_wants_another_key_is_named(model):
+    async def refuse(request: web.Request) -> web.Response:
+        return web.json_response({"error": {"message": "no"}}, status=401)
+
+    application = web.Application()
+    application.router.add_get("/v1/models", refuse)
+    async with serving(application) as url:
+        with pytest.raises(TargetError, match=r"answered 401: it wants another API key.*BATON_BENCH_API_KEY"):
+            await find_model(Endpoint(url, model))

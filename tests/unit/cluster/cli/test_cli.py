@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from baton.client.local_cluster import RunState, read_state, state_file, write_state
+from baton.core.errors import ConfigError
 from cluster.cli.cli_up import check_configuration
 from cluster.config.config import BatonConfig
 from tests.unit.cluster.command_line import baton, environment, router
@@ -239,6 +240,32 @@ def test_configuration_checks_download_nothing(monkeypatch):
     for draft in ("auto", "none", "owner/head", "small.gguf", "smollm2-135m-instruct"):
         for model in ("smollm2-135m-instruct", "owner/model", "model.gguf"):
             check_configuration(BatonConfig.from_dict({"model": model, "speculation": {"draft": draft}}))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"speculation": {"method": "none", "shadow": "draft_model", "draft": "none"}},
+            r"speculation\.shadow is draft_model, but no draft is loaded",
+        ),
+        (
+            {"speculation": {"method": "none", "shadow": "medusa", "draft": "eagle3"}},
+            r"speculation\.shadow is medusa, but .* is for the method eagle3",
+        ),
+        (
+            {"speculation": {"method": "medusa", "draft": "eagle3"}},
+            r"speculation\.method is medusa, but .* is for the method eagle3",
+        ),
+        (
+            {"security": {"ca": "/no/ca", "certificate": "/no/node", "key": "/no/key"}},
+            r"security\.ca: /no/ca cannot be read",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_starts(values, message):
+    with pytest.raises(ConfigError, match=message):
+        check_configuration(BatonConfig.from_dict(values))
 
 
 def test_a_wrong_configuration_is_an_error(baton):

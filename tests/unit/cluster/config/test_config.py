@@ -136,7 +136,10 @@ def test_a_configuration_is_immutable():
             "speculation: {draft_tokens: {suffix: 33}}",
             "speculation.draft_tokens.suffix must be less than or equal to 32",
         ),
-        ("speculation: {draft_tokens: {medusa: 3}}", "must be 'draft_model', 'eagle', 'eagle3', 'ngram' or 'suffix'"),
+        (
+            "speculation: {draft_tokens: {medusa: 3}}",
+            "speculation.draft_tokens.medusa must be 'draft_model', 'eagle', 'eagle3', 'ngram' or 'suffix'",
+        ),
         (
             "speculation: {lookahead_window: 17}",
             "speculation.lookahead_window must be less than or equal to 16, got 17.",

@@ -199,6 +199,8 @@ def test_a_reason_is_one_line_and_names_exhausted_memory() -> None:
     ended = "Ray ended it because its node ran out of memory; scale the pools down, or give the node more memory"
     assert short_reason(RuntimeError(advice)) == ended
     assert short_reason(ray.exceptions.OutOfMemoryError("Task was killed")) == ended
+    unavailable = ray.exceptions.ActorUnavailableError("RpcError: Socket closed rpc_code: 14", None)
+    assert short_reason(unavailable) == "Ray does not reach its process"
     on_gpu = "CUDA out of memory. Tried to allocate 2.00 GiB."
     assert short_reason(RuntimeError(f"Traceback\ntorch.OutOfMemoryError: {on_gpu}")).endswith(on_gpu)
     assert short_reason(RuntimeError("Traceback\n  line\nValueError: seven")) == "ValueError: seven"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -65,6 +66,7 @@ def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     monkeypatch.setattr(ray_node, "RayHead", FakeHead)
+    monkeypatch.setattr(ray_node, "_address_towards", lambda _: "10.0.0.9")
     monkeypatch.setattr(ray_node, "RayFolder", lambda: Folder(tmp_path))
     monkeypatch.setattr(ray_node, "_PAUSE_S", 0.01)
     monkeypatch.setattr(ray_node, "_POLL_S", 0.01)
@@ -150,3 +152,21 @@ def test_the_token_is_not_on_the_command_line_and_ports_are_fixed(monkeypatch: p
     assert "--port=7000" not in command
     head = ray_node._command(NodeOptions(NodePool.NONE), Folder(Path("/tmp/here")), "10.0.0.1", None)  # type: ignore[arg-type]
     assert {"--head", "--port=6379", "--num-cpus=0", "--num-gpus=0", "--include-dashboard=false"} <= {*head}
+
+
+def test_a_node_has_no_loopback_address(stop: StopEvent, scripts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"loopback address 127\.0\.0\.1.* leave --address out"):
+        run_head(NodeOptions(address="127.0.0.1"), print, stop)
+    monkeypatch.setattr(ray_node, "_address_towards", lambda _: "127.0.0.1")
+    with pytest.raises(ConfigError, match=r"loopback address 127\.0\.0\.1"):
+        run_member(HEAD, NodeOptions(), print, stop)
+
+
+def test_a_head_does_not_take_another_one_for_itself(
+    stop: StopEvent, scripts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_node, "_address_here", lambda *_: "127.0.0.1")
+    with socket.create_server(("0.0.0.0", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(NodeStartError, match=rf"cannot listen at 127\.0\.0\.1:{port}: .*in use.*--port"):
+            run_head(NodeOptions(ports=RayPorts(first=port)), print, stop)
