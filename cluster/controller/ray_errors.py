@@ -31,7 +31,7 @@ def short_reason(error: Exception) -> str:
         return "Ray does not reach its process"
     if isinstance(error, ActorDiedError) and not has_failed_to_begin(error):
         return f"its process died{_full_disk()}"
-    return (str(error).split(_ADVICE)[0].strip() or type(error).__name__).splitlines()[-1].strip()
+    return _last_line(error)
 
 
 def has_failed_to_begin(error: Exception) -> bool:
@@ -41,7 +41,14 @@ def has_failed_to_begin(error: Exception) -> bool:
 
 def logged(error: Exception) -> str:
     """What logs say of the error: its remote traceback if it was raised in an actor, but no advice of Ray."""
+    if isinstance(error, ActorUnavailableError):
+        return _last_line(error)
     return short_reason(error) if isinstance(error, RayError) and not isinstance(error, RayTaskError) else str(error)
+
+
+def _last_line(error: Exception) -> str:
+    """What the error says, without Ray's advice."""
+    return (str(error).split(_ADVICE)[0].strip() or type(error).__name__).splitlines()[-1].strip()
 
 
 def _full_disk() -> str:
