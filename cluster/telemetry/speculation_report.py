@@ -91,7 +91,7 @@ def _advice(figures: dict[str, Any], entry: worker_pb2.MethodStats, draft_share:
             "Use a smaller one (speculation.draft), or an EAGLE head."
         )
     if alpha is None or cost is None or figures["num_drafts"] < _ENOUGH_DRAFTS:
-        text = f"{figures['num_drafts']} drafts so far; there is advice from {_ENOUGH_DRAFTS} on."
+        text = f"Drafts so far: {figures['num_drafts']}; there is advice from {_ENOUGH_DRAFTS} on."
         return {
             "best_by_formula": None,
             "best_measured": None,

@@ -154,7 +154,7 @@ class Turn {
   text = "";
   #output = document.createTextNode("");
   #thoughts = document.createTextNode("");
-  #bubble = el("div", { class: "bubble", "aria-busy": "true" }, this.#output);
+  #bubble = el("div", { class: "bubble", dir: "auto", "aria-busy": "true" }, this.#output);
   #state = el("p", { class: "hint state" }, "Waiting for the first token …");
   #node = null;
 
@@ -163,7 +163,7 @@ class Turn {
     this.#node = el(
       "article",
       { class: "turn" },
-      el("div", { class: "said user" }, el("h2", {}, "You"), el("div", { class: "bubble" }, prompt)),
+      el("div", { class: "said user" }, el("h2", {}, "You"), el("div", { class: "bubble", dir: "auto" }, prompt)),
       el("div", { class: "said model" }, el("h2", {}, "Model"), this.#bubble, this.#state),
     );
     byId("turns").append(this.#node);
@@ -221,7 +221,7 @@ class Turn {
           "details",
           { class: "thoughts" },
           el("summary", {}, "Reasoning"),
-          el("div", { class: "bubble" }, this.#thoughts),
+          el("div", { class: "bubble", dir: "auto" }, this.#thoughts),
         ),
       );
     }

@@ -4,7 +4,7 @@ import { getJson } from "./api.js";
 import { byId, el, setText, syncChildren } from "./dom.js";
 import { duration } from "./format.js";
 import { record } from "./recording.js";
-import { bestRoundOf, totalsOf } from "./rounds.js";
+import { bestRoundOf, counted, totalsOf } from "./rounds.js";
 import { RoundsView } from "./rounds_view.js";
 
 export function createGallery() {
@@ -160,7 +160,7 @@ function resultOf(found) {
       ? `${duration(found.draftedMs)} a token, without drafts ${duration(found.plainMs)}. A single measurement of ` +
         `${found.numTokens} tokens each, one answer after the other. `
       : "",
-    totals.drafted ? `It drafted ${length} tokens at a time. ` : "It drafted nothing in this answer. ",
+    totals.drafted ? `It drafted ${counted(length, "token")} at a time. ` : "It drafted nothing in this answer. ",
     found.isSame ? "Both answers have the same tokens." : "The answers differ.",
   ];
 }

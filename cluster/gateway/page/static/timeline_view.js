@@ -3,6 +3,7 @@
 import { track } from "./chart.js";
 import { el } from "./dom.js";
 import { digits, duration, percent, words } from "./format.js";
+import { counted } from "./rounds.js";
 import { endOf, firstTokenOf, routesOf, rowsOf, stagesOf } from "./waterfall.js";
 
 /** The nodes that show an answer of GET /v1/requests/{id}/timeline. */
@@ -28,7 +29,7 @@ function summary(timeline) {
     ["Prompt", tokens(facts.prompt_tokens, facts.cached_tokens ? `, ${facts.cached_tokens} cached` : "")],
     ["Answer", tokens(facts.output_tokens)],
     ["Drafts accepted", drafts(timeline)],
-    ["Workers", [facts.prefill_worker, facts.decode_worker].filter(Boolean).join(" → ") || null],
+    ["Workers", workers(timeline)],
     ["SLO class", facts.slo_class ? `${facts.slo_class}: ${words(facts.slo_result ?? "running")}` : null],
     ["End", facts.outcome ? words(facts.outcome) : "still running"],
   ];
@@ -39,6 +40,13 @@ function summary(timeline) {
     ...shown.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))),
   );
   return facts.error_message ? el("div", {}, list, el("p", { class: "problem" }, String(facts.error_message))) : list;
+}
+
+function workers(timeline) {
+  const { prefill_worker: prefill, decode_worker: decode } = timeline.attributes;
+  const names = [prefill, decode].filter(Boolean).join(" → ");
+  const lost = timeline.failed_attempts?.length;
+  return names && lost ? `${names}, after ${counted(lost, "lost attempt")}` : names || null;
 }
 
 const tokens = (count, more = "") => (count === undefined ? null : `${count} tokens${more}`);

@@ -15,7 +15,8 @@ const ROWS = [
 ];
 const STEPS = { prefill: "prefill_steps", decode: "decode_steps" };
 
-const LOST = new Set(["retry", "recompute"]);
+const LABELS = { retry: "Retry", recompute: "Computed again" };
+const LOST = new Set(Object.keys(LABELS));
 const WORK = new Set(["tokenize", "prefill", "decode", "detokenize", "parse"]);
 const MOVE = new Set([
   "kv_wait",
@@ -59,11 +60,15 @@ export function rowsOf(timeline) {
     const duration = Math.max(0, (attempt.resumed_ms ?? attempt.at_ms) - attempt.at_ms);
     rows.push({ label: `Lost: ${attempt.error}`, kind: "lost", start: attempt.at_ms, duration, parts: [] });
   }
+  for (const stage of timeline.stages.filter((one) => LOST.has(one.name))) {
+    rows.push({ label: LABELS[stage.name], kind: "lost", start: stage.start_ms, duration: stage.duration_ms, parts: [] });
+  }
   return rows;
 }
 
 function between(events, from, to) {
   if (!events.has(from) || !events.has(to)) return undefined;
+  if (events.get(to) < events.get(from)) return undefined; // from is of a later attempt
   return { start_ms: events.get(from), duration_ms: events.get(to) - events.get(from) };
 }
 

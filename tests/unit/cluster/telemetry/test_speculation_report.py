@@ -109,4 +109,4 @@ def test_figures_by_kind_batch_and_choice_come_along():
 def test_few_drafts_give_no_advice():
     [advice] = speculation_advice("decode-1", stats_of(method(num_drafts=49)))
     assert (advice["best_by_formula"], advice["best_measured"]) == (None, None)
-    assert "49 drafts so far" in advice["advice"]
+    assert "Drafts so far: 49;" in advice["advice"]

@@ -154,6 +154,17 @@ test("rows keep their times, so that what overlaps is drawn as such", () => {
   assert.equal(firstTokenOf(TIMELINE), 40);
 });
 
+test("what was lost with a worker has its rows, and no row mixes attempts", () => {
+  const lost = {
+    ...TIMELINE,
+    events: TIMELINE.events.map((event) => (event.name === "decode_started" ? { ...event, at_ms: 80 } : event)),
+    stages: [...TIMELINE.stages, { name: "retry", start_ms: 60, duration_ms: 12, count: 1 }],
+  };
+  const rows = new Map(rowsOf(lost).map((row) => [row.label, row]));
+  assert.deepEqual([rows.get("Retry").start, rows.get("Retry").duration], [60, 12]);
+  assert.ok(!rows.has("First decode"));
+});
+
 test("stages add up and routes say why they lost", () => {
   const stages = stagesOf(TIMELINE);
   assert.deepEqual(
