@@ -25,7 +25,7 @@ function summary(timeline) {
   const facts = timeline.attributes;
   const parts = [
     ["Total", duration(timeline.total_ms)],
-    ["First token", duration(firstTokenOf(timeline))],
+    ["First token", duration(timeline.time_to_first_token?.duration_ms ?? firstTokenOf(timeline))],
     ["Prompt", tokens(facts.prompt_tokens, facts.cached_tokens ? `, ${facts.cached_tokens} cached` : "")],
     ["Answer", tokens(facts.output_tokens)],
     ["Drafts accepted", drafts(timeline)],
