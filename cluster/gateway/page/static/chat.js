@@ -9,6 +9,7 @@ import { roundsNodes } from "./rounds_view.js";
 import { timelineNodes } from "./timeline_view.js";
 
 const PATH = "v1/chat/completions";
+const STOP_MS = 300; // until the router has noticed that nobody reads an answer any more
 
 export function startChat() {
   const chat = new Chat();
@@ -65,6 +66,7 @@ class Chat {
       if (error.name === "AbortError") {
         turn.finish("Stopped.");
         if (!turn.text) return;
+        setTimeout(() => showTimeline(turn), STOP_MS);
       } else {
         turn.fail(error);
         byId("prompt").value ||= prompt;
@@ -113,18 +115,19 @@ async function answer(turn, messages, signal) {
   const all = system ? [{ role: "system", content: system }, ...messages] : messages;
   const body = { messages: all, stream: true, stream_options: { include_usage: true }, ...parameters };
   const response = await call(PATH, { body, headers, signal });
+  turn.id = response.headers.get("X-Request-Id");
   for await (const data of eventsOf(response)) {
     if (data === "[DONE]") continue; // the stream is read to its end, since leaving earlier would look like a stop
     const event = JSON.parse(data);
     if (event.error) throw new ApiError(event.error.message, response.status, event.error.code);
     turn.take(event);
   }
-  await showTimeline(turn, response.headers.get("X-Request-Id"), signal);
+  await showTimeline(turn, signal);
 }
 
-async function showTimeline(turn, id, signal) {
+async function showTimeline(turn, signal) {
   try {
-    turn.explain(await getJson(`v1/requests/${encodeURIComponent(id)}/timeline`, { signal }));
+    turn.explain(await getJson(`v1/requests/${encodeURIComponent(turn.id)}/timeline`, { signal }));
   } catch (error) {
     if (error.name === "AbortError") throw error;
     turn.finish(`The waterfall is not available: ${error.message}`);
@@ -151,6 +154,7 @@ function readSettings() {
 
 /** A question and its answer on the page. */
 class Turn {
+  id = null; // of the request, once it is answered
   text = "";
   #output = document.createTextNode("");
   #thoughts = document.createTextNode("");
@@ -195,9 +199,8 @@ class Turn {
   explain(timeline) {
     const facts = timeline.attributes ?? {};
     const ttft = timeline.time_to_first_token?.duration_ms;
-    this.finish(
-      `${facts.output_tokens ?? "?"} tokens in ${duration(timeline.total_ms)}, the first after ${duration(ttft)}.`,
-    );
+    const tokens = `${facts.outcome === "cancelled" ? "Stopped after " : ""}${facts.output_tokens ?? "?"} tokens`;
+    this.finish(`${tokens} in ${duration(timeline.total_ms)}, the first after ${duration(ttft)}.`);
     for (const other of byId("turns").querySelectorAll("details.detail")) other.open = false;
     const details = el(
       "details",
