@@ -38,6 +38,7 @@ class GrammarState:
         self._num_words = -(-vocab_size // _BITS)
         self._num_output = 0
         self._path: list[int] = []
+        self._forced: list[int] = []
         self._advance(output)
         if isinstance(self.error, InvalidRequestError):
             raise self.error
@@ -62,8 +63,12 @@ class GrammarState:
 
     def forced(self, output: Sequence[int]) -> list[int]:
         self._advance(output)
-        self._walk(())
-        return [] if self.error else self._matcher.compute_ff_tokens()
+        if self.error:
+            return []
+        if not self._forced:
+            self._walk(())
+            self._forced = self._matcher.compute_ff_tokens()  # all of a long text, which takes as long
+        return self._forced
 
     def _advance(self, output: Sequence[int]) -> None:
         """Goes behind the output tokens."""
@@ -71,6 +76,7 @@ class GrammarState:
             return
         self._walk(())
         added = list(output[self._num_output :])
+        self._forced = self._forced[len(added) :] if self._forced[: len(added)] == added else []
         if self._matcher.try_consume_tokens(added) < len(added):
             is_at_limit = self._matcher.is_error()  # a token that is merely refused is none
             left = InternalError("its tokens left the grammar")

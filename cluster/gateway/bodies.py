@@ -15,6 +15,7 @@ from cluster.gateway.work_threads import WorkThreads
 
 # A client that is cut off while it sends may not read the answer, so up to this much of a refused body is drained.
 _MAX_DRAINED_BYTES = 64 * 2**20
+_LONGEST_PAUSE_S = 1.0
 _MAX_INLINE_BYTES = 16 * 1024
 """Larger bodies are parsed one by one in a thread. The parser keeps the interpreter's lock, and the event loop could
 wait for each of several parsers in turn."""
@@ -39,14 +40,18 @@ async def drop_body(request: Request, max_bytes: int = _MAX_DRAINED_BYTES) -> No
 
 
 async def drop_rest(request: Request, max_bytes: int) -> None:
-    """Like :func:`drop_body`, when some of the body may have been read."""
-    num_bytes = 0
+    """Like :func:`drop_body`, when some of the body may have been read. A client that pauses gets its answer then."""
+    num_bytes, stream = 0, request.stream()
     try:
-        async for chunk in request.stream():
-            num_bytes += len(chunk)
-            if num_bytes > max_bytes:
+        while num_bytes <= max_bytes:
+            async with asyncio.timeout(_LONGEST_PAUSE_S):
+                chunk = await anext(stream, None)
+            if chunk is None:
                 return
+            num_bytes += len(chunk)
             await asyncio.sleep(0)
+    except TimeoutError:
+        add_response_headers(request, {"Connection": "close"})
     except RuntimeError:  # all of it was read
         return
 

@@ -28,6 +28,7 @@ from cluster.gateway.http_edge import (
     JsonResponse,
     RequestContextMiddleware,
     RequestTimesMiddleware,
+    allowed_methods,
     error_answer,
     error_body_for,
     error_response,
@@ -390,10 +391,9 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         hint = f"Did you mean {near[0]}?" if near else "GET / lists the endpoints."
         missing = NotFoundError(f"There is no endpoint {asked}. {hint}")
         return error_response(missing, error_body_for(request.scope, missing))
+    headers, text = dict(error.headers or {}), str(error.detail)
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "another one")
-        problem: BatonError = InvalidRequestError(f"{asked} is not allowed; the method must be {allowed}.")
-    else:
-        problem = InvalidRequestError(str(error.detail))
-    body = error_body_for(request.scope, problem)
-    return JsonResponse(body, status_code=error.status_code, headers=dict(error.headers or {}))
+        headers["Allow"] = allowed_methods(request)
+        text = f"{asked} is not allowed; the method must be {headers['Allow']}."
+    body = error_body_for(request.scope, InvalidRequestError(text))
+    return JsonResponse(body, status_code=error.status_code, headers=headers)

@@ -16,6 +16,7 @@ import h11
 from fastapi import Request, Response
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.core.errors import (
@@ -105,6 +106,15 @@ def to_baton_error(error: Exception, request_id: str) -> BatonError:
         return error
     RequestLog(logger, request_id).error("a request failed: %s", describe_fault(error))
     return InternalError(f"Internal error. The server's log has the details under the request id {request_id}.")
+
+
+def allowed_methods(request: Request) -> str:
+    """The methods that the path of the request takes, as in the header ``Allow``."""
+    found: set[str] = set()
+    for route in request.app.routes:
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            found |= route.methods or set()
+    return ", ".join(sorted(found | ({"HEAD"} if "GET" in found else set())))
 
 
 def request_id_of(request: Request) -> str:

@@ -167,7 +167,11 @@ class Jobs:
             NotFoundError: the owner has no such file.
             InvalidRequestError: the file has another purpose.
         """
-        file = await self.file(owner, input_file_id)
+        try:
+            file = await self.file(owner, input_file_id)
+        except NotFoundError as error:
+            error.param = "input_file_id"
+            raise
         if file.purpose != BATCH_PURPOSE:
             raise InvalidRequestError(
                 f"The file {file.id!r} has the purpose {file.purpose!r}, and a batch needs one with {BATCH_PURPOSE!r}.",

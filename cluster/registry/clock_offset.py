@@ -52,9 +52,15 @@ class ClockOffset:
         """Adds a worker's events to a timeline, on this process's clock. Drops them while the offset is unknown."""
         for event, cause in _CAUSES.items():
             if self._offset_s is not None and event in events and cause in timeline.events:
-                self._offset_s = max(self._offset_s, timeline.events[cause] - events[event])
+                self._offset_s = max(self._offset_s, _least_offset(timeline.events[cause], events[event]))
         shift_s = self.has_arrived(max(events.values(), default=-math.inf))
         if shift_s is None:
             return
         for event, at_s in events.items():
             timeline.replace(event, at_s + shift_s)
+
+
+def _least_offset(cause_s: float, event_s: float) -> float:
+    """The least offset with which the event is not before its cause, despite rounding."""
+    offset_s = cause_s - event_s
+    return offset_s if event_s + offset_s >= cause_s else offset_s + math.ulp(max(abs(offset_s), abs(cause_s)))

@@ -30,7 +30,7 @@ def speculation_report(stats: worker_pb2.WorkerStats) -> dict[str, Any] | None:
         "method": state.default_method,
         "draft_share": round(state.draft_share, 4) or None,
         "tokens_per_sequence": round(state.tokens_per_sequence, 3),
-        "methods": [_figures(entry, stats.num_running) for entry in stats.methods],
+        "methods": [_figures(entry, stats.num_running) for entry in _chosen_methods(stats)],
     }
 
 
@@ -39,9 +39,7 @@ def speculation_advice(worker_id: str, stats: worker_pb2.WorkerStats) -> list[di
     if not stats.HasField("speculation"):
         return []
     found = []
-    for entry in stats.methods:
-        if method_label(entry.method) == OTHER_METHOD:  # what grammars force is no choice
-            continue
+    for entry in _chosen_methods(stats):
         advice = {
             "worker": worker_id,
             **_figures(entry, stats.num_running),
@@ -51,6 +49,11 @@ def speculation_advice(worker_id: str, stats: worker_pb2.WorkerStats) -> list[di
         }
         found.append({**advice, **_advice(advice, entry, stats.speculation.draft_share)})
     return found
+
+
+def _chosen_methods(stats: worker_pb2.WorkerStats) -> list[worker_pb2.MethodStats]:
+    """Those that can be chosen: what grammars force is no choice."""
+    return [entry for entry in stats.methods if method_label(entry.method) != OTHER_METHOD]
 
 
 def _figures(entry: worker_pb2.MethodStats, num_running: int) -> dict[str, Any]:

@@ -19,6 +19,8 @@ _TYPES: Mapping[int, str] = {
     504: "timeout_error",
 }
 _INVALID = "invalid_request_error"
+_THREAD_REFUSED = "thread_unsupported_request"
+"""Makes Anthropic's clients send the whole conversation instead of a thread."""
 
 
 def has_anthropic_form(path: str) -> bool:
@@ -29,4 +31,7 @@ def has_anthropic_form(path: str) -> bool:
 def anthropic_error(error: BatonError, request_id: str) -> dict[str, Any]:
     """The body of an answer, and the data of an event."""
     kind = _TYPES.get(error.http_status, _INVALID)
-    return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
+    found: dict[str, Any] = {"type": kind, "message": error.message}
+    if error.param == "thread":
+        found["details"] = {"error_code": _THREAD_REFUSED}
+    return {"type": "error", "error": found, "request_id": request_id}

@@ -13,7 +13,7 @@ from cluster.gateway.bodies import announced_bytes, drop_body, drop_rest
 from cluster.gateway.http_edge import JsonResponse
 from cluster.gateway.jobs.answers import MAX_FILES_LISTED, file_json, list_json, parse_listing
 from cluster.gateway.jobs.form_reader import FileBegins, FormReader
-from cluster.gateway.openai.json_body import shown
+from cluster.gateway.openai.json_body import check_content_encoding, shown
 from cluster.gateway.openai.schemas import check_known
 from cluster.jobs.job_types import FILE_ID, StoredFile
 from cluster.jobs.jobs import BATCH_PURPOSE, Jobs
@@ -96,6 +96,7 @@ class FilesEndpoint:
 
     def _begin(self, request: Request) -> FormReader:
         """Refuses an upload before it is read if its head says enough for that."""
+        check_content_encoding(request.headers.get("content-encoding"))
         enabled(self._jobs).check_size(announced_bytes(request) - _MAX_FORM_BYTES)
         if self._num_uploads == _UPLOADS_AT_ONCE:
             raise EndpointFullError(

@@ -31,10 +31,7 @@ def check_content_headers(content_type: str | None, content_encoding: str | None
 
     The type must be given: without it, a web page could send a body to this machine without its browser asking first.
     """
-    if content_encoding is not None and content_encoding.strip().lower() != "identity":
-        raise UnsupportedMediaTypeError(
-            f"Content-Encoding {content_encoding[:60]!r} is not supported; send the body uncompressed."
-        )
+    check_content_encoding(content_encoding)
     media_type, *parameters = [part.strip().lower() for part in (content_type or "").split(";")]
     if media_type != _CONTENT_TYPE:
         found = "is missing" if content_type is None else f"is {content_type[:60]!r}"
@@ -46,6 +43,14 @@ def check_content_headers(content_type: str | None, content_encoding: str | None
         name, _, value = parameter.partition("=")
         if name == "charset" and value.strip('"') not in ("utf-8", "utf8"):
             raise UnsupportedMediaTypeError(f"The body must be UTF-8, but Content-Type says charset {value[:40]!r}.")
+
+
+def check_content_encoding(content_encoding: str | None) -> None:
+    """Raises :class:`UnsupportedMediaTypeError` for a compressed body."""
+    if content_encoding is not None and content_encoding.strip().lower() != "identity":
+        raise UnsupportedMediaTypeError(
+            f"Content-Encoding {content_encoding[:60]!r} is not supported; send the body uncompressed."
+        )
 
 
 @dataclass(frozen=True, slots=True)

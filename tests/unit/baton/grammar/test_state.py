@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from baton.core.token_grammar import TokenGrammar
@@ -31,6 +33,32 @@ def test_forced_tokens_are_the_only_text() -> None:
     assert text_of(state.forced([])) == '{"ab": "x'
     assert state.forced(output) == []
     assert allowed(state, output) == set(TOKENIZER.encode("12"))
+
+
+class Counting:
+    """A matcher that counts how often it looks for forced tokens."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self.num_looks = 0
+        self._matcher = matcher
+
+    def compute_ff_tokens(self) -> list[int]:
+        self.num_looks += 1
+        return self._matcher.compute_ff_tokens()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._matcher, name)
+
+
+def test_a_long_forced_text_is_looked_for_once() -> None:
+    state, text = GRAMMARS.compile(regex_grammar("ab(c{200}|x)d")), TOKENIZER.encode("ab" + "c" * 200 + "d")
+    matcher = state._matcher = Counting(state._matcher)
+    for end in range(3, len(text)):
+        assert state.forced(text[:end]) == text[end:]
+    assert matcher.num_looks == 1
+    other = GRAMMARS.compile(regex_grammar("a(b|bc)"))
+    assert other.forced([]) == TOKENIZER.encode("ab")
+    assert other.forced(TOKENIZER.encode("ab")) == []
 
 
 def test_a_grammar_that_has_ended_allows_only_the_end() -> None:

@@ -13,6 +13,7 @@ from cluster.gateway.openai.plan import GatewayLimits
 from cluster.gateway.origins import OriginPolicy
 from tests.tiny_tokenizers import byte_level_tokenizer
 from tests.unit.cluster.fakes import MODEL, FakeAdmin, FakeGenerator, say, serve
+from tests.unit.cluster.gateway.edge_serving import answer_to
 
 TOKENIZER = byte_level_tokenizer()
 PAGE, STRANGER = "https://chat.example.com", "https://evil.example"
@@ -83,6 +84,32 @@ async def test_a_slash_after_the_path_changes_nothing() -> None:
         assert (await http.post("/v1/completions/", json=BODY, headers=headers)).status_code == 200
         assert (await http.get("/health//")).status_code == 200
         assert (await http.get("/v1/models/")).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PUT", "/v1/files", "GET, HEAD, POST"),
+        ("PUT", "/v1/files/file-1", "DELETE, GET, HEAD"),
+        ("GET", "/v1/chat/completions", "POST"),
+    ],
+)
+async def test_a_wrong_method_names_all_that_the_path_takes(method: str, path: str, allowed: str) -> None:
+    async with client() as http:
+        answer = await http.request(method, path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+    assert answer.json()["error"]["message"] == f"{method} {path} is not allowed; the method must be {allowed}."
+
+
+async def test_a_target_may_be_a_whole_url() -> None:
+    app = create_app(FakeGenerator(TOKENIZER, say(TOKENIZER, "hi")), TOKENIZER, FakeAdmin(), GatewayLimits())
+    async with serve(app) as url:
+        address = url.removeprefix("http://")
+        host, _, port = address.partition(":")
+        for target in (f"http://{address}/v1/models?limit=1", f"http://{address}"):
+            sent = f"GET {target} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
+            status, _, _ = await answer_to((host, int(port)), sent.encode())
+            assert status == b"HTTP/1.1 200 OK"
 
 
 @pytest.mark.parametrize(

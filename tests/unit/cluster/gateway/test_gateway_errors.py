@@ -65,13 +65,20 @@ def test_names_of_bad_inputs_are_unique() -> None:
         ("/v1/files", "multipart/form-data; boundary=x", 1 << 30, 404),  # this gateway has no jobs
     ],
 )
-async def test_a_client_that_asks_first_need_not_send_a_refused_body(
-    generator: FakeGenerator, admin: FakeAdmin, path: str, content_type: str, num_bytes: int, status: int
+@pytest.mark.parametrize("expect", [b"Expect: 100-continue\r\n", b""])
+async def test_a_client_need_not_send_a_refused_body(
+    generator: FakeGenerator,
+    admin: FakeAdmin,
+    path: str,
+    content_type: str,
+    num_bytes: int,
+    status: int,
+    expect: bytes,
 ) -> None:
     app = create_app(generator, TOKENIZER, admin, GatewayLimits())
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\nContent-Length: {num_bytes}\r\n"
     async with serving(app) as address:
-        first, headers, body = await answer_to(address, head.encode() + b"Expect: 100-continue\r\n\r\n")
+        first, headers, body = await answer_to(address, head.encode() + expect + b"\r\n")
     assert first.split()[1] == str(status).encode()  # it is the first answer, and the connection ends
     assert headers[b"connection"] == b"close"
     assert json.loads(body)["error"]["message"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from baton.core.timeline import Event, Timeline
 from cluster.registry.clock_offset import ClockOffset
@@ -56,3 +58,11 @@ def test_an_offset_within_the_error_is_none(offset_s: float, expected_s: float) 
     offset = ClockOffset(FakeClock(100.0))
     offset.measured(offset_s, 0.5)
     assert offset.has_arrived(1.0) == expected_s
+
+
+@given(st.floats(1.0, 1e7), st.floats(1.0, 1e7))
+def test_no_event_is_before_its_cause_by_rounding(cause_s: float, event_s: float) -> None:
+    offset, timeline = ClockOffset(FakeClock(cause_s + 1.0)), Timeline("r", {Event.ROUTED: cause_s})
+    offset.measured(-1e9, 0.0)
+    offset.record(timeline, {Event.PREFILL_QUEUED: event_s})
+    assert 0.0 <= timeline.events[Event.PREFILL_QUEUED] - cause_s < 1e-8

@@ -45,7 +45,7 @@ def test_a_worker_without_speculation_has_no_report():
 
 
 def test_the_report_has_the_figures_of_each_method():
-    report = speculation_report(stats_of(method()))
+    report = speculation_report(stats_of(method(), method("grammar", cost=1e5)))  # what grammars force is no choice
     assert report is not None
     [figures] = json.loads(json.dumps(report))["methods"]
     assert (figures["method"], figures["mode"], figures["alpha"], figures["length"]) == ("eagle3", "used", 0.7, 3.0)

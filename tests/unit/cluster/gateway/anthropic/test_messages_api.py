@@ -237,3 +237,21 @@ async def test_half_a_character_in_a_history_is_no_error(http: httpx.AsyncClient
         body = json.dumps({"messages": [user, calling, user], "max_tokens": 2})
         answer = await http.post(path, content=body, headers={"Content-Type": "application/json"})
         assert answer.status_code == 200, answer.text
+
+
+async def test_the_tool_runner_of_the_official_client_gets_its_answer(
+    client: anthropic.AsyncAnthropic, generator: Generator
+) -> None:
+    """It asks for a thread first, and sends the whole conversation when that is refused."""
+
+    @anthropic.beta_async_tool
+    async def get_weather(city: str) -> str:
+        """The weather."""
+        return f"rain in {city}"
+
+    runner = client.beta.messages.tool_runner(
+        model=MODEL, messages=HELLO, max_tokens=500, tools=[get_weather], max_iterations=2
+    )
+    messages = [message async for message in runner]
+    assert [message.stop_reason for message in messages] == ["tool_use", "tool_use"]
+    assert "rain in Oslo" in TOKENIZER.decode(list(generator.requests[-1].prompt_token_ids))

@@ -229,6 +229,20 @@ async def test_files_can_be_listed_read_and_deleted(client: openai.AsyncOpenAI) 
         await client.files.content(files[0].id)
 
 
+async def test_a_batch_of_an_unknown_file_names_its_parameter(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        await client.batches.create(input_file_id="file-1", endpoint=CHAT_URL, completion_window="24h")
+    assert caught.value.param == "input_file_id"
+
+
+async def test_a_compressed_upload_is_refused(url: str) -> None:
+    form: Any = {"data": {"purpose": "batch"}, "files": {"file": ("in.jsonl", b"{}")}}
+    async with httpx.AsyncClient(base_url=url) as http:
+        answer = await http.post("/v1/files", **form, headers={"Content-Encoding": "gzip"})
+    assert answer.status_code == 415
+    assert "send the body uncompressed" in answer.json()["error"]["message"]
+
+
 async def test_batches_can_be_listed_in_pages(client: openai.AsyncOpenAI) -> None:
     made = [(await submit(client, jsonl(line("a")))).id for _ in range(3)]
     assert [batch.id async for batch in client.batches.list(limit=2)] == made[::-1]
