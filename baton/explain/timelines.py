@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any, Literal
 
 from baton.core.errors import NotFoundError
@@ -37,12 +38,11 @@ class TimelineStore:
         return request_id in self._timelines or self._member(request_id, 0) is not None
 
     def to_dict(self, request_id: str) -> dict[str, Any] | None:
-        """A request's waterfall; ``None`` if unknown. The first of several sequences are under ``sequences``."""
+        """A request's waterfall; ``None`` if unknown. The first kept ones of several are in ``sequences``."""
         if (timeline := self._timelines.get(request_id)) is not None:
             return {**timeline.to_dict(), **explain(timeline)}
-        sequences: list[dict[str, Any]] = []
-        while len(sequences) < _MAX_SEQUENCES and (timeline := self._member(request_id, len(sequences))) is not None:
-            sequences.append({**timeline.to_dict(), **explain(timeline)})
+        members = (timeline for timeline in self._timelines.values() if timeline.group == request_id)
+        sequences = [{**timeline.to_dict(), **explain(timeline)} for timeline in islice(members, _MAX_SEQUENCES)]
         return {"request_id": request_id, "sequences": sequences} if sequences else None
 
     def _member(self, group: str, index: int) -> Timeline | None:

@@ -54,6 +54,13 @@ def test_a_request_with_several_sequences_shows_all_of_them():
     assert store.to_dict("other") is None
 
 
+def test_a_request_with_more_sequences_than_are_kept_shows_the_first_kept_ones():
+    store = TimelineStore(20)
+    for index in range(40):
+        store.add(timeline(f"r-{index}", "r"))
+    assert [entry["request_id"] for entry in store.find("r")["sequences"]] == [f"r-{index}" for index in range(20, 36)]
+
+
 def test_the_store_knows_which_ids_it_holds():
     store = TimelineStore(4)
     for entry in (timeline("one"), timeline("r-0", "r"), timeline("r-1", "r"), timeline("job-0")):
