@@ -45,10 +45,8 @@ class SecurityConfig(Section):
         Raises:
             ConfigError: a file cannot be read on this node, or does not fit the others.
         """
-        from baton.rpc.credentials import (
-            ClusterSecret,
-            PeerCredentials,
-        )  # loads gRPC, which a configuration does not need
+        # These load gRPC, which a configuration does not need.
+        from baton.rpc.credentials import ClusterSecret, PeerCredentials
         from baton.rpc.node_certificates import NodeCertificates
 
         if self.ca is None or self.certificate is None or self.key is None:

@@ -15,7 +15,7 @@ from cluster.gateway.work_threads import WorkThreads
 
 # A client that is cut off while it sends may not read the answer, so up to this much of a refused body is drained.
 _MAX_DRAINED_BYTES = 64 * 2**20
-_LONGEST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 2.0
 _MAX_INLINE_BYTES = 16 * 1024
 """Larger bodies are parsed one by one in a thread. The parser keeps the interpreter's lock, and the event loop could
 wait for each of several parsers in turn."""
