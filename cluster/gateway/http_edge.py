@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import h11
 from fastapi import Request, Response
@@ -171,6 +172,7 @@ class RequestContextMiddleware:
                 status = message["status"]
 
         try:
+            _use_target(scope)
             _check_head(scope)
             await self._app(scope, receive, send_with_id)
         except (ClientDisconnect, h11.LocalProtocolError):  # h11 raises it after an invalid body
@@ -198,6 +200,22 @@ def _choose_request_id(scope: Scope) -> str:
     if given is not None and _VALID_REQUEST_ID.fullmatch(given):
         return given
     return _ID_PREFIXES.get(scope["path"].rstrip("/"), "req-") + uuid.uuid4().hex
+
+
+def _use_target(scope: Scope) -> None:
+    """Takes host and path from a target that is a whole URL, whatever ``Host`` says (RFC 9112, section 3.2.2).
+
+    Raises:
+        InvalidRequestError: it is none.
+    """
+    if scope["path"].startswith(("http://", "https://")):
+        try:
+            target = urlsplit(scope["path"])
+        except ValueError as error:
+            raise InvalidRequestError(f"The target of the request is no URL: {error}.") from error
+        host = target.netloc.rpartition("@")[2].encode()
+        scope["path"] = target.path or "/"
+        scope["headers"] = [(b"host", host), *(header for header in scope["headers"] if header[0] != b"host")]
 
 
 def _check_head(scope: Scope) -> None:

@@ -1,9 +1,6 @@
-"""Accepts other spellings of a request: HEAD wherever there is GET, a slash after the path, and a whole URL as target
-(RFC 9112, section 3.2.2)."""
+"""Accepts other spellings of a request: HEAD wherever there is GET, and a slash after the path."""
 
 from __future__ import annotations
-
-from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -19,10 +16,7 @@ class LenientRoutes:
             await self._app(scope, receive, send)
             return
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        path = scope["path"]
-        if path.startswith(("http://", "https://")):
-            path = urlsplit(path).path
-        inner = {**scope, "method": method, "path": path.rstrip("/") or "/"}
+        inner = {**scope, "method": method, "path": scope["path"].rstrip("/") or "/"}
         try:
             await self._app(inner, receive, send)
         finally:

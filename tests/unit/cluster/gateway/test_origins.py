@@ -152,8 +152,11 @@ async def test_with_keys_the_key_decides() -> None:
         (b"GET /health HTTP/1.0\r\nHost: evil.example\r\n", b"403"),
         (b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n", b"400"),
         (b"GET /health HTTP/1.1\r\nHost: \r\n", b"403"),
-        (b"GET http://evil.example/health HTTP/1.1\r\nHost: localhost\r\n", b"404"),
-        (b"GET http://localhost/health HTTP/1.1\r\nHost: evil.example\r\n", b"403"),
+        (b"GET http://evil.example/health HTTP/1.1\r\nHost: localhost\r\n", b"403"),
+        (b"GET http://localhost@evil.example/health HTTP/1.1\r\nHost: localhost\r\n", b"403"),
+        (b"GET http://[::1/health HTTP/1.1\r\nHost: localhost\r\n", b"400"),
+        (b"GET http:///health HTTP/1.1\r\nHost: localhost\r\n", b"403"),
+        (b"GET http://localhost/health HTTP/1.1\r\nHost: evil.example\r\n", b"200"),  # RFC 9112, section 3.2.2
     ],
 )
 async def test_hosts_on_the_wire(head: bytes, status: bytes) -> None:
