@@ -99,14 +99,14 @@ class PayoffCurve:
         return max((k for k, gain in enumerate(self.speedups, start=1) if gain > 1.0), default=0)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """JSON-ready. Figures are not rounded: rounded twice, a table and a sentence would show different digits."""
         return {
             "acceptance": list(self.acceptance.by_position),
             "cost": self.cost,
-            "speedups": [round(gain, 4) for gain in self.speedups],
-            "expected_tokens": [round(self.acceptance.expected_tokens(k), 4) for k in range(1, len(self.speedups) + 1)],
+            "speedups": list(self.speedups),
+            "expected_tokens": [self.acceptance.expected_tokens(k) for k in range(1, len(self.speedups) + 1)],
             "best": self.peak,
-            "best_speedup": round(self.peak_speedup, 4),
+            "best_speedup": self.peak_speedup,
             "cliff": self.cliff,
             "largest_useful": self.largest_useful,
         }
@@ -173,8 +173,7 @@ def advise_length(alpha: float, curve: PayoffCurve) -> PayoffAdvice:
         return PayoffAdvice(
             rule.lengths, 0, f"{thumb}, but with c = {curve.cost:.2f} every length is slower: do not speculate."
         )
-    gain = round(curve.peak_speedup, 4)  # as in the table of the curve, so that both show the same digits
-    found = f"with c = {curve.cost:.2f} the formula's best is k = {curve.peak}, {gain:.2f} times as fast"
+    found = f"with c = {curve.cost:.2f} the formula's best is k = {curve.peak}, {curve.peak_speedup:.2f} times as fast"
     joint = "and" if low <= curve.peak <= high else "but"
     end = "" if curve.cliff is None else f"; from k = {curve.cliff} on it is slower than plain decoding"
     return PayoffAdvice(rule.lengths, curve.peak, f"{thumb}, {joint} {found}{end}.")

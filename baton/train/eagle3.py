@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,22 +50,25 @@ class Eagle3Method:
     def objective(self, data: TrainingData) -> _Objective:
         target = self._target
         counts = count_answer_tokens(data.samples[index] for index in data.training)
-        if self._start is not None:
-            known = self._start.to_target_ids(torch.arange(self._start.draft_vocab_size))
-            size = self.settings.draft_vocab_size or len(known)
-            ids = choose_vocabulary(counts, size, known.tolist(), target.eos_token_ids)
-            kept = torch.isin(known, ids).nonzero().squeeze(1)
-            head = with_rows(self._start, target.model, kept)
-            self._shape, self._coverage = head.settings, coverage(counts, ids)
-            return _Objective(head.to(target.model.device), self.settings, target, known[kept], data)
-        size = self._shape.draft_vocab_size
+        head = self._new_head(counts, data) if self._start is None else self._further_head(self._start, counts)
+        vocabulary = head.to_target_ids(torch.arange(head.draft_vocab_size))
+        self._shape, self._coverage = head.settings, coverage(counts, vocabulary)
+        return _Objective(head.to(target.model.device), self.settings, target, vocabulary, data)
+
+    def _new_head(self, counts: Counter[int], data: TrainingData) -> EagleHead:
+        target, size = self._target, self._shape.draft_vocab_size
         vocabulary = choose_vocabulary(counts, size, range(target.vocab_size), target.eos_token_ids)
-        self._coverage = coverage(counts, vocabulary)
         fit_on = data.training[:_SAMPLES_TO_FIT]
         chosen = [data.samples[index] for index in fit_on]
         states = data.states.load(fit_on)
-        head = initial_head(self._shape, target.model, vocabulary, chosen, states, self.settings.seed)
-        return _Objective(head.to(target.model.device), self.settings, target, vocabulary, data)
+        return initial_head(self._shape, target.model, vocabulary, chosen, states, self.settings.seed)
+
+    def _further_head(self, start: EagleHead, counts: Counter[int]) -> EagleHead:
+        """``start``, perhaps with fewer tokens."""
+        known = start.to_target_ids(torch.arange(start.draft_vocab_size))
+        size = self.settings.draft_vocab_size or len(known)
+        kept = choose_vocabulary(counts, size, known.tolist(), self._target.eos_token_ids)
+        return with_rows(start, self._target.model, torch.isin(known, kept).nonzero().squeeze(1))
 
     def write(self, network: nn.Module, folder: Path, target_name: str) -> None:
         head: Any = network.to(torch.bfloat16)

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
+from baton.core.errors import InvalidRequestError
 from cluster.gateway.formats.source import Source
+
+_HALF = re.compile(
+    rb"\\u[dD][89aAbB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    rb"|(?<!\\u[dD][89aAbB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,10 @@ class Function:
     parameters: Mapping[str, Any]
     strict: bool = False
 
+    def refused(self, error: InvalidRequestError) -> InvalidRequestError:
+        """``error`` of the parameters, with the name of the function."""
+        return InvalidRequestError(f"The parameters of the function {self.name!r}: {error.message}", param="tools")
+
 
 @dataclass(frozen=True, slots=True)
 class CallRule:
@@ -107,6 +118,14 @@ def as_json(value: Any, *, allow_nan: bool = True) -> str:
     except UnicodeEncodeError:
         return json.dumps(value)
     return text
+
+
+def whole_characters(text: bytes) -> bytes:
+    """JSON in which U+FFFD stands for each half of a character, the escape of a surrogate without its other one."""
+    if b"\0" in text:
+        return text  # it is no JSON
+    # While NUL stands for an escaped backslash, every other backslash begins an escape.
+    return _HALF.sub(rb"\\ufffd", text.replace(rb"\\", b"\0")).replace(b"\0", rb"\\")
 
 
 def read_json(text: str) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 from baton.core.errors import InvalidRequestError
 from baton.engine.models.tokenizer import Tokenizer
+from cluster.gateway.formats.base import whole_characters
 from cluster.gateway.formats.hermes import CLOSE, OPEN
 
 Message = dict[str, Any]
@@ -105,12 +106,10 @@ def _short_id(call_id: str) -> str:
 def arguments_object(text: str) -> dict[str, Any]:
     """The arguments of a call. Text that is no JSON object, such as that of a call cut off, is shown to the model.
 
-    Lone surrogates, which a model may write as escapes, are question marks, since no prompt can hold them.
+    Halves of characters, which a model may write as escapes, are U+FFFD, since no prompt can hold them.
     """
     try:
-        found = json.loads(text or "{}")
-        if "\\u" in text:
-            found = json.loads(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
+        found = json.loads(whole_characters(text.encode()) or "{}")
     except (ValueError, RecursionError):
         found = None
     return found if isinstance(found, dict) else {"invalid_json": text}

@@ -61,8 +61,7 @@ def keyword_rules(rule: CallRule, write: Write, any_item: str, separator: str) -
         try:
             rules.append(_rules_of(f"arguments_{index}", rule.schema_of(function), counted, any_item, separator))
         except InvalidRequestError as error:
-            where = f"The parameters of the function {function.name!r}"
-            raise InvalidRequestError(f"{where}: {error.message}", param="tools") from error
+            raise function.refused(error) from error
     return "".join(rules)
 
 

@@ -14,15 +14,11 @@ import jiter
 import numpy as np
 
 from baton.core.errors import InvalidRequestError, UnsupportedMediaTypeError
+from cluster.gateway.formats.base import whole_characters
 
 _CONTENT_TYPE = "application/json"
 _MAX_EXACT = 2.0**53
 """Larger floats do not stand for one integer only."""
-_HALF = re.compile(
-    rb"\\u[dD][89aAbB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
-    rb"|(?<!\\u[dD][89aAbB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-)
-"""The escape of half a character: a surrogate without its other one."""
 _DUPLICATE = re.compile(r'Detected duplicate key "(.*)" at line', re.DOTALL)
 
 
@@ -99,11 +95,9 @@ def _from_json(body: bytes) -> Any:
     try:
         return jiter.from_json(body, allow_inf_nan=False, catch_duplicate_keys=True)
     except ValueError as error:
-        if "hex escape" not in str(error) or b"\0" in body:
+        if "hex escape" not in str(error):
             raise
-    # While NUL, which JSON cannot contain, stands for an escaped backslash, every other one begins an escape.
-    whole_characters = _HALF.sub(rb"\\ufffd", body.replace(rb"\\", b"\0")).replace(b"\0", rb"\\")
-    return jiter.from_json(whole_characters, allow_inf_nan=False, catch_duplicate_keys=True)
+    return jiter.from_json(whole_characters(body), allow_inf_nan=False, catch_duplicate_keys=True)
 
 
 def _check_counts(body: bytes, limits: JsonLimits) -> None:

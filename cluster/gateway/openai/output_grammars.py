@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 from baton.core.errors import InvalidRequestError
 from baton.grammar.compiler import GrammarCompiler
@@ -55,15 +53,18 @@ class OutputGrammars:
     async def _check_tools(self, rule: CallRule, card: ModelCard) -> None:
         """Raises :class:`InvalidRequestError` with the name of the first function whose schema cannot be honoured."""
         for function in rule.functions:
-            name = f"The parameters of the function {function.name!r}"
-            await self._check_part(name, "tools", partial(json_grammar, rule.schema_of(function)), card)
+            try:
+                await self._checked(AskedGrammar("tools", json_grammar(rule.schema_of(function))), card)
+            except InvalidRequestError as error:
+                raise function.refused(error) from error
 
-    async def _check_part(self, name: str, param: str, build: Callable[[], str], card: ModelCard) -> None:
-        """Raises :class:`InvalidRequestError` with its name if a part of a grammar cannot be honoured by itself."""
+    async def _check_whitespace(self, pattern: str, path: str, card: ModelCard) -> None:
+        """Raises :class:`InvalidRequestError` with its path if the white space cannot be honoured by itself."""
+        param = path.partition(".")[0]
         try:
-            await self._checked(AskedGrammar(param, build()), card)
+            await self._checked(AskedGrammar(param, regex_grammar(pattern)), card)
         except InvalidRequestError as error:
-            raise InvalidRequestError(f"{name}: {error.message}", param=param) from error
+            raise InvalidRequestError(f"{path}: {error.message}", param=param) from error
 
     async def _checked(self, asked: AskedGrammar | None, card: ModelCard) -> str:
         """Compiles a grammar in a thread, only to see whether that is possible: a worker compiles it again."""
@@ -75,8 +76,7 @@ class OutputGrammars:
             await self._threads.run(len(asked.grammar), self._compiler.compile, asked.grammar)
         except InvalidRequestError as error:
             if asked.whitespace is not None:
-                pattern, path = asked.whitespace
-                await self._check_part(path, path.partition(".")[0], partial(regex_grammar, pattern), card)
+                await self._check_whitespace(*asked.whitespace, card)
             error.param = asked.param
             raise
         return asked.grammar
