@@ -47,14 +47,20 @@ class GrammarState:
 
     def allowed(self, output: Sequence[int], drafted: Sequence[int] = ()) -> npt.NDArray[np.int32] | None:
         self._advance(output)
+        words = np.zeros(self._num_words, dtype=np.int32)
+        if self._is_forced(drafted):
+            word, bit = divmod(self._forced[len(drafted)], _BITS)
+            words.view(np.uint32)[word] = 1 << bit
+            return words
         if self._walk(drafted) < len(drafted):
             return None
-        words = np.zeros(self._num_words, dtype=np.int32)
         if not self.error:
             self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
             if self._matcher.is_error():  # its limits of time and memory
                 self.error = InvalidRequestError(_TOO_COMPLEX)
                 words[:] = 0
+            elif not self._path and np.bitwise_count(words).sum() == 1:  # probably the beginning of a forced text
+                self._forced = self._matcher.compute_ff_tokens()
         return words
 
     def num_allowed(self, output: Sequence[int], drafted: Sequence[int]) -> int:
@@ -69,6 +75,14 @@ class GrammarState:
             self._walk(())
             self._forced = self._matcher.compute_ff_tokens()  # all of a long text, which takes as long
         return self._forced
+
+    def _is_forced(self, drafted: Sequence[int]) -> bool:
+        """Whether the drafted tokens begin the forced text that is known, and a token of it follows them.
+
+        The library's mask has this token alone, too, but it takes a time in proportion to the length of the whole text.
+        """
+        num_drafted = len(drafted)
+        return not self.error and num_drafted < len(self._forced) and self._forced[:num_drafted] == list(drafted)
 
     def _advance(self, output: Sequence[int]) -> None:
         """Goes behind the output tokens."""

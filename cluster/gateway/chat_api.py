@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic
 
 from baton.core.errors import InvalidRequestError
@@ -60,3 +60,7 @@ class ChatApi(Generic[RequestT]):
             message = words.sub(lambda found: self.names[found[0]], error.message)
             param = error.param if error.param is None else self.names.get(error.param, error.param)
             raise type(error)(message, param=param) from error
+
+    def with_own_names(self, plan: GenerationPlan) -> GenerationPlan:
+        """The plan for errors that occur while the answer is made."""
+        return replace(plan, grammar_param=self.names.get(plan.grammar_param or "", plan.grammar_param))

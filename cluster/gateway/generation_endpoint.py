@@ -40,6 +40,7 @@ from cluster.gateway.http_edge import (
     set_request_id,
     until_disconnect,
 )
+from cluster.gateway.openai.output_grammars import naming_grammar
 from cluster.gateway.openai.plan import GatewayLimits, GenerationPlan, Planner
 from cluster.gateway.openai.prompt_encoder import PromptEncoder
 from cluster.gateway.openai.prompt_logprobs import describe_prompt
@@ -176,7 +177,7 @@ class GenerationEndpoint:
         with api.own_names():
             chat = api.to_chat(parsed)
             slo = self._choose_class(request, chat)
-            plan = await self._planner.plan_chat(chat, self._generator.model)
+            plan = api.with_own_names(await self._planner.plan_chat(chat, self._generator.model))
         _take_prompt(request, allowance, plan)
         # As with OpenAI, only requests with a tier get one back. Completions have no such field.
         tier = None if chat.service_tier is None else self._slo_classes.tier_used(slo, chat.service_tier)
@@ -297,7 +298,8 @@ class GenerationEndpoint:
             )
             call_when_finished(request, partial(self._finish, request, job, request_id, specs))
             try:
-                yield specs
+                with naming_grammar(job.plan.grammar_param):
+                    yield specs
             finally:
                 _log_slo(request, specs)
                 if job.allowance is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from baton.core.errors import InvalidRequestError
@@ -24,15 +26,17 @@ class OutputGrammars:
         self._threads = encoder.threads
         self._compiler: GrammarCompiler | None = None
 
-    async def of_completion(self, request: CompletionRequest, card: ModelCard) -> str:
-        """The grammar that the request asks for; empty for none.
+    async def of_completion(self, request: CompletionRequest, card: ModelCard) -> AskedGrammar | None:
+        """The grammar that the request asks for; ``None`` for none.
 
         Raises:
             InvalidRequestError: it cannot be honoured; ``param`` names what asks for it.
         """
         return await self._checked(asked_grammar(request), card)
 
-    async def of_chat(self, request: ChatCompletionRequest, tools: ToolUse, prompt_end: str, card: ModelCard) -> str:
+    async def of_chat(
+        self, request: ChatCompletionRequest, tools: ToolUse, prompt_end: str, card: ModelCard
+    ) -> AskedGrammar | None:
         """Like :meth:`of_completion`, for reasoning and then an answer or calls.
 
         Args:
@@ -66,10 +70,10 @@ class OutputGrammars:
         except InvalidRequestError as error:
             raise InvalidRequestError(f"{path}: {error.message}", param=param) from error
 
-    async def _checked(self, asked: AskedGrammar | None, card: ModelCard) -> str:
+    async def _checked(self, asked: AskedGrammar | None, card: ModelCard) -> AskedGrammar | None:
         """Compiles a grammar in a thread, only to see whether that is possible: a worker compiles it again."""
         if asked is None:
-            return ""
+            return None
         if self._compiler is None:
             self._compiler = GrammarCompiler(self._tokenizer.to_json, card.vocab_size, ())
         try:
@@ -79,4 +83,14 @@ class OutputGrammars:
                 await self._check_whitespace(*asked.whitespace, card)
             error.param = asked.param
             raise
-        return asked.grammar
+        return asked
+
+
+@contextmanager
+def naming_grammar(param: str | None) -> Iterator[None]:
+    """Grammars that become too complex while the answer is made are errors of the parameter that asks for them."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        error.param = error.param or param
+        raise

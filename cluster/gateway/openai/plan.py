@@ -23,6 +23,7 @@ from cluster.gateway.openai.model_inputs import (
 from cluster.gateway.openai.output_grammars import OutputGrammars
 from cluster.gateway.openai.prompt_encoder import Chat, PromptEncoder
 from cluster.gateway.openai.schemas import BaseRequest, ChatCompletionRequest, CompletionRequest
+from cluster.gateway.openai.structured import AskedGrammar
 from cluster.gateway.openai.tool_use import ToolUse, resolve_tools
 from cluster.gateway.output_processor import StopConditions
 from cluster.gateway.turns import in_passes
@@ -98,6 +99,7 @@ class GenerationPlan:
         echoed_top, listed_top: how many of the most likely tokens are shown for each token of a prompt, with ``echo``
             and in ``prompt_logprobs``; ``None``: its log probabilities are not in the answer.
         is_traced: every choice tells its rounds.
+        grammar_param: the parameter that asks for the grammar, if there is one.
     """
 
     model: str
@@ -118,6 +120,7 @@ class GenerationPlan:
     echoed_top: int | None = None
     listed_top: int | None = None
     is_traced: bool = False
+    grammar_param: str | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -152,9 +155,10 @@ class Planner:
         encoded = await self._encoder.encode_prompts(
             prompts, card, request.add_special_tokens, echo=request.echo, may_be_long=truncates
         )
-        grammar = await self._grammars.of_completion(request, card)
+        asked = await self._grammars.of_completion(request, card)
+        grammar = asked.grammar if asked else ""
         planned = await in_passes(lambda found: _plan_prompt(*found, request, card, grammar), encoded)
-        plan = self._plan(request, model, planned, card)
+        plan = self._plan(request, model, planned, card, asked)
         return dataclasses.replace(plan, echoed_top=request.logprobs) if request.echo else plan
 
     async def plan_chat(self, request: ChatCompletionRequest, card: ModelCard) -> GenerationPlan:
@@ -171,10 +175,10 @@ class Planner:
         names = "messages", max_tokens_param
         max_tokens = resolve_max_tokens(len(token_ids), requested, None, card, names, clips=True)
         end = self._dialect.prompt_end(token_ids)
-        grammar = await self._grammars.of_chat(request, tools, end, card)
-        params = build_sampling_params(request, card, max_tokens, num_top, grammar)
+        asked = await self._grammars.of_chat(request, tools, end, card)
+        params = build_sampling_params(request, card, max_tokens, num_top, asked.grammar if asked else "")
         prompt = PromptPlan(tuple(token_ids), params, is_continued=request.continue_final_message)
-        plan = self._plan(request, model, [prompt], card)
+        plan = self._plan(request, model, [prompt], card, asked)
         if not self._dialect.needs_parser(tools.functions):
             return plan
         new_parser = partial(
@@ -182,7 +186,7 @@ class Planner:
             tools.functions,
             end,
             is_single=tools.is_single,
-            is_constrained=bool(grammar and tools.functions),
+            is_constrained=bool(asked and tools.functions),
             holds_calls=bool(request.stop_strings),  # which may end the output within a call
         )
         return dataclasses.replace(plan, new_parser=new_parser, shown_token_ids=self._dialect.shown_token_ids())
@@ -196,7 +200,14 @@ class Planner:
     def _tools(self, request: ChatCompletionRequest) -> ToolUse:
         return resolve_tools(request, is_allowed=self._dialect.allows_tools)
 
-    def _plan(self, request: BaseRequest, model: str, prompts: list[PromptPlan], card: ModelCard) -> GenerationPlan:
+    def _plan(
+        self,
+        request: BaseRequest,
+        model: str,
+        prompts: list[PromptPlan],
+        card: ModelCard,
+        asked: AskedGrammar | None,
+    ) -> GenerationPlan:
         options = request.stream_options
         plan = GenerationPlan(
             model=model,
@@ -216,6 +227,7 @@ class Planner:
             cache_salt=request.cache_salt or "",
             listed_top=request.prompt_logprobs,
             is_traced=_is_traced(request),
+            grammar_param=asked.param if asked else None,
         )
         if plan.num_prompt_logprobs > MAX_PROMPT_LOGPROBS:
             raise InvalidRequestError(

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import random
+from importlib.resources import files
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +18,9 @@ from tests.random_schemas import EOS, character_tokenizer, random_schema
 
 TOKENIZER = character_tokenizer()
 GRAMMARS = GrammarCompiler(TOKENIZER.to_json, 96, {EOS})
+REAL_EOS = 2
+_REAL_TOKENIZER = files("baton.engine.draft") / "assets/smollm2-135m-instruct-draft_model/tokenizer.json"
+REAL_GRAMMARS = GrammarCompiler(_REAL_TOKENIZER.read_text, 49152, {REAL_EOS})
 GRAMMAR = json_grammar({"type": "object", "properties": {"ab": {"enum": ["x1", "x2"]}}, "required": ["ab"]})
 
 
@@ -25,7 +30,7 @@ def text_of(tokens: list[int]) -> str:
 
 def allowed(state: TokenGrammar, output: list[int], drafted: list[int] | None = None) -> set[int] | None:
     words = state.allowed(output, drafted or [])
-    return None if words is None else {token for token in range(96) if words[token // 32] >> token % 32 & 1}
+    return None if words is None else set(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")))
 
 
 def test_forced_tokens_are_the_only_text() -> None:
@@ -36,26 +41,36 @@ def test_forced_tokens_are_the_only_text() -> None:
 
 
 class Counting:
-    """A matcher that counts how often it looks for forced tokens."""
+    """A matcher that counts what takes a time in proportion to the length of a forced text."""
 
     def __init__(self, matcher: LLMatcher) -> None:
-        self.num_looks = 0
+        self.num_looks, self.num_masks = 0, 0
         self._matcher = matcher
 
     def compute_ff_tokens(self) -> list[int]:
         self.num_looks += 1
         return self._matcher.compute_ff_tokens()
 
+    def unsafe_compute_mask_ptr(self, address: int, num_bytes: int) -> None:
+        self.num_masks += 1
+        self._matcher.unsafe_compute_mask_ptr(address, num_bytes)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._matcher, name)
 
 
-def test_a_long_forced_text_is_looked_for_once() -> None:
+@pytest.mark.parametrize("are_drafted", [False, True])
+def test_a_long_forced_text_is_looked_for_once(are_drafted: bool) -> None:
     state, text = GRAMMARS.compile(regex_grammar("ab(c{200}|x)d")), TOKENIZER.encode("ab" + "c" * 200 + "d")
     matcher = state._matcher = Counting(state._matcher)
     for end in range(3, len(text)):
-        assert state.forced(text[:end]) == text[end:]
+        if are_drafted:
+            assert state.forced(text[:end]) == text[end:]
+            assert allowed(state, text[:end], text[end : end + 3]) == set(text[end + 3 : end + 4] or [EOS])
+        else:
+            assert allowed(state, text[:end]) == {text[end]}
     assert matcher.num_looks == 1
+    assert matcher.num_masks == (3 if are_drafted else 1)
     other = GRAMMARS.compile(regex_grammar("a(b|bc)"))
     assert other.forced([]) == TOKENIZER.encode("ab")
     assert other.forced(TOKENIZER.encode("ab")) == []
@@ -86,22 +101,27 @@ def test_output_that_the_grammar_refuses() -> None:
 
 @given(st.integers(0, 2**32 - 1))
 @settings(deadline=None, max_examples=60)
-def test_a_state_depends_only_on_its_tokens(seed: int) -> None:
+@pytest.mark.parametrize(("grammars", "eos"), [(GRAMMARS, EOS), (REAL_GRAMMARS, REAL_EOS)], ids=["characters", "real"])
+def test_a_state_depends_only_on_its_tokens(grammars: GrammarCompiler, eos: int, seed: int) -> None:
     """Any walk over drafts, in any order, leaves the masks of a fresh state."""
     chance = random.Random(seed)
-    grammar = json_grammar(random_schema(chance))
-    state, output = GRAMMARS.compile(grammar), list[int]()
+    long_names = {f"{chance.choice(['user_id', 'GivenName', ' 12345'])}{index}": True for index in range(2)}
+    parts = {name: {"const": f"it's {name}, isn't it?"} for name in long_names} | {"end": random_schema(chance)}
+    grammar = json_grammar({"type": "object", "properties": parts, "required": list(parts)})
+    state, output = grammars.compile(grammar), list[int]()
     paths: list[list[int]] = [[]]
-    for _ in range(30):
+    for _ in range(60):
         path = list(chance.choice(paths))
         path = path[: chance.randrange(len(path) + 1)]
+        if chance.random() < 0.3:
+            state.forced(output)
         now = allowed(state, output, path)
-        assert now == allowed(GRAMMARS.compile(grammar, output), output, path)
+        assert now == allowed(grammars.compile(grammar, output), output, path)
         assert now
-        if now == {EOS} and not path:
+        if now == {eos} and not path:
             break
-        token = chance.choice(sorted(now - {EOS}) or [EOS])
-        if token != EOS:
+        token = chance.choice(sorted(now - {eos}) or [eos])
+        if token != eos:
             paths.append([*path, token])
             if chance.random() < 0.3 and not path:  # it becomes the output
                 output, paths = [*output, token], [[]]

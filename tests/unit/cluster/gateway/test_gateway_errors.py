@@ -6,10 +6,12 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import pytest
 
+from baton.core.errors import InvalidRequestError
 from cluster.gateway.gateway import create_app
 from cluster.gateway.openai.plan import GatewayLimits
 from cluster.requests.generation import TokenChunk
@@ -148,3 +150,20 @@ async def test_a_generator_that_ends_early_is_an_internal_error(
     generator.script = lambda request: [TokenChunk((40,))]
     response = await http.post("/v1/chat/completions", json=CHAT)
     assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {**COMPLETION, "guided_regex": "a+"}, "guided_regex"),
+        ("/v1/chat/completions", {**CHAT, "response_format": {"type": "json_object"}}, "response_format"),
+        ("/v1/chat/completions", {**CHAT, "stream": True, "structured_outputs": {"regex": "a+"}}, "structured_outputs"),
+        ("/v1/responses", {"input": "hello", "text": {"format": {"type": "json_object"}}}, "text"),
+    ],
+)
+async def test_a_grammar_that_fails_within_its_answer_names_its_parameter(
+    direct: httpx.AsyncClient, generator: FakeGenerator, path: str, body: dict[str, Any], param: str
+) -> None:
+    generator.script = lambda request: [InvalidRequestError("The grammar became too complex.")]
+    error = (await direct.post(path, json=body)).json()["error"]
+    assert (error["param"], error["message"]) == (param, "The grammar became too complex.")
