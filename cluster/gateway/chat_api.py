@@ -58,7 +58,7 @@ class ChatApi(Generic[RequestT]):
                 raise
             words = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in self.names))
             message = words.sub(lambda found: self.names[found[0]], error.message)
-            param = error.param if error.param is None else self.names.get(error.param, error.param)
+            param = error.param and words.sub(lambda found: self.names[found[0]], error.param)
             raise type(error)(message, param=param) from error
 
     def with_own_names(self, plan: GenerationPlan) -> GenerationPlan:

@@ -8,6 +8,7 @@ import logging
 import math
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ _LAST_DATA_RECEIVED = struct.Struct("=I")
 _LAST_DATA_RECEIVED_OFFSET = 52
 """``tcpi_last_data_recv`` of Linux's ``struct tcp_info``: milliseconds since the last segment with data."""
 _MAX_WAITING_BYTES = 64 * 2**20
+_MAX_REASON_CHARS = 200
 _FLUSH_TIMEOUT_S = 10.0
 """Seconds in which a client must read the end of its last answer."""
 
@@ -125,7 +127,10 @@ class EdgeProtocol(H11Protocol):
             self._watch(0)
 
     def send_400_response(self, msg: str) -> None:
-        """Answers data that is not valid HTTP/1.1."""
+        """Answers data that is not valid HTTP/1.1, with the parser's reason. uvicorn calls it while it handles the
+        parser's error."""
+        if reason := str(sys.exception() or ""):
+            msg = f"Invalid HTTP request: {reason[:_MAX_REASON_CHARS]}."
         self._edge.log.log(logging.WARNING, "a client sent invalid HTTP/1.1 data and was disconnected")
         self._refuse(InvalidRequestError(f"{msg} Send HTTP/1.1 with a head of at most {MAX_HEAD_BYTES // 1024} KiB."))
 

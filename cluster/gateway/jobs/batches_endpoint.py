@@ -103,5 +103,5 @@ def _expiry(given: Any) -> int | None:
         return None
     if not isinstance(given, dict):
         raise InvalidRequestError("output_expires_after must be an object with anchor and seconds.")
-    check_known(given, ("anchor", "seconds"), "key of output_expires_after")
+    check_known(given, ("anchor", "seconds"), path="output_expires_after")
     return check_expiry(given.get("anchor"), given.get("seconds"), "output_expires_after")

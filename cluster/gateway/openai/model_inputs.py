@@ -120,7 +120,7 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
         raise InvalidRequestError(
             f"{where}.role must be one of {', '.join(_ROLES)}, got {shown(role)}.", param="messages"
         )
-    check_known(message, {"assistant": _ASSISTANTS_KEYS, "tool": _TOOLS_KEYS}.get(role, _KEYS), f"key in {where}:")
+    check_known(message, {"assistant": _ASSISTANTS_KEYS, "tool": _TOOLS_KEYS}.get(role, _KEYS), path=where)
     for field in _EMPTY_ONLY:
         if message.get(field):
             raise UnsupportedParameterError(f"{where}.{field} is not supported; leave it out.", param="messages")
@@ -167,7 +167,7 @@ def _check_part(part: Any, where: str) -> str:
             f"{where}.type {shown(kind)} is not supported; only text parts are.", param="messages"
         )
     # Hints about the cache have no effect: the prefix cache finds shared prefixes by itself.
-    check_known(part, ("type", kind, "prompt_cache_breakpoint", "cache_control"), f"key in {where}:")
+    check_known(part, ("type", kind, "prompt_cache_breakpoint", "cache_control"), path=where)
     text = part.get(kind)
     if not isinstance(text, str):
         raise InvalidRequestError(f"{where}.{kind} must be a string, got {json_type(text)}.", param="messages")

@@ -46,7 +46,7 @@ def checked_object(value: Any, path: str, known: Iterable[str]) -> dict[str, Any
         InvalidRequestError: it is no object, or has another key that is not ``known``.
     """
     given = object_at(value, path)
-    check_known(given, known, f"key in {path}:")
+    check_known(given, known, path=path)
     return given
 
 

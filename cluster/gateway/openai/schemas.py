@@ -29,14 +29,20 @@ MISNOMERS = {
 
 
 def check_known(
-    names: Iterable[str], known: Iterable[str], what: str = "parameter", *, listed: Iterable[str] | None = None
+    names: Iterable[str],
+    known: Iterable[str],
+    what: str = "parameter",
+    *,
+    path: str = "",
+    listed: Iterable[str] | None = None,
 ) -> None:
     """Raises :class:`InvalidRequestError` for the first of ``names`` that is not ``known``, with the closest match.
 
     Args:
+        path: of the object whose keys the names are, as in ``messages[0]``; empty for the body.
         listed: the names to list where no match is close; ``None`` lists all.
     """
-    known = sorted(known)
+    known = sorted(set(known))
     listed = known if listed is None else listed
     for name in names:
         if name in known:
@@ -45,7 +51,8 @@ def check_known(
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(listed)}."
         hint = MISNOMERS.get(name, hint)
-        raise InvalidRequestError(f"Unknown {what} {name!r}; {hint}", param=name)
+        where = f"key in {path}:" if path else what
+        raise InvalidRequestError(f"Unknown {where} {name!r}; {hint}", param=f"{path}.{name}" if path else name)
 
 
 def without_unknown(schema: type[RequestSchema], body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -317,7 +324,7 @@ def parse_request(schema: type[RequestT], body: Mapping[str, Any]) -> RequestT:
     for name, nested in (("stream_options", StreamOptions), ("speculation", SpeculationOptions)):
         if isinstance(options := given.get(name), dict):
             given[name] = without_nulls(options)
-            check_known(given[name], nested.model_fields, f"parameter in {name}")
+            check_known(given[name], nested.model_fields, path=name)
     if isinstance(bias := given.get("logit_bias"), dict):
         given["logit_bias"] = without_nulls(bias)
     try:

@@ -53,13 +53,13 @@ def _of_response_format(request: BaseRequest) -> AskedGrammar | None:
     wanted = without_nulls(wanted)
     kind = wanted.get("type")
     if kind == "text":
-        check_known(wanted, ("type",), f"key in {param}:")
+        check_known(wanted, ("type",), path=param)
         return None
     if kind == "json_object":
-        check_known(wanted, ("type", "schema"), f"key in {param}:")
+        check_known(wanted, ("type", "schema"), path=param)
         return _ask(param, "json", wanted.get("schema") or ANY_OBJECT, f"{param}.schema")
     if kind == "json_schema":
-        check_known(wanted, ("type", "json_schema"), f"key in {param}:")
+        check_known(wanted, ("type", "json_schema"), path=param)
         named = wanted.get("json_schema")
         if not isinstance(named, dict) or named.get("schema") is None:
             raise InvalidRequestError(
@@ -68,7 +68,7 @@ def _of_response_format(request: BaseRequest) -> AskedGrammar | None:
                 param=param,
             )
         named = without_nulls(named)
-        check_known(named, ("name", "description", "schema", "strict"), f"key in {param}.json_schema:")
+        check_known(named, ("name", "description", "schema", "strict"), path=f"{param}.json_schema")
         return _ask(param, "json", named["schema"], f"{param}.json_schema.schema")
     raise UnsupportedParameterError(
         f"{param}.type must be text, json_object or json_schema, got {shown(kind)}. Grammars and regular expressions "
@@ -100,7 +100,7 @@ def _of_structured_outputs(request: BaseRequest) -> AskedGrammar | None:
     given = {name: value for name, value in wanted.items() if value is not None and value is not False}
     if "structural_tag" in given:
         raise UnsupportedParameterError(f"{param}.structural_tag is not supported; send a grammar.", param=param)
-    check_known(given, (*_FORMS, *_OPTIONS, *_WITHOUT_EFFECT), f"key in {param}:")
+    check_known(given, (*_FORMS, *_OPTIONS, *_WITHOUT_EFFECT), path=param)
     forms = [name for name in _FORMS if name in given]
     if len(forms) != 1:
         raise InvalidRequestError(

@@ -30,7 +30,7 @@ def _check_call(call: Any, where: str) -> dict[str, Any]:
         raise UnsupportedParameterError(
             f"{where}.type {shown(call['type'])} is not supported; only functions are.", param="messages"
         )
-    check_known(call, ("id", "type", "function", "index", "cache_control", *IGNORED_KEYS), f"key in {where}:")
+    check_known(call, ("id", "type", "function", "index", "cache_control", *IGNORED_KEYS), path=where)
     function = checked_object(call.get("function"), f"{where}.function", ("name", "arguments", *IGNORED_KEYS))
     arguments = function.get("arguments")
     if isinstance(arguments, dict):  # as some clients keep them

@@ -15,6 +15,7 @@ from cluster.gateway.openai.nested import checked_object, object_at
 from cluster.gateway.openai.schemas import ChatCompletionRequest, check_known
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_FUNCTION_KEYS = ("name", "description", "parameters", "strict")
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}
 _CHOICES = 'none, auto, required, {"type": "function", "function": {"name": …}} or {"type": "allowed_tools", …}'
 
@@ -87,6 +88,7 @@ def _resolve(request: ChatCompletionRequest) -> ToolUse:
         name = _function_name(choice, "tool_choice")
         return replace(use, functions=_select([name], functions), is_required=True, is_single=True)
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        check_known(choice, ("type", "allowed_tools"), path="tool_choice")
         return _allowed(choice.get("allowed_tools"), use)
     raise InvalidRequestError(f"tool_choice must be {_CHOICES}, got {shown(choice)}.", param="tool_choice")
 
@@ -94,6 +96,7 @@ def _resolve(request: ChatCompletionRequest) -> ToolUse:
 def _allowed(allowed: Any, use: ToolUse) -> ToolUse:
     if not isinstance(allowed, dict) or not isinstance(allowed.get("tools"), list) or not allowed["tools"]:
         raise InvalidRequestError("tool_choice.allowed_tools must have an array of tools.", param="tool_choice")
+    check_known(allowed, ("mode", "tools"), path="tool_choice.allowed_tools")
     mode = allowed.get("mode")
     if mode not in ("auto", "required"):
         raise InvalidRequestError(
@@ -104,10 +107,14 @@ def _allowed(allowed: Any, use: ToolUse) -> ToolUse:
 
 
 def _function_name(value: Any, where: str) -> str:
-    function = value.get("function") if isinstance(value, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
+    given = value if isinstance(value, dict) else {}
+    function = given.get("function")
+    function = function if isinstance(function, dict) else {}
+    name = function.get("name")
     if not isinstance(name, str):
         raise InvalidRequestError(f"{where}.function.name must be a string, got {shown(name)}.", param="tool_choice")
+    check_known(given, ("type", "function"), path=where)
+    check_known(function, _FUNCTION_KEYS, path=f"{where}.function")
     return name
 
 
@@ -127,9 +134,8 @@ def _check_tool(tool: Any, where: str) -> Function:
         raise UnsupportedParameterError(
             f"{where}.type {shown(tool.get('type'))} is not supported; only functions are.", param="tools"
         )
-    check_known(tool, ("type", "function", "cache_control"), f"key in {where}:")
-    known = ("name", "description", "parameters", "strict")
-    function = checked_object(tool.get("function"), f"{where}.function", known)
+    check_known(tool, ("type", "function", "cache_control"), path=where)
+    function = checked_object(tool.get("function"), f"{where}.function", _FUNCTION_KEYS)
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequestError(

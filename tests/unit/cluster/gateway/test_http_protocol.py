@@ -39,25 +39,29 @@ async def respond_x(scope, receive, send):
 
 
 @pytest.mark.parametrize(
-    "sent",
+    ("sent", "reason"),
     [
-        b"hello\r\n\r\n",
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nno header\r\n\r\n",
-        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: ten\r\n\r\n",
-        b"GET /" + b"x" * 100_000,
-        b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
+        (b"hello\r\n\r\n", "illegal request line"),
+        (b"GET / HTTP/1.1\r\n\r\n", "Missing mandatory Host: header"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", "Found multiple Host: headers"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nno header\r\n\r\n", "illegal header line"),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: ten\r\n\r\n", "bad Content-Length"),
+        (b"GET /" + b"x" * 100_000, "Receive buffer too long"),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", "illegal chunk header"),
     ],
-    ids=["request line", "host", "header", "length", "too long", "chunk"],
+    ids=["request line", "host", "two hosts", "header", "length", "too long", "chunk"],
 )
-async def test_invalid_http_is_refused_and_counted(sent: bytes) -> None:
+async def test_invalid_http_is_refused_and_counted(sent: bytes, reason: str) -> None:
     observed: list[int] = []
     async with serving(respond_x, edge=Edge(observed.append)) as address:
         first, headers, body = await answer_to(address, sent)
         assert (await answer_to(address, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))[2] == b"x"
     assert first.startswith(b"HTTP/1.1 400")
     assert headers[b"connection"] == b"close"
-    assert json.loads(body)["error"]["code"] == "invalid_request"
+    error = json.loads(body)["error"]
+    assert error["code"] == "invalid_request"
+    assert error["message"].startswith(f"Invalid HTTP request: {reason}")
+    assert len(error["message"]) < 400
     assert observed == [400]
 
 
