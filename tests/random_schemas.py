@@ -13,13 +13,25 @@ from baton.engine.models.tokenizer import Tokenizer
 
 EOS = 95
 _LETTERS = "abcxyz"
+_SPACE = "\u0120"
 
 
 def character_tokenizer() -> Tokenizer:
     """96 tokens: the printable ASCII characters, then the one that ends a text."""
-    characters = pre_tokenizers.ByteLevel.alphabet()
-    own = [*sorted(char for char in characters if " " < char <= "~"), "\u0120"]  # a space
-    backend = Backend(models.BPE({char: index for index, char in enumerate(own)}, []))
+    return _tokenizer([chr(code) for code in range(ord("!"), ord("~") + 1)] + [_SPACE], [])
+
+
+def json_tokenizer() -> Tokenizer:
+    """Like :func:`character_tokenizer`, with pairs of JSON's marks instead of capital letters."""
+    pairs = ['{"', '["', '":', '",', '"}', '"]', '""', "[[", "[{", "]]", "]}", "},", "],", "}]", "}}", "{}", "[]"]
+    pairs += [f":{_SPACE}", f",{_SPACE}", '"a', '"x', "tr", "al", "nu", "-1"]
+    characters = [chr(code) for code in range(ord("!"), ord("~") + 1) if not chr(code).isupper()]
+    return _tokenizer([*characters, _SPACE, *pairs, "Z"], pairs)
+
+
+def _tokenizer(tokens: list[str], pairs: list[str]) -> Tokenizer:
+    merges = [(pair[0], pair[1]) for pair in pairs]
+    backend = Backend(models.BPE({token: index for index, token in enumerate(tokens)}, merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken("<eos>", special=True)])

@@ -12,13 +12,12 @@ from baton.core.errors import BatonError
 
 
 class TokenGrammar(Protocol):
-    """The state of a grammar behind a request's output tokens. Only the engine's thread uses it.
+    """The state of a grammar behind a request's output tokens. Only the engine's thread uses it."""
 
-    Attributes:
-        error: why no token is allowed any more; ``None`` as long as some are.
-    """
-
-    error: BatonError | None
+    @property
+    def error(self) -> BatonError | None:
+        """Why no token is allowed behind the output, or behind a path of the last draft; ``None`` if some are."""
+        ...
 
     def allowed(self, output: Sequence[int], drafted: Sequence[int] = ()) -> npt.NDArray[np.int32] | None:
         """The tokens that may follow ``output`` and then ``drafted``, as bits: token ``i`` is bit ``i % 32`` of word

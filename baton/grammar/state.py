@@ -20,8 +20,8 @@ _TOO_COMPLEX = (
 class GrammarState:
     """Implements :class:`baton.core.token_grammar.TokenGrammar`.
 
-    The matcher stands behind the output tokens and then behind the path of a draft. It goes from path to path by way of
-    their common beginning, so that a tree of drafts costs about one step per node.
+    One matcher stands behind the output tokens, and a copy of it goes along the path of a draft. Neither ever goes
+    back: after a rollback, llguidance may return the mask of the text that was taken back.
 
     Args:
         matcher: at the grammar's beginning; only this state uses it.
@@ -33,35 +33,35 @@ class GrammarState:
     """
 
     def __init__(self, matcher: LLMatcher, vocab_size: int, output: Sequence[int] = ()) -> None:
-        self.error: BatonError | None = None
+        self._error: BatonError | None = None
+        self._error_of_draft: BatonError | None = None
         self._matcher = matcher
         self._num_words = -(-vocab_size // _BITS)
         self._num_output = 0
-        self._path: list[int] = []
         self._forced: list[int] = []
+        self._branch, self._path = matcher, list[int]()
+        self._masks: dict[tuple[int, ...], npt.NDArray[np.int32]] = {}
         self._advance(output)
-        if isinstance(self.error, InvalidRequestError):
-            raise self.error
-        if self.error:
-            raise InvalidRequestError(f"The grammar does not allow the tokens before this call: {self.error.message}")
+        if isinstance(self._error, InvalidRequestError):
+            raise self._error
+        if self._error:
+            raise InvalidRequestError(f"The grammar does not allow the tokens before this call: {self._error.message}")
+
+    @property
+    def error(self) -> BatonError | None:
+        return self._error or self._error_of_draft
 
     def allowed(self, output: Sequence[int], drafted: Sequence[int] = ()) -> npt.NDArray[np.int32] | None:
         self._advance(output)
-        words = np.zeros(self._num_words, dtype=np.int32)
-        if self._is_forced(drafted):
-            word, bit = divmod(self._forced[len(drafted)], _BITS)
-            words.view(np.uint32)[word] = 1 << bit
-            return words
-        if self._walk(drafted) < len(drafted):
-            return None
-        if not self.error:
-            self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-            if self._matcher.is_error():  # its limits of time and memory
-                self.error = InvalidRequestError(_TOO_COMPLEX)
-                words[:] = 0
-            elif not self._path and np.bitwise_count(words).sum() == 1:  # probably the beginning of a forced text
-                self._forced = self._matcher.compute_ff_tokens()
-        return words
+        path = tuple(drafted)
+        if path not in self._masks:  # a draft's paths are asked for by the method that makes it and by the verifier
+            if self._is_forced(path):
+                self._masks[path] = self._only(self._forced[len(path)])
+            elif self._walk(path) < len(path):
+                return None
+            else:
+                self._masks[path] = self._computed(self._branch if path else self._matcher)
+        return self._masks[path]
 
     def num_allowed(self, output: Sequence[int], drafted: Sequence[int]) -> int:
         self._advance(output)
@@ -69,47 +69,64 @@ class GrammarState:
 
     def forced(self, output: Sequence[int]) -> list[int]:
         self._advance(output)
-        if self.error:
+        if self._error:
             return []
         if not self._forced:
-            self._walk(())
             self._forced = self._matcher.compute_ff_tokens()  # all of a long text, which takes as long
         return self._forced
 
-    def _is_forced(self, drafted: Sequence[int]) -> bool:
+    def _is_forced(self, path: tuple[int, ...]) -> bool:
         """Whether the drafted tokens begin the forced text that is known, and a token of it follows them.
 
         The library's mask has this token alone, too, but it takes a time in proportion to the length of the whole text.
         """
-        num_drafted = len(drafted)
-        return not self.error and num_drafted < len(self._forced) and self._forced[:num_drafted] == list(drafted)
+        return not self._error and len(path) < len(self._forced) and tuple(self._forced[: len(path)]) == path
+
+    def _only(self, token: int) -> npt.NDArray[np.int32]:
+        """The mask that allows one token."""
+        words = np.zeros(self._num_words, dtype=np.int32)
+        words.view(np.uint32)[token // _BITS] = 1 << token % _BITS
+        return words
+
+    def _computed(self, matcher: LLMatcher) -> npt.NDArray[np.int32]:
+        words = np.zeros(self._num_words, dtype=np.int32)
+        if self._error:
+            return words
+        matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        is_draft = matcher is not self._matcher
+        if matcher.is_error():  # its limits of time and memory
+            words[:] = 0
+            if is_draft:  # perhaps the request takes another path
+                self._error_of_draft = InvalidRequestError(_TOO_COMPLEX)
+            else:
+                self._error = InvalidRequestError(_TOO_COMPLEX)
+        elif not is_draft and np.bitwise_count(words).sum() == 1:  # probably of a forced text
+            self._forced = matcher.compute_ff_tokens()
+        return words
 
     def _advance(self, output: Sequence[int]) -> None:
         """Goes behind the output tokens."""
-        if self.error or len(output) == self._num_output:
+        if self._error or len(output) == self._num_output:
             return
-        self._walk(())
         added = list(output[self._num_output :])
+        self._num_output = len(output)
         self._forced = self._forced[len(added) :] if self._forced[: len(added)] == added else []
+        self._masks, self._error_of_draft = {}, None
         if self._matcher.try_consume_tokens(added) < len(added):
             is_at_limit = self._matcher.is_error()  # a token that is merely refused is none
             left = InternalError("its tokens left the grammar")
-            self.error = InvalidRequestError(_TOO_COMPLEX) if is_at_limit else left
-        self._num_output = len(output)
+            self._error = InvalidRequestError(_TOO_COMPLEX) if is_at_limit else left
+        self._branch, self._path = self._matcher, []
 
     def _walk(self, drafted: Sequence[int]) -> int:
-        """Goes behind the output tokens and as many drafted ones as are allowed; returns how many these are."""
-        if self.error:
+        """Takes the branch behind as many of the drafted tokens as are allowed; returns how many these are."""
+        if self._error:
             return 0
-        num_common = 0
-        for own, other in zip(self._path, drafted, strict=False):
-            if own != other:
-                break
-            num_common += 1
-        if num_back := len(self._path) - num_common:
-            self._matcher.rollback(num_back)
-            del self._path[num_common:]
-        wanted = list(drafted[num_common:])
-        if wanted:
-            self._path += wanted[: self._matcher.try_consume_tokens(wanted)]
+        num_walked = len(self._path)
+        if self._path != list(drafted[:num_walked]):
+            self._branch, self._path, num_walked = self._matcher, [], 0
+        if wanted := list(drafted[num_walked:]):
+            if self._branch is self._matcher:
+                self._branch = self._matcher.deep_copy()
+            self._path += wanted[: self._branch.try_consume_tokens(wanted)]
         return len(self._path)

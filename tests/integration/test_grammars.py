@@ -27,10 +27,10 @@ from decode_worker.speculation.registry import GRAMMAR, create_controller
 from decode_worker.speculation.verification import create_verifier
 from tests.drafting import prompts
 from tests.method_drafts import CHAINS, DRAWN, TREES, draft_for
-from tests.random_schemas import EOS, character_tokenizer, random_schema
+from tests.random_schemas import EOS, json_tokenizer, random_schema
 from tests.tiny_drafts import VOCAB, tiny_target
 
-TOKENIZER = character_tokenizer()
+TOKENIZER = json_tokenizer()
 GRAMMARS = GrammarCompiler(TOKENIZER.to_json, VOCAB, {EOS})
 _BATCH = 8
 

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import json
 import random
+from collections import Counter
+from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
 
@@ -13,7 +16,7 @@ from llguidance import LLMatcher
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from baton.core.token_grammar import TokenGrammar
 from baton.grammar.compiler import GrammarCompiler
-from baton.grammar.forms import json_grammar, regex_grammar
+from baton.grammar.forms import json_grammar, notation_grammar, regex_grammar
 from tests.random_schemas import EOS, character_tokenizer, random_schema
 
 TOKENIZER = character_tokenizer()
@@ -21,6 +24,12 @@ GRAMMARS = GrammarCompiler(TOKENIZER.to_json, 96, {EOS})
 REAL_EOS = 2
 _REAL_TOKENIZER = files("baton.engine.draft") / "assets/smollm2-135m-instruct-draft_model/tokenizer.json"
 REAL_GRAMMARS = GrammarCompiler(_REAL_TOKENIZER.read_text, 49152, {REAL_EOS})
+MARKS = [
+    index
+    for token, index in json.loads(_REAL_TOKENIZER.read_text())["model"]["vocab"].items()
+    if set(token) <= set('{}[]":,\u0120dog1')
+] + [0, 1]
+"""Tokens of the real vocabulary that say where parts of a text begin and end."""
 GRAMMAR = json_grammar({"type": "object", "properties": {"ab": {"enum": ["x1", "x2"]}}, "required": ["ab"]})
 
 
@@ -43,16 +52,19 @@ def test_forced_tokens_are_the_only_text() -> None:
 class Counting:
     """A matcher that counts what takes a time in proportion to the length of a forced text."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self.num_looks, self.num_masks = 0, 0
+    def __init__(self, matcher: LLMatcher, counts: Counter[str] | None = None) -> None:
+        self.counts: Counter[str] = Counter() if counts is None else counts
         self._matcher = matcher
 
+    def deep_copy(self) -> Counting:
+        return Counting(self._matcher.deep_copy(), self.counts)
+
     def compute_ff_tokens(self) -> list[int]:
-        self.num_looks += 1
+        self.counts["looks"] += 1
         return self._matcher.compute_ff_tokens()
 
     def unsafe_compute_mask_ptr(self, address: int, num_bytes: int) -> None:
-        self.num_masks += 1
+        self.counts["masks"] += 1
         self._matcher.unsafe_compute_mask_ptr(address, num_bytes)
 
     def __getattr__(self, name: str) -> Any:
@@ -69,8 +81,7 @@ def test_a_long_forced_text_is_looked_for_once(are_drafted: bool) -> None:
             assert allowed(state, text[:end], text[end : end + 3]) == set(text[end + 3 : end + 4] or [EOS])
         else:
             assert allowed(state, text[:end]) == {text[end]}
-    assert matcher.num_looks == 1
-    assert matcher.num_masks == (3 if are_drafted else 1)
+    assert matcher.counts == {"looks": 1, "masks": 3 if are_drafted else 1}
     other = GRAMMARS.compile(regex_grammar("a(b|bc)"))
     assert other.forced([]) == TOKENIZER.encode("ab")
     assert other.forced(TOKENIZER.encode("ab")) == []
@@ -99,15 +110,49 @@ def test_output_that_the_grammar_refuses() -> None:
     assert state.forced(TOKENIZER.encode("[")) == []
 
 
+def _long_texts(chance: random.Random) -> str:
+    names = [f"{chance.choice(['user_id', 'GivenName', ' 12345'])}{index}" for index in range(2)]
+    parts = {name: {"const": f"it's {name}, isn't it?"} for name in names} | {"end": random_schema(chance)}
+    return json_grammar({"type": "object", "properties": parts, "required": list(parts)})
+
+
+def _free_json(chance: random.Random) -> str:
+    """What begins alike in many ways, with tokens that are several parts of a text at once."""
+    text = {"type": "string"}
+    alternatives = [{"type": "object", "additionalProperties": text}, {"type": "array", "items": text}, text]
+    return json_grammar(
+        chance.choice(
+            [True, {"type": "object"}, {"type": "array", "items": {"anyOf": alternatives[: 2 + chance.randrange(2)]}}]
+        )
+    )
+
+
+def _special_tokens(chance: random.Random) -> str:
+    """Calls between special tokens, which have other lengths in the grammar than as text."""
+    return notation_grammar(
+        'start: (text | call)*\ntext: /[a-z"{]+/\n'
+        'call: <[1]> name <[1]> | <[1]> %json {"type": "object"} <[0]>\nname: "f" | "fetch" | /["0-9]+/'
+    )
+
+
 @given(st.integers(0, 2**32 - 1))
 @settings(deadline=None, max_examples=60)
-@pytest.mark.parametrize(("grammars", "eos"), [(GRAMMARS, EOS), (REAL_GRAMMARS, REAL_EOS)], ids=["characters", "real"])
-def test_a_state_depends_only_on_its_tokens(grammars: GrammarCompiler, eos: int, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("grammars", "eos", "make"),
+    [
+        (GRAMMARS, EOS, _long_texts),
+        (GRAMMARS, EOS, _free_json),
+        (REAL_GRAMMARS, REAL_EOS, _long_texts),
+        (REAL_GRAMMARS, REAL_EOS, _free_json),
+        (REAL_GRAMMARS, REAL_EOS, _special_tokens),
+    ],
+)
+def test_a_state_depends_only_on_its_tokens(
+    grammars: GrammarCompiler, eos: int, make: Callable[[random.Random], str], seed: int
+) -> None:
     """Any walk over drafts, in any order, leaves the masks of a fresh state."""
     chance = random.Random(seed)
-    long_names = {f"{chance.choice(['user_id', 'GivenName', ' 12345'])}{index}": True for index in range(2)}
-    parts = {name: {"const": f"it's {name}, isn't it?"} for name in long_names} | {"end": random_schema(chance)}
-    grammar = json_grammar({"type": "object", "properties": parts, "required": list(parts)})
+    grammar = make(chance)
     state, output = grammars.compile(grammar), list[int]()
     paths: list[list[int]] = [[]]
     for _ in range(60):
@@ -115,16 +160,20 @@ def test_a_state_depends_only_on_its_tokens(grammars: GrammarCompiler, eos: int,
         path = path[: chance.randrange(len(path) + 1)]
         if chance.random() < 0.3:
             state.forced(output)
-        now = allowed(state, output, path)
-        assert now == allowed(grammars.compile(grammar, output), output, path)
-        assert now
-        if now == {eos} and not path:
+        words = state.allowed(output, path)
+        assert words is not None
+        np.testing.assert_array_equal(words, grammars.compile(grammar, output).allowed(output, path))
+        tokens = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+        assert len(tokens)
+        if list(tokens) == [eos] and not path:
             break
-        token = chance.choice(sorted(now - {eos}) or [eos])
+        marks = np.intersect1d(tokens, MARKS) if grammars is REAL_GRAMMARS and chance.random() < 0.8 else tokens
+        token = int(chance.choice(marks if len(marks) else tokens))
         if token != eos:
             paths.append([*path, token])
             if chance.random() < 0.3 and not path:  # it becomes the output
                 output, paths = [*output, token], [[]]
+    assert state.error is None
 
 
 def test_a_model_without_a_fast_tokenizer_has_no_grammars() -> None:
