@@ -36,7 +36,17 @@ def drafted(answer: Any) -> tuple[int, int]:
     return details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
 
 
-@pytest.fixture(scope="module", params=[{}, {"temperature": 0.8, "seed": 11}], ids=["greedy", "seeded"])
+FREE_JSON = {
+    "messages": [{"role": "user", "content": "Give me a short JSON example about animals."}],
+    "max_tokens": 100,
+    "response_format": {"type": "json_object"},
+    "ignore_eos": False,
+}
+
+
+@pytest.fixture(
+    scope="module", params=[{}, {"temperature": 0.8, "seed": 11}, FREE_JSON], ids=["greedy", "seeded", "free JSON"]
+)
 def parameters(request: pytest.FixtureRequest) -> dict[str, Any]:
     parameters: dict[str, Any] = request.param
     return parameters
