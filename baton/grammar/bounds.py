@@ -123,7 +123,8 @@ def _check_least_properties(schema: Mapping[str, Any]) -> None:
     least, listed = schema.get("minProperties"), schema.get("required")
     num_required = len(set(map(str, listed))) if isinstance(listed, list) else 0
     is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
-    is_object = "object" in schema.get("type", "object")
+    kinds = schema.get("type", "object")
+    is_object = "object" in (kinds if isinstance(kinds, list) else [kinds])
     if isinstance(least, int | float) and least > num_required + 1 and is_object and not is_closed:
         raise InvalidRequestError(
             f"The grammar cannot be honoured: minProperties is {least}, but keys that are not in required could be "

@@ -18,7 +18,7 @@ from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from baton.grammar.bounds import check_bounds
 from baton.grammar.endings import check_ends
 from baton.grammar.gbnf import client_rule
-from baton.grammar.schemas import rewrite_schemas, schemas_of
+from baton.grammar.schemas import place_of, rewrite_schemas, schemas_of
 from baton.grammar.special_tokens import hide_special_tokens, refer_by_id
 from baton.grammar.state import GrammarState
 
@@ -113,16 +113,24 @@ _EXPLAINED = {
     "Unable to determine if regex is empty": "pattern, format and lengths of a string are too complex together; leave "
     "one of them out",
     "lark grammar too deeply nested": "more than about 28 parentheses are in each other; make rules of the inner ones",
+    "Regex is empty": "pattern, format, lengths, const or enum of a string contradict each other",
+    r"Resource '(?:json-schema:///)?(.*?)' is": r"$ref '\1' leads outside of the schema; put what it leads to under "
+    "$defs",
+    r"Unknown format: (.+)": r"Unknown format: \1; leave it out, or use date, time, date-time, duration, email, "
+    "hostname, ipv4, ipv6, uri or uuid",
+    "Expected f64 for": "a bound of a number (minimum, maximum, …) must be a number",
+    "invalid multiple of": "multipleOf must be a number above 0",
     "Failed to generate regex for": "a bound of a number (minimum, maximum, exclusiveMinimum or exclusiveMaximum) has "
     "more than 18 digits; leave it out or use a smaller one",
 }
-"""What to say instead of the library's words that begin so, and of what follows."""
+"""What to say instead of the library's words that match, and of what follows."""
 _WRONG_EXPRESSION = re.compile(
     r'(?:invalid regex "(.*)" \(in regex\): )?regex parse error:\n.*?^error: (.*?)$', re.S | re.M
 )
 _NUM_SHOWN_CHARS = 60
 _POSITION = re.compile(r"(?:at )?(\d+)\(\d+\): ")
 """Line and column, in Lark's notation."""
+_UNKNOWN_KEYS = re.compile(r'Unimplemented keys: \["([^"]+)"')
 _QUOTED_LINES = re.compile(r"\d+ \| ")
 """How an error's lines that quote the grammar begin. They may be baton's own, as of a tool's calls."""
 
@@ -197,6 +205,10 @@ def _limits() -> LLParserLimits:
 def _refusal(text: str, parts: Sequence[Mapping[str, Any]] = ()) -> str:
     """The message for an error of the library about the parts of a grammar."""
     reason = _reason(text)
+    if unknown := _UNKNOWN_KEYS.match(reason):
+        schemas = [schema for part in parts for schema in schemas_of(part)]
+        place = next(filter(None, (place_of(unknown[1], schema) for schema in schemas)), "")
+        reason += f" in {place[:_NUM_ERROR_CHARS]}" if place else ""
     if position := _POSITION.match(reason):
         rules = (client_rule(part.get("lark_grammar") or "", int(position[1])) for part in parts)
         if rule := next(filter(None, rules), None):
@@ -216,7 +228,6 @@ def _reason(text: str) -> str:
     told = list(itertools.takewhile(lambda line: not _QUOTED_LINES.match(line), lines))
     reason = " ".join(told)[:_NUM_ERROR_CHARS].rstrip(".") or "no reason is given"
     for start, words in _EXPLAINED.items():
-        before, found, _ = reason.partition(start)
-        if found:
-            return before + words
+        if found := re.search(start, reason):
+            return reason[: found.start()] + found.expand(words)
     return reason

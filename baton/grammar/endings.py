@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
-from urllib.parse import unquote
 
 from baton.core.errors import InvalidRequestError
-from baton.grammar.schemas import objects_of
+from baton.grammar.schemas import objects_of, referred
 
 _Node = tuple[int, str]
 """A schema, by the id of its object, or the alternatives under one of its keywords."""
@@ -30,7 +29,7 @@ def check_ends(schema: Any) -> None:
     references: dict[tuple[_Node, _Node], str] = {}
     clauses: list[_Clause] = []
     for found in objects_of(schema):
-        target = _target(found.get("$ref"), schema)
+        target = referred(found.get("$ref"), schema)
         if id(target) in known:
             references[_node(found), _node(target)] = found["$ref"]
         clauses += _clauses_of(found, [_node(target)] if id(target) in known else [])
@@ -51,20 +50,6 @@ def check_ends(schema: Any) -> None:
 
 def _node(schema: Any) -> _Node:
     return id(schema), ""
-
-
-def _target(reference: Any, schema: Any) -> Any:
-    """What a reference within the schema leads to; ``None`` if it leads elsewhere or nowhere."""
-    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-        return None
-    found = schema
-    for part in unquote(reference[1:]).split("/")[1:]:
-        key = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-            found = found[int(key)]
-        else:
-            found = found.get(key) if isinstance(found, dict) else None
-    return found
 
 
 def _clauses_of(schema: Mapping[str, Any], referred: list[_Node]) -> Iterable[_Clause]:

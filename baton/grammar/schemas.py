@@ -6,6 +6,7 @@ import json
 import math
 import re
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from types import MappingProxyType
@@ -31,6 +32,11 @@ _LEAST_POSITIVE = 1e-40
 _LARGE = 2**48
 """From here on, bounds are whole numbers."""
 _ANY: tuple[Any, ...] = (True, {})
+_FREE_FORMATS = frozenset({"binary", "password", "path", "file-path", "directory-path"})
+"""Formats that any text has."""
+_NOTES = frozenset({"title", "description", "$comment", "examples", "deprecated"})
+_MAX_LISTED_CHARS = 64 * 1024
+"""Of the schemas of keys that ``propertyNames`` lists."""
 _WITHOUT_MEANING: Mapping[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
     "not": (False,),
@@ -101,6 +107,22 @@ def objects_of(schema: Any) -> Iterator[dict[str, Any]]:
                     left.append(inner)
 
 
+def place_of(keyword: str, schema: Any) -> str:
+    """The path of the first object in a schema that has a keyword, as in ``properties.a.items``; empty for the schema
+    itself, and where there is none."""
+    left: deque[tuple[Any, tuple[str, ...], bool]] = deque([(schema, (), True)])
+    while left:
+        value, path, is_schema = left.popleft()
+        if isinstance(value, dict):
+            if is_schema and keyword in value:
+                return ".".join(path)
+            items = ((key, inner) for key, inner in value.items() if not (is_schema and key in DATA_KEYS))
+            left += ((inner, (*path, key), not (is_schema and key in _NAMED_SCHEMAS)) for key, inner in items)
+        elif isinstance(value, list):
+            left += ((inner, (*path, str(index)), True) for index, inner in enumerate(value))
+    return ""
+
+
 def rewrite_schemas(part: dict[str, Any]) -> None:
     """Rewrites the schemas in a part of a grammar.
 
@@ -144,10 +166,54 @@ def _rewrite(schema: Any) -> None:
     bounds = _bounds(schema)
     for found in objects_of(schema):
         _check_reference(found.get("$ref"))
+        _list_properties(found, schema)
         if _has_free_keys(found):
             options["json_allowed_escapes"] = _ESCAPES
         _rewrite_keywords(found, bounds)
     schema["x-guidance"] = options
+
+
+def referred(reference: Any, schema: Any) -> Any:
+    """What a reference within the schema leads to; ``None`` if it leads elsewhere or nowhere."""
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+        return None
+    found = schema
+    for part in unquote(reference[1:]).split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+            found = found[int(key)]
+        else:
+            found = found.get(key) if isinstance(found, dict) else None
+    return found
+
+
+def _list_properties(schema: dict[str, Any], whole: dict[str, Any]) -> None:
+    """Replaces ``propertyNames`` of a mapping, which llguidance does not know, by properties.
+
+    Args:
+        whole: the schema that references begin at.
+    """
+    names = schema.get("propertyNames")
+    if isinstance(names, dict) and names.keys() - _NOTES == {"$ref"}:
+        names = referred(names["$ref"], whole)
+    if not isinstance(names, dict) or names.get("type", "string") != "string":
+        return
+    asked, value = names.keys() - _NOTES - {"type"}, schema.get("additionalProperties", True)
+    listed = [names["const"]] if asked == {"const"} else names.get("enum") if asked == {"enum"} else None
+    if asked == {"pattern"} and not _has_properties(schema):
+        schema["patternProperties"], schema["additionalProperties"] = {names["pattern"]: value}, False
+    elif isinstance(listed, list) and all(isinstance(name, str) for name in listed) and not _has_properties(schema):
+        text = json.dumps(value)
+        if len(listed) * len(text) > _MAX_LISTED_CHARS:
+            return
+        schema["properties"], schema["additionalProperties"] = {name: json.loads(text) for name in listed}, False
+    elif asked:
+        return
+    del schema["propertyNames"]
+
+
+def _has_properties(schema: Mapping[str, Any]) -> bool:
+    return bool(schema.get("properties") or schema.get("patternProperties"))
 
 
 def _check_reference(reference: Any) -> None:
@@ -183,6 +249,7 @@ def _rewrite_keywords(schema: dict[str, Any], bounds: Sequence[float]) -> None:
     for key in _WITHOUT_MEANING.keys() & schema.keys():
         if any(type(value) is type(schema[key]) and value == schema[key] for value in _WITHOUT_MEANING[key]):
             del schema[key]
+    _drop_idle_keywords(schema)
     _replace_bounds(schema, "Minimum", 1, bounds)
     _replace_bounds(schema, "Maximum", -1, bounds)
     stricter = FORMATS.get(schema["format"]) if isinstance(schema.get("format"), str) else None
@@ -190,6 +257,20 @@ def _rewrite_keywords(schema: dict[str, Any], bounds: Sequence[float]) -> None:
     if stricter and isinstance(others, list):
         del schema["format"]
         schema["allOf"] = [*others, *map(dict, stricter)]
+
+
+def _drop_idle_keywords(schema: dict[str, Any]) -> None:
+    """Removes keywords that allow everything where others are missing, or have a value that makes them idle."""
+    if "contains" not in schema or (schema.get("minContains") == 0 and "maxContains" not in schema):
+        for key in ("contains", "minContains", "maxContains"):
+            schema.pop(key, None)
+    if "if" not in schema or not schema.keys() & {"then", "else"}:
+        for key in ("if", "then", "else"):
+            schema.pop(key, None)
+    if schema.get("uniqueItems") is True and schema.get("maxItems") in (0, 1):
+        del schema["uniqueItems"]
+    if isinstance(schema.get("format"), str) and schema["format"] in _FREE_FORMATS:
+        del schema["format"]
 
 
 def _bounds(schema: Any) -> list[float]:
