@@ -200,7 +200,7 @@ def _list_properties(schema: dict[str, Any], whole: dict[str, Any]) -> None:
         return
     asked, value = names.keys() - _NOTES - {"type"}, schema.get("additionalProperties", True)
     listed = [names["const"]] if asked == {"const"} else names.get("enum") if asked == {"enum"} else None
-    if asked == {"pattern"} and not _has_properties(schema):
+    if asked == {"pattern"} and isinstance(names["pattern"], str) and not _has_properties(schema):
         schema["patternProperties"], schema["additionalProperties"] = {names["pattern"]: value}, False
     elif isinstance(listed, list) and all(isinstance(name, str) for name in listed) and not _has_properties(schema):
         text = json.dumps(value)

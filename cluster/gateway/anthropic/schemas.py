@@ -76,6 +76,17 @@ class MessagesRequest(PromptRequest, CommonRequest):
 
     endpoint: ClassVar[str] = MESSAGES
     parameters: ClassVar[Mapping[str, Parameter]] = by_name(MESSAGES_PARAMETERS)
+    own_names: ClassVar[Mapping[str, str]] = {
+        "prompt": "messages",
+        "input": "messages",
+        "instructions": "system",
+        "max_completion_tokens": "max_tokens",
+        "max_output_tokens": "max_tokens",
+        "stop": "stop_sequences",
+        "response_format": "output_config.format",
+        "text": "output_config.format",
+        "reasoning_effort": "output_config.effort",
+    }
 
     max_tokens: Annotated[int, WithJsonSchema({"type": "integer", "minimum": 1})]
     stop_sequences: Annotated[list[str] | None, WithJsonSchema({"type": "array", "items": _WORD})] = None

@@ -30,7 +30,7 @@ def parse_with_template(source: Source, template: Any, prompt: str, functions: S
     marks = (close,) if isinstance(close, str) else close
     try:
         while not (yield from source.at_end()):
-            if source.is_marked and (yield from source.skip_cut(*marks)):
+            if source.is_marked and (yield from source.skip_cut(*marks, or_whole=False)):
                 break
             char = source.take(1)  # so that an error loses no events
             pending += char

@@ -88,9 +88,19 @@ class Source:
         self.take(len(literal))
         return True
 
-    def skip_cut(self, *marks: str) -> Wait[bool]:
-        """Reads the rest of the output if it is the beginning of a mark, and returns whether it is."""
-        while (unread := self.unread) and any(mark != unread and mark.startswith(unread) for mark in marks):
+    def skip_cut(self, *marks: str, or_whole: bool = True) -> Wait[bool]:
+        """Reads the rest of the output if it is the beginning of a mark, and returns whether it is.
+
+        Args:
+            or_whole: also if it is a mark and white space.
+        """
+
+        def is_cut(unread: str, mark: str) -> bool:
+            return (
+                mark.startswith(unread.rstrip() or unread) if or_whole else mark != unread and mark.startswith(unread)
+            )
+
+        while (unread := self.unread) and any(is_cut(unread, mark) for mark in marks):
             if self._is_ended:
                 self.take(len(unread))
                 return True

@@ -120,6 +120,8 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
         raise InvalidRequestError(
             f"{where}.role must be one of {', '.join(_ROLES)}, got {shown(role)}.", param="messages"
         )
+    if message.get("tool_calls") == []:
+        del message["tool_calls"]
     check_known(message, {"assistant": _ASSISTANTS_KEYS, "tool": _TOOLS_KEYS}.get(role, _KEYS), path=where)
     for field in _EMPTY_ONLY:
         if message.get(field):

@@ -9,8 +9,10 @@ Any other parameter is unknown and gets a 400, unless the configuration ignores 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
@@ -24,8 +26,17 @@ from cluster.gateway.openai.parameters import CHAT, COMPLETIONS, Parameter
 MISNOMERS = {
     "slo_class": "choose an SLO class with 'service_tier', with the header X-Baton-SLO-Class or by the API key.",
     "enable_thinking": "put it into 'chat_template_kwargs'.",
+    "response_format.name": "put it into 'json_schema'.",
+    "response_format.schema": "put it into 'json_schema'.",
+    "text.format.json_schema": "write its keys beside 'type'.",
+    "tools[].function": "write its keys beside 'type'.",
+    "tools[].name": "put it into 'function'.",
+    "tools[].description": "put it into 'function'.",
+    "tools[].parameters": "put it into 'function'.",
+    "tools[].input_schema": "send it as 'parameters'.",
 }
-"""Hints for unknown names whose closest match would mislead."""
+"""Hints for unknown names, or their paths, whose closest match would mislead."""
+_INDEX = re.compile(r"\[\d+\]")
 
 
 def check_known(
@@ -48,11 +59,13 @@ def check_known(
         if name in known:
             continue
         name = name[:60]
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
         hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(listed)}."
-        hint = MISNOMERS.get(name, hint)
         where = f"key in {path}:" if path else what
-        raise InvalidRequestError(f"Unknown {where} {name!r}; {hint}", param=f"{path}.{name}" if path else name)
+        param = f"{path}.{name}" if path else name
+        raise InvalidRequestError(
+            f"Unknown {where} {name!r}; {MISNOMERS.get(_INDEX.sub('[]', param), hint)}", param=param
+        )
 
 
 def without_unknown(schema: type[RequestSchema], body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -64,9 +77,12 @@ def without_unknown(schema: type[RequestSchema], body: Mapping[str, Any]) -> tup
 def _check_names(schema: type[RequestSchema], names: Iterable[str]) -> None:
     """Raises :class:`InvalidRequestError` for the first parameter that the endpoint does not know."""
     for name in names:
-        if name not in schema.parameters and (others := endpoints_of(name)):
-            known = " and ".join(others)
-            raise UnsupportedParameterError(f"{name} is a parameter of {known} only. Leave it out.", param=name)
+        own, others = schema.own_names.get(name), endpoints_of(name)
+        if name not in schema.parameters and (own or others):
+            problem = f"a parameter of {' and '.join(others)} only" if others else f"no parameter of {schema.endpoint}"
+            raise UnsupportedParameterError(
+                f"{name} is {problem}. {f'Send {own}' if own else 'Leave it out'}.", param=name
+            )
     check_known(names, schema.parameters, listed=schema.model_fields)
 
 
@@ -185,6 +201,8 @@ class RequestSchema(BaseModel):
     endpoint: ClassVar[str]
     parameters: ClassVar[Mapping[str, Parameter]]
     """All parameters that the endpoint knows, by name."""
+    own_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """What to send instead of parameters of other endpoints."""
 
 
 class CommonRequest(RequestSchema):
@@ -252,6 +270,13 @@ class BaseRequest(CommonRequest):
 class CompletionRequest(BaseRequest):
     endpoint: ClassVar[str] = COMPLETIONS
     parameters: ClassVar[Mapping[str, Parameter]] = parameters_of(COMPLETIONS)
+    own_names: ClassVar[Mapping[str, str]] = {
+        "messages": "prompt",
+        "input": "prompt",
+        "max_completion_tokens": "max_tokens",
+        "max_output_tokens": "max_tokens",
+        "stop_sequences": "stop",
+    }
 
     prompt: Annotated[Any, WithJsonSchema(_PROMPT)]
     """A string, token ids, or an array of either; see :func:`cluster.gateway.openai.model_inputs.split_prompts`."""
@@ -264,6 +289,17 @@ class CompletionRequest(BaseRequest):
 class ChatCompletionRequest(BaseRequest):
     endpoint: ClassVar[str] = CHAT
     parameters: ClassVar[Mapping[str, Parameter]] = parameters_of(CHAT)
+    own_names: ClassVar[Mapping[str, str]] = {
+        "prompt": "messages",
+        "input": "messages",
+        "system": "a message with the role system",
+        "instructions": "a message with the role system",
+        "max_output_tokens": "max_tokens",
+        "stop_sequences": "stop",
+        "text": "response_format",
+        "output_config": "response_format or reasoning_effort",
+        "thinking": "reasoning_effort",
+    }
 
     messages: Annotated[list[Any], WithJsonSchema(MESSAGES)]
     max_completion_tokens: int | None = None
@@ -357,4 +393,9 @@ def explain(error: ValidationError) -> InvalidRequestError:
     if expected is None:
         return InvalidRequestError(f"{path[:100]} is not valid: {first['msg']}.", param=name)
     value = first["input"]
-    return InvalidRequestError(f"{path[:100]} must be {expected}, got {json_type(value)} ({shown(value)}).", param=name)
+    return InvalidRequestError(f"{path[:100]} must be {expected}, got {_shown_with_type(value)}.", param=name)
+
+
+def _shown_with_type(value: Any) -> str:
+    kind, text = json_type(value), shown(value)
+    return kind if kind == text else f"{kind} ({text})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -11,10 +12,11 @@ import jiter
 
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from baton.grammar.forms import ANY_OBJECT, choice_grammar, json_grammar, notation_grammar, regex_grammar
+from baton.grammar.schemas import objects_of
 from cluster.gateway.openai.json_body import check_finite, json_type, shown, without_nulls
 from cluster.gateway.openai.schemas import BaseRequest, check_known
 
-_OPTIONS = ("whitespace_pattern", "disable_any_whitespace")
+_OPTIONS = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
 _WITHOUT_EFFECT = ("disable_fallback", "backend", "_backend")  # there is one library, and it never falls back
 _MAX_CHOICES = 10_000
 
@@ -62,9 +64,10 @@ def _of_response_format(request: BaseRequest) -> AskedGrammar | None:
         check_known(wanted, ("type", "json_schema"), path=param)
         named = wanted.get("json_schema")
         if not isinstance(named, dict) or named.get("schema") is None:
+            problem = "has no schema" if isinstance(named, dict) else f"is {shown(named)}"
             raise InvalidRequestError(
                 f'{param}.json_schema must be an object with a schema, such as {{"name": "answer", "schema": {{…}}}}, '
-                f"got {shown(named)}.",
+                f"but it {problem}.",
                 param=param,
             )
         named = without_nulls(named)
@@ -132,7 +135,13 @@ def _json(value: Any, where: str, options: Mapping[str, Any]) -> str:
     if whitespace is not None and not isinstance(whitespace, str):
         raise InvalidRequestError(f"whitespace_pattern must be a string, got {json_type(whitespace)}.")
     is_compact = options.get("disable_any_whitespace", False) is True
-    return json_grammar(_schema(value, where), whitespace=whitespace, is_compact=is_compact)
+    schema = _schema(value, where)
+    if options.get("disable_additional_properties", False) is True:
+        schema = copy.deepcopy(schema)
+        for found in objects_of(schema):
+            if found.keys() & {"properties", "patternProperties"}:
+                found.setdefault("additionalProperties", False)
+    return json_grammar(schema, whitespace=whitespace, is_compact=is_compact)
 
 
 def _any_object(value: Any, where: str, options: Mapping[str, Any]) -> str:

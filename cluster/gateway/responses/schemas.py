@@ -70,6 +70,13 @@ class ResponsesRequest(CommonRequest):
 
     endpoint: ClassVar[str] = RESPONSES
     parameters: ClassVar[Mapping[str, Parameter]] = by_name(RESPONSES_PARAMETERS)
+    own_names: ClassVar[Mapping[str, str]] = {
+        "messages": "input",
+        "max_tokens": "max_output_tokens",
+        "max_completion_tokens": "max_output_tokens",
+        "response_format": "text.format",
+        "reasoning_effort": "reasoning.effort",
+    }
 
     input: Annotated[Any, WithJsonSchema(_INPUT)]
     instructions: str | None = None

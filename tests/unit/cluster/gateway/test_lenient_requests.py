@@ -97,6 +97,11 @@ def test_turns_that_agents_send_back_are_accepted(turn: dict[str, Any], expected
     assert check_messages([{"role": "assistant", **turn}]) == [{"role": "assistant", **expected}]
 
 
+def test_no_calls_are_accepted_of_anyone() -> None:
+    turn = {"role": "user", "content": "a", "tool_calls": []}
+    assert check_messages([turn]) == [{"role": "user", "content": "a"}]
+
+
 def test_null_means_absent_under_any_name() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}", "x": None}, "index": None}
     parts = [{"type": "text", "text": "a", "cache_control": None, "y": None}]

@@ -137,6 +137,34 @@ def test_parameters_of_both_are_refused_by_name_elsewhere() -> None:
             parse(endpoint, n=2)
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "name", "own"),
+    [
+        (RESPONSES, "max_tokens", "max_output_tokens"),
+        (RESPONSES, "messages", "input"),
+        (RESPONSES, "response_format", "text.format"),
+        (MESSAGES, "stop", "stop_sequences"),
+        (MESSAGES, "response_format", "output_config.format"),
+        (CHAT, "prompt", "messages"),
+        (CHAT, "max_output_tokens", "max_tokens"),
+        (COMPLETIONS, "messages", "prompt"),
+        (COMPLETIONS, "max_completion_tokens", "max_tokens"),
+    ],
+)
+def test_parameters_of_other_apis_have_own_names(endpoint: str, name: str, own: str) -> None:
+    with pytest.raises(UnsupportedParameterError, match=rf"^{name} is .*\. Send {own}\.$"):
+        parse(endpoint, **{name: 5})
+
+
+@pytest.mark.parametrize("endpoint", SCHEMAS)
+def test_what_to_send_instead_is_known(endpoint: str) -> None:
+    schema = SCHEMAS[endpoint]
+    for name, own in schema.own_names.items():
+        assert name not in schema.parameters
+        if "." not in own and " " not in own:
+            assert own in schema.parameters
+
+
 @pytest.mark.parametrize("endpoint", SCHEMAS)
 def test_parameters_that_no_api_documents_are_unknown(endpoint: str) -> None:
     body = {**BASES[endpoint], "made_up": 1, "model": "m", "maxtokens": None}

@@ -55,6 +55,8 @@ def texts_of(planned: GenerationPlan) -> set[str]:
         ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, {OF_SCHEMA}),
         ({"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " ?"}}, {OF_SCHEMA}),
         ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, set()),
+        ({"structured_outputs": {"json": {"properties": {}}}}, {OF_SCHEMA, OF_OBJECT, OF_DIGITS}),
+        ({"structured_outputs": {"json": {"properties": {}}, "disable_additional_properties": True}}, {OF_DIGITS}),
         ({"structured_outputs": {"json_object": True, "regex": None}}, {OF_SCHEMA, OF_OBJECT}),
         ({"structured_outputs": {"regex": "[0-9]+"}}, {OF_DIGITS}),
         ({"structured_outputs": {"choice": ["x|y", "z"]}}, {OF_CHOICE}),

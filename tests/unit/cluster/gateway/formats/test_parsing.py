@@ -103,6 +103,14 @@ def test_marks_behind_a_call_are_no_content_wherever_they_are_cut(sample: Sample
         ("llama_json", '{"name": "now", "parameters": {}}; <|pyth'),
         ("deepseek_v31", "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁call▁be"),
         ("harmony", "<|channel|>commentary to=functions.now<|message|>{}<|ca"),
+        ("hermes", '<tool_call>{"name": "now", "arguments": {}}</tool_call>\n<tool_call>'),
+        ("hermes", '<tool_call>{"name": "now", "arguments": {}}</tool_call>\n<tool_call>\n'),
+        ("glm", "<tool_call>now\n</tool_call><tool_call>"),
+        ("kimi", "<|tool_call_begin|>now<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_call_begin|>"),
+        ("qwen_xml", "<tool_call><function=now>\n</function>\n</tool_call>\n<tool_call>\n"),
+        ("llama_json", '{"name": "now", "parameters": {}}; <|python_tag|>'),
+        ("mistral_args", "[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]"),
+        ("deepseek_v31", "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁call▁begin｜>"),
     ],
 )
 def test_the_beginning_of_a_mark_behind_a_call_is_no_content(form: str, text: str) -> None:
