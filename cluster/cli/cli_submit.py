@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,8 +30,10 @@ def request_for(prompt: object, *, chat: bool) -> tuple[str, dict[str, Any]]:
     """Path and body of the request for one prompt.
 
     Raises:
-        InvalidRequestError: ``chat`` is set and the prompt is not text.
+        InvalidRequestError: the prompt is none, or ``chat`` is set and it is not text.
     """
+    if not isinstance(prompt, str | list):
+        raise InvalidRequestError(f"prompt must be a string, got {json.dumps(prompt)[:60]}.", param="prompt")
     if not chat:
         return COMPLETION_PATH, {"prompt": prompt}
     if not isinstance(prompt, str):

@@ -131,7 +131,8 @@ class InputFile:
             )
         if values.get("method") != "POST":
             raise _LineError("invalid_method", "method must be POST.", "method")
-        if values.get("url") != self._endpoint:
+        url = values.get("url")
+        if not isinstance(url, str) or url.removesuffix("/") != self._endpoint:
             raise _LineError("invalid_url", f"url must be the endpoint of the batch, {self._endpoint}.", "url")
         if not isinstance(body, dict):
             raise _LineError("invalid_body", "body must be a JSON object with the parameters of the request.", "body")

@@ -75,7 +75,7 @@ def _window(given: object) -> tuple[str, int]:
         seconds = 0
     if seconds < 1:
         raise InvalidRequestError(
-            f"completion_window must be a duration of a second to a day, such as 24h, got {shown(given)}.",
+            f"completion_window must be a duration of a second to a day in s, min or h, such as 24h, got {shown(given)}.",
             param="completion_window",
         )
     return str(given), seconds

@@ -177,6 +177,9 @@ def test_faulty_lines_are_named_and_nothing_is_sent(baton: Baton, generator: Fak
     named = ("Line 2: expected either prompt or messages", "Line 4: stream", "Line 5", "--completion", "and 1 more")
     assert all(said in err for said in named)
     source = prompts(source, {"messages": [{"role": "user", "content": "a"}]})
+    for flags in ([], ["--completion"]):
+        wrong = prompts(tmp_path / "wrong.jsonl", {"prompt": 5})
+        assert "Line 1: prompt must be a string, got 5." in baton("submit", "-f", str(wrong), *flags)[2]
     assert "leave out --completion" in baton("submit", "-f", str(source), "--completion")[2]
     assert "There are no batches" in baton("jobs", "list")[1]
     assert not generator.requests

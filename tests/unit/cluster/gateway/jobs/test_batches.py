@@ -158,6 +158,12 @@ async def test_a_corrupt_file_fails_with_the_lines_at_fault(
     assert generator.requests == []
 
 
+async def test_a_slash_after_the_url_of_a_line_changes_nothing(client: openai.AsyncOpenAI) -> None:
+    given = line("a")
+    batch = await ended(client, await submit(client, jsonl({**given, "url": given["url"] + "/"})))
+    assert batch.status == "completed"
+
+
 @pytest.mark.parametrize("mark", [b"\xef\xbb\xbf", b"\xef\xbb\xbf\n"])
 async def test_a_byte_order_mark_before_a_line_is_no_part_of_it(client: openai.AsyncOpenAI, mark: bytes) -> None:
     content = mark + jsonl(line("a")) + mark + jsonl(line("b"))
