@@ -75,7 +75,8 @@ def _window(given: object) -> tuple[str, int]:
         seconds = 0
     if seconds < 1:
         raise InvalidRequestError(
-            f"completion_window must be a duration of a second to a day in s, min or h, such as 24h, got {shown(given)}.",
+            "completion_window must be a duration of a second to a day in s, min or h, such as 24h, got "
+            f"{shown(given)}.",
             param="completion_window",
         )
     return str(given), seconds
