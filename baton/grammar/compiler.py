@@ -45,7 +45,7 @@ class GrammarCompiler:
         self._tokenizer_json = tokenizer_json
         self._vocab_size = vocab_size
         self._eos_token_ids = sorted(eos_token_ids)
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[str, tuple[LLMatcher, bool]] = OrderedDict()
         self._special_ids: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -69,9 +69,11 @@ class GrammarCompiler:
                 tokens; the error says which part.
             UnsupportedParameterError: this model's tokenizer allows no grammars.
         """
-        return GrammarState(self._matcher(grammar).deep_copy(), self._vocab_size, output)
+        matcher, has_ids = self._matcher(grammar)
+        return GrammarState(matcher.deep_copy(), self._vocab_size, output, has_ids=has_ids)
 
-    def _matcher(self, grammar: str) -> LLMatcher:
+    def _matcher(self, grammar: str) -> tuple[LLMatcher, bool]:
+        """A matcher at the grammar's beginning, and whether the grammar names tokens by id."""
         if len(grammar) > MAX_GRAMMAR_CHARS:
             raise InvalidRequestError(
                 f"The grammar has {len(grammar)} characters; at most {MAX_GRAMMAR_CHARS} are allowed. Make the schema "
@@ -84,7 +86,7 @@ class GrammarCompiler:
                 prepared = _prepared(grammar, self._special_ids)
             except RecursionError as error:
                 raise InvalidRequestError(_refusal("recursion limit exceeded")) from error
-            found = _in_deep_thread(lambda: _compile(vocabulary, prepared))
+            found = _in_deep_thread(lambda: _compile(vocabulary, prepared)), "<[" in prepared
         with self._lock:
             self._compiled[grammar] = found
             self._compiled.move_to_end(grammar)

@@ -20,19 +20,25 @@ _TOO_COMPLEX = (
 class GrammarState:
     """Implements :class:`baton.core.token_grammar.TokenGrammar`.
 
-    One matcher stands behind the output tokens, and a copy of it goes along the path of a draft. Neither ever goes
-    back: after a rollback, llguidance may return the mask of the text that was taken back.
+    One matcher stands behind the output tokens and never goes back. A copy of it goes along the paths of a draft, back
+    to the output's end and along the next path. It is copied anew where llguidance 1.9.1 goes back wrongly: it counts
+    the bytes of tokens that a grammar names by id as those of their text, and it keeps one mask, which it may return
+    for another text of as many parts. A mask computed at the output's end takes its place, but not within a text that
+    is forced.
 
     Args:
         matcher: at the grammar's beginning; only this state uses it.
         vocab_size: columns of the model's logits.
         output: tokens that the request has already.
+        has_ids: the grammar names tokens by id.
 
     Raises:
         InvalidRequestError: the grammar does not allow these tokens, or is too complex.
     """
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, output: Sequence[int] = ()) -> None:
+    def __init__(
+        self, matcher: LLMatcher, vocab_size: int, output: Sequence[int] = (), *, has_ids: bool = True
+    ) -> None:
         self._error: BatonError | None = None
         self._error_of_draft: BatonError | None = None
         self._matcher = matcher
@@ -40,6 +46,8 @@ class GrammarState:
         self._num_output = 0
         self._forced: list[int] = []
         self._branch, self._path = matcher, list[int]()
+        self._has_ids = has_ids
+        self._scratch = np.zeros(self._num_words, dtype=np.int32)
         self._masks: dict[tuple[int, ...], npt.NDArray[np.int32]] = {}
         self._advance(output)
         if isinstance(self._error, InvalidRequestError):
@@ -110,13 +118,16 @@ class GrammarState:
             return
         added = list(output[self._num_output :])
         self._num_output = len(output)
+        has_branch = self._branch is not self._matcher and self._go_back()
         self._forced = self._forced[len(added) :] if self._forced[: len(added)] == added else []
         self._masks, self._error_of_draft = {}, None
         if self._matcher.try_consume_tokens(added) < len(added):
             is_at_limit = self._matcher.is_error()  # a token that is merely refused is none
             left = InternalError("its tokens left the grammar")
             self._error = InvalidRequestError(_TOO_COMPLEX) if is_at_limit else left
-        self._branch, self._path = self._matcher, []
+        if not has_branch or self._branch.try_consume_tokens(added) < len(added):
+            self._branch = self._matcher
+        self._path = []
 
     def _walk(self, drafted: Sequence[int]) -> int:
         """Takes the branch behind as many of the drafted tokens as are allowed; returns how many these are."""
@@ -124,9 +135,21 @@ class GrammarState:
             return 0
         num_walked = len(self._path)
         if self._path != list(drafted[:num_walked]):
-            self._branch, self._path, num_walked = self._matcher, [], 0
+            if not self._go_back():
+                self._branch = self._matcher
+            self._path, num_walked = [], 0
         if wanted := list(drafted[num_walked:]):
             if self._branch is self._matcher:
                 self._branch = self._matcher.deep_copy()
             self._path += wanted[: self._branch.try_consume_tokens(wanted)]
         return len(self._path)
+
+    def _go_back(self) -> bool:
+        """Takes the branch to the output's end, unless it must be copied anew."""
+        if not self._path:
+            return True
+        if self._has_ids or self._branch.is_stopped() or self._forced or self._matcher.compute_ff_bytes():
+            return False
+        self._branch.rollback(len(self._path))
+        self._branch.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
+        return not self._branch.is_error()

@@ -8,10 +8,12 @@ from importlib.resources import files
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
+from tokenizers import Tokenizer as Backend
 
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from baton.core.token_grammar import TokenGrammar
@@ -21,14 +23,15 @@ from tests.random_schemas import EOS, character_tokenizer, random_schema
 
 TOKENIZER = character_tokenizer()
 GRAMMARS = GrammarCompiler(TOKENIZER.to_json, 96, {EOS})
-REAL_EOS = 2
+REAL_EOS, NAMED = 2, 20_000
 _REAL_TOKENIZER = files("baton.engine.draft") / "assets/smollm2-135m-instruct-draft_model/tokenizer.json"
+REAL_TOKENIZER = Backend.from_str(_REAL_TOKENIZER.read_text())
 REAL_GRAMMARS = GrammarCompiler(_REAL_TOKENIZER.read_text, 49152, {REAL_EOS})
 MARKS = [
     index
     for token, index in json.loads(_REAL_TOKENIZER.read_text())["model"]["vocab"].items()
     if set(token) <= set('{}[]":,\u0120dog1')
-] + [0, 1]
+] + [0, 1, NAMED]
 """Tokens of the real vocabulary that say where parts of a text begin and end."""
 GRAMMAR = json_grammar({"type": "object", "properties": {"ab": {"enum": ["x1", "x2"]}}, "required": ["ab"]})
 
@@ -131,7 +134,7 @@ def _special_tokens(chance: random.Random) -> str:
     """Calls between special tokens, which have other lengths in the grammar than as text."""
     return notation_grammar(
         'start: (text | call)*\ntext: /[a-z"{]+/\n'
-        'call: <[1]> name <[1]> | <[1]> %json {"type": "object"} <[0]>\nname: "f" | "fetch" | /["0-9]+/'
+        f'call: <[1]> name <[{NAMED}]> | <[1]> %json {{"type": "object"}} <[0]>\nname: "dog" | "good" | /["0-9]+/'
     )
 
 
@@ -171,9 +174,37 @@ def test_a_state_depends_only_on_its_tokens(
         token = int(chance.choice(marks if len(marks) else tokens))
         if token != eos:
             paths.append([*path, token])
-            if chance.random() < 0.3 and not path:  # it becomes the output
-                output, paths = [*output, token], [[]]
+            assert state.num_allowed(output, chance.choice([path, paths[-1], [*path, token, eos]])) >= len(path)
+            if chance.random() < 0.2:  # it becomes output
+                output, paths = [*output, *path, token], [[]]
     assert state.error is None
+
+
+@pytest.mark.parametrize("make", [_free_json, _special_tokens])
+@pytest.mark.parametrize("text", ["", "[", '{"a": [', '[["dog", ', "a<|im_start|>", 'a<|im_start|>{"b": "'])
+def test_masks_of_siblings_do_not_mix(make: Callable[[random.Random], str], text: str) -> None:
+    chance, output = random.Random(4), REAL_TOKENIZER.encode(text).ids
+    grammar = make(chance)
+    try:
+        state = REAL_GRAMMARS.compile(grammar, output)
+    except InvalidRequestError:
+        pytest.skip("a text of the other grammar")
+
+    def marks_behind(path: tuple[int, ...]) -> tuple[npt.NDArray[np.int32], list[int]]:
+        words = REAL_GRAMMARS.compile(grammar, [*output, *path]).allowed([*output, *path])
+        assert words is not None
+        tokens = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+        return words, np.intersect1d(tokens, MARKS).tolist()
+
+    expected: dict[tuple[int, ...], npt.NDArray[np.int32]] = {}
+    paths: list[tuple[int, ...]] = [()]
+    for path in paths:  # it grows
+        expected[path], marks = marks_behind(path)
+        if len(path) < 3:
+            paths += [(*path, mark) for mark in chance.sample(marks, min(len(marks), 8 - 2 * len(path)))]
+    for path in chance.choices(paths, k=1500):
+        state._masks.clear()  # which would be kept for a path
+        np.testing.assert_array_equal(state.allowed(output, path), expected[path])
 
 
 def test_a_model_without_a_fast_tokenizer_has_no_grammars() -> None:
