@@ -199,21 +199,30 @@ def _list_properties(schema: dict[str, Any], whole: dict[str, Any]) -> None:
     if not isinstance(names, dict) or names.get("type", "string") != "string":
         return
     asked, value = names.keys() - _NOTES - {"type"}, schema.get("additionalProperties", True)
-    listed = [names["const"]] if asked == {"const"} else names.get("enum") if asked == {"enum"} else None
-    if asked == {"pattern"} and isinstance(names["pattern"], str) and not _has_properties(schema):
-        schema["patternProperties"], schema["additionalProperties"] = {names["pattern"]: value}, False
-    elif isinstance(listed, list) and all(isinstance(name, str) for name in listed) and not _has_properties(schema):
-        text = json.dumps(value)
-        if len(listed) * len(text) > _MAX_LISTED_CHARS:
+    if asked:
+        if schema.get("properties") or schema.get("patternProperties"):
             return
-        schema["properties"], schema["additionalProperties"] = {name: json.loads(text) for name in listed}, False
-    elif asked:
-        return
+        listed = [names["const"]] if asked == {"const"} else names.get("enum") if asked == {"enum"} else None
+        if isinstance(listed, list) and all(isinstance(name, str) for name in listed):
+            text = json.dumps(value)
+            if len(listed) * len(text) > _MAX_LISTED_CHARS:
+                return
+            schema["properties"] = {name: json.loads(text) for name in listed}
+        elif pattern := _pattern_of(names, asked):
+            schema["patternProperties"] = {pattern: value}
+        else:
+            return
+        schema["additionalProperties"] = False
     del schema["propertyNames"]
 
 
-def _has_properties(schema: Mapping[str, Any]) -> bool:
-    return bool(schema.get("properties") or schema.get("patternProperties"))
+def _pattern_of(names: Mapping[str, Any], asked: set[str]) -> str:
+    """The expression of texts with a pattern or lengths; empty for any others."""
+    if asked == {"pattern"} and isinstance(names["pattern"], str):
+        return names["pattern"]
+    if asked <= {"minLength", "maxLength"} and all(type(names[key]) is int and names[key] >= 0 for key in asked):
+        return rf"^[\s\S]{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
+    return ""
 
 
 def _check_reference(reference: Any) -> None:

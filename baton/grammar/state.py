@@ -13,7 +13,7 @@ from baton.core.errors import BatonError, InternalError, InvalidRequestError
 _BITS = 32
 _TOO_COMPLEX = (
     "The grammar became too complex for its limits while the answer was made. Make the schema or expression simpler: "
-    "smaller numbers of repetitions, fewer alternatives that begin alike."
+    "smaller numbers of repetitions, fewer alternatives that begin alike, no part that always leads back to itself."
 )
 
 

@@ -71,6 +71,8 @@ def test_a_keyword_that_allows_everything_is_left_out(schema: dict[str, Any]) ->
         ({"enum": ["a", "b"], "type": "string"}, {"required": ["a", "b"]}, ['{"a": 1, "b": 2}']),
         ({"const": "b"}, {}, ["{}", '{"b": 2}']),
         ({"pattern": "^[ac]$"}, {}, ["{}", '{"a": 1}', '{"c": 3}']),
+        ({"minLength": 1, "maxLength": 1}, {}, ["{}", '{"a": 1}', '{"b": 2}', '{"a": 1, "b": 2}', '{"c": 3}']),
+        ({"minLength": 2}, {}, ["{}"]),
         ({"$ref": "#/$defs/K"}, {"$defs": {"K": {"enum": ["c"], "title": "K"}}}, ["{}", '{"c": 3}']),
     ],
 )
@@ -83,7 +85,8 @@ def test_keys_of_a_mapping_may_be_listed(names: dict[str, Any], more: dict[str, 
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [
-        ({**INTEGERS, "propertyNames": {"minLength": 2}}, r'Unimplemented keys: \["propertyNames"\]\.$'),
+        ({**INTEGERS, "propertyNames": {"format": "date"}}, r'Unimplemented keys: \["propertyNames"\]\.$'),
+        ({**INTEGERS, "propertyNames": {"minLength": 1.5}}, "propertyNames"),
         ({**INTEGERS, "propertyNames": {"enum": ["a"]}, "properties": {"b": {}}}, "propertyNames"),
         ({**INTEGERS, "propertyNames": {"enum": ["a", 1]}}, "propertyNames"),
         ({"properties": {"a": {"items": {"not": {"type": "null"}}}}}, r'keys: \["not"\] in properties\.a\.items\.$'),
