@@ -9,7 +9,8 @@ from typing import Any
 
 from baton.core.errors import InvalidRequestError
 from baton.grammar.gbnf import client_names
-from baton.grammar.schemas import DATA_KEYS, is_read_exactly, objects_of, schemas_of
+from baton.grammar.schema_walk import DATA_KEYS, objects_of
+from baton.grammar.schemas import is_read_exactly, schemas_of
 
 MAX_MULTIPLE_OF = 10_000
 MAX_PATTERN_PROPERTIES = 100

@@ -16,9 +16,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from baton.grammar.bounds import check_bounds
-from baton.grammar.endings import check_ends
 from baton.grammar.gbnf import client_rule
-from baton.grammar.schemas import place_of, rewrite_schemas, schemas_of
+from baton.grammar.schema_walk import place_of
+from baton.grammar.schemas import rewrite_schemas, schemas_of
 from baton.grammar.special_tokens import hide_special_tokens, refer_by_id
 from baton.grammar.state import GrammarState
 
@@ -148,8 +148,6 @@ def _prepared(grammar: str, special_ids: Mapping[str, int]) -> str:
         content = {"grammars": parts}
     check_bounds(parts)
     for part in parts:
-        for schema in schemas_of(part):
-            check_ends(schema)
         rewrite_schemas(part)
         if part.get("lark_grammar"):
             part["lark_grammar"] = refer_by_id(part["lark_grammar"], special_ids)

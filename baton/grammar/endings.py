@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from baton.core.errors import InvalidRequestError
-from baton.grammar.schemas import objects_of, referred
+from baton.grammar.schema_walk import objects_of, referred
 
 _Node = tuple[int, str]
 """A schema, by the id of its object, or the alternatives under one of its keywords."""
@@ -15,15 +15,15 @@ _Clause = tuple[_Node, list[_Node]]
 """The first has a document that ends if all the others have."""
 
 
-def check_ends(schema: Any) -> None:
-    """Checks that a schema has a document which ends.
+def drop_endless(schema: Any) -> None:
+    """Makes the parts of a schema that have no document which ends allow nothing at all.
 
-    References, ``required`` keys and ``minItems`` are followed; what several schemas demand of the same document is not
+    References, required keys and least numbers are followed; what several schemas demand of the same document is not
     put together. The schemas are Horn clauses: W. F. Dowling and J. H. Gallier, "Linear-time algorithms for testing the
     satisfiability of propositional Horn formulae", 1984.
 
     Raises:
-        InvalidRequestError: it has none; the message names a reference that is the reason.
+        InvalidRequestError: the schema itself has none; the message names a reference that is the reason.
     """
     known = {id(found) for found in objects_of(schema)}
     references: dict[tuple[_Node, _Node], str] = {}
@@ -35,7 +35,12 @@ def check_ends(schema: Any) -> None:
         clauses += _clauses_of(found, [_node(target)] if id(target) in known else [])
     ending = _ending(clauses)
     node = _node(schema)
-    if not known or node in ending:
+    if not known:
+        return
+    if node in ending:
+        for found in objects_of(schema):
+            if _node(found) not in ending:
+                found["enum"] = []
         return
     needed = {head: next(need for need in needs if need not in ending) for head, needs in clauses if head not in ending}
     seen: set[_Node] = set()
@@ -60,31 +65,51 @@ def _clauses_of(schema: Mapping[str, Any], referred: list[_Node]) -> Iterable[_C
     """
     needs = [*referred, *_nodes(schema.get("allOf"))]
     for keyword in ("anyOf", "oneOf"):
-        alternatives = schema.get(keyword)
-        if isinstance(alternatives, list) and alternatives and all(isinstance(each, dict) for each in alternatives):
+        given = schema.get(keyword)
+        alternatives = [each for each in given if each is not False] if isinstance(given, list) else []
+        if alternatives and all(isinstance(each, dict) for each in alternatives):
             needs.append((id(schema), keyword))
             yield from (((id(schema), keyword), [_node(each)]) for each in alternatives)
     kinds = schema.get("type")
     inner = [_parts_of(schema, kind) for kind in (kinds if isinstance(kinds, list) else [kinds])]
     if inner and all(inner):
         needs.append((id(schema), "type"))
-        yield from (((id(schema), "type"), parts) for parts in inner)
+        for kind, parts in enumerate(inner):
+            groups = [(id(schema), f"type {kind} {index}") for index in range(len(parts))]
+            yield (id(schema), "type"), groups
+            yield from ((group, [each]) for group, part in zip(groups, parts, strict=True) for each in part)
     yield _node(schema), [] if schema.keys() & {"const", "enum"} else needs
 
 
-def _parts_of(schema: Mapping[str, Any], kind: Any) -> list[_Node]:
-    """The schemas of what every document of a type contains."""
+def _parts_of(schema: Mapping[str, Any], kind: Any) -> list[list[_Node]]:
+    """What every document of a type contains: for each part its possible schemas."""
     if kind == "object":
-        properties = schema.get("properties")
-        required = schema.get("required")
-        if isinstance(properties, dict) and isinstance(required, list):
-            return _nodes([properties.get(key) for key in required if isinstance(key, str)])
-    if kind == "array" and isinstance(least := schema.get("minItems"), int | float) and least > 0:
-        first = schema.get("prefixItems")
+        return _values_of(schema)
+    if kind == "array" and _is_positive(least := schema.get("minItems")):
+        first = schema.get("prefixItems", schema.get("items"))
         items = first if isinstance(first, list) else []
-        rest = [schema.get("items")] if least > len(items) else []
-        return _nodes([*items[: int(min(least, len(items)))], *rest])
+        rest = schema.get("additionalItems" if isinstance(schema.get("items"), list) else "items")
+        parts = [*items[: int(min(least, len(items)))], *([rest] if least > len(items) else [])]
+        return [nodes for part in parts if (nodes := _nodes([part]))]
     return []
+
+
+def _values_of(schema: Mapping[str, Any]) -> list[list[_Node]]:
+    """The possible schemas of each value that an object must have."""
+    given, patterns = schema.get("properties"), schema.get("patternProperties")
+    properties = given if isinstance(given, dict) else {}
+    free = [*(patterns.values() if isinstance(patterns, dict) else []), schema.get("additionalProperties", True)]
+    required = schema.get("required")
+    names = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+    values = [[properties[name]] if name in properties else free for name in names]
+    if not names and _is_positive(schema.get("minProperties")):
+        values = [[*properties.values(), *free]]
+    possible = [[each for each in value if each is not False] for value in values]
+    return [_nodes(value) for value in possible if value and all(isinstance(each, dict) for each in value)]
+
+
+def _is_positive(number: Any) -> TypeGuard[float]:
+    return isinstance(number, int | float) and number > 0
 
 
 def _nodes(schemas: Any) -> list[_Node]:

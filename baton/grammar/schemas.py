@@ -6,7 +6,6 @@ import json
 import math
 import re
 from bisect import bisect_left, bisect_right
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from types import MappingProxyType
@@ -14,11 +13,9 @@ from typing import Any, TypeGuard
 from urllib.parse import unquote
 
 from baton.core.errors import InvalidRequestError
+from baton.grammar.endings import drop_endless
+from baton.grammar.schema_walk import DATA_KEYS, NAMED_SCHEMAS, objects_of, referred
 
-DATA_KEYS = frozenset({"const", "default", "enum", "examples"})
-"""Keys of a schema whose values are data instead of schemas."""
-_NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-"""Keys of a schema whose values are objects of schemas by names, which may look like keywords."""
 _INLINE = re.compile(r"%json\s*")
 _POINTER = re.compile(r"[^#]*#(/.*)", re.DOTALL)
 _STRICT = MappingProxyType({"lenient": False, "coerce_one_of": False, "json_allow_general_unicode_escapes": False})
@@ -91,38 +88,6 @@ def schemas_of(part: Mapping[str, Any]) -> list[Any]:
     return own + [schema for schema, _, _ in _inline_schemas(part.get("lark_grammar") or "")]
 
 
-def objects_of(schema: Any) -> Iterator[dict[str, Any]]:
-    """The schemas in a schema that are objects. Each may be changed before the next one is asked for."""
-    left = [schema]
-    while left:
-        value = left.pop()
-        if isinstance(value, list):
-            left += value
-        elif isinstance(value, dict):
-            yield value
-            for key, inner in value.items():
-                if key in _NAMED_SCHEMAS and isinstance(inner, dict):
-                    left += inner.values()
-                elif key not in DATA_KEYS:
-                    left.append(inner)
-
-
-def place_of(keyword: str, schema: Any) -> str:
-    """The path of the first object in a schema that has a keyword, as in ``properties.a.items``; empty for the schema
-    itself, and where there is none."""
-    left: deque[tuple[Any, tuple[str, ...], bool]] = deque([(schema, (), True)])
-    while left:
-        value, path, is_schema = left.popleft()
-        if isinstance(value, dict):
-            if is_schema and keyword in value:
-                return ".".join(path)
-            items = ((key, inner) for key, inner in value.items() if not (is_schema and key in DATA_KEYS))
-            left += ((inner, (*path, key), not (is_schema and key in _NAMED_SCHEMAS)) for key, inner in items)
-        elif isinstance(value, list):
-            left += ((inner, (*path, str(index)), True) for index, inner in enumerate(value))
-    return ""
-
-
 def rewrite_schemas(part: dict[str, Any]) -> None:
     """Rewrites the schemas in a part of a grammar.
 
@@ -163,6 +128,7 @@ def _rewrite(schema: Any) -> None:
         return
     options = schema.pop("x-guidance", None)
     options = {**(options if isinstance(options, dict) else {}), **_STRICT}
+    drop_endless(schema)
     bounds = _bounds(schema)
     for found in objects_of(schema):
         _check_reference(found.get("$ref"))
@@ -171,20 +137,6 @@ def _rewrite(schema: Any) -> None:
             options["json_allowed_escapes"] = _ESCAPES
         _rewrite_keywords(found, bounds)
     schema["x-guidance"] = options
-
-
-def referred(reference: Any, schema: Any) -> Any:
-    """What a reference within the schema leads to; ``None`` if it leads elsewhere or nowhere."""
-    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-        return None
-    found = schema
-    for part in unquote(reference[1:]).split("/")[1:]:
-        key = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-            found = found[int(key)]
-        else:
-            found = found.get(key) if isinstance(found, dict) else None
-    return found
 
 
 def _list_properties(schema: dict[str, Any], whole: dict[str, Any]) -> None:
@@ -231,7 +183,7 @@ def _check_reference(reference: Any) -> None:
     is_name = False
     for part in unquote(pointer[1]).split("/")[1:] if pointer else ():
         is_data = part in DATA_KEYS and not is_name
-        is_name = part in _NAMED_SCHEMAS and not is_name
+        is_name = part in NAMED_SCHEMAS and not is_name
         if is_data:
             break
     else:

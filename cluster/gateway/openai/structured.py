@@ -12,7 +12,7 @@ import jiter
 
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from baton.grammar.forms import ANY_OBJECT, choice_grammar, json_grammar, notation_grammar, regex_grammar
-from baton.grammar.schemas import objects_of
+from baton.grammar.schema_walk import objects_of
 from cluster.gateway.openai.json_body import check_finite, json_type, shown, without_nulls
 from cluster.gateway.openai.schemas import BaseRequest, check_known
 

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from baton.core.errors import InvalidRequestError
 from baton.grammar.compiler import GrammarCompiler
-from baton.grammar.endings import check_ends
+from baton.grammar.endings import drop_endless
 from baton.grammar.forms import json_grammar
+from tests.allowed_texts import allows_beginning
 from tests.random_schemas import EOS, character_tokenizer
 
-GRAMMARS = GrammarCompiler(character_tokenizer().to_json, 96, {EOS})
+TOKENIZER = character_tokenizer()
+GRAMMARS = GrammarCompiler(TOKENIZER.to_json, 96, {EOS})
 REF = {"$ref": "#"}
 
 
@@ -44,6 +46,15 @@ ENDLESS = {
         },
         "#/%24defs/c",
     ),
+    "any of its keys": ({**node(a=REF), "required": [], "minProperties": 1, "additionalProperties": False}, "#"),
+    "a key by a pattern": (
+        {"type": "object", "patternProperties": {"^a$": REF}, "additionalProperties": False, "required": ["a"]},
+        "#",
+    ),
+    "a free key": ({"type": "object", "additionalProperties": REF, "required": ["a"]}, "#"),
+    "some free key": ({"type": "object", "additionalProperties": REF, "minProperties": 1}, "#"),
+    "beside nothing": ({"anyOf": [False, node(a=REF)]}, "#"),
+    "items of draft 7": ({"type": "array", "items": [REF], "minItems": 1}, "#"),
     "a part of it": (node(ok={"type": "null"}, a={"$ref": "#/$defs/a"}) | {"$defs": {"a": node(a=REF)}}, "#/$defs/a"),
 }
 ENDING: dict[str, Any] = {
@@ -60,6 +71,10 @@ ENDING: dict[str, Any] = {
     "another file": node(a={"$ref": "other.json"}),
     "an anchor": node(a={"$ref": "#a"}),
     "true": True,
+    "another key": {**node(a=REF, b={}), "required": [], "minProperties": 1},
+    "any key": {"type": "object", "patternProperties": {"^b": REF}, "required": ["a"]},
+    "no first item": {"type": "array", "items": [REF]},
+    "a fraction of an item": {"type": "array", "items": [REF], "minItems": 0.0},
 }
 
 
@@ -73,7 +88,25 @@ def test_a_schema_without_a_document_that_ends_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ENDING)
 def test_a_schema_with_a_document_that_ends_is_not(name: str) -> None:
-    check_ends(ENDING[name])
+    drop_endless(ENDING[name])
+
+
+@pytest.mark.parametrize(
+    ("schema", "texts"),
+    [
+        ({"properties": {"a": {}, "n": {"$ref": "#/$defs/n"}}, "type": "object"}, ["{}", '{"a": 1}']),
+        ({"type": "array", "items": {"$ref": "#/$defs/n"}}, ["[]"]),
+        ({"anyOf": [{"$ref": "#/$defs/n"}, {"const": 1}]}, ["1"]),
+        ({"type": "object", "additionalProperties": {"$ref": "#/$defs/n"}}, ["{}"]),
+    ],
+)
+def test_a_part_that_never_ends_is_not_begun(schema: dict[str, Any], texts: list[str]) -> None:
+    grammar = json_grammar({**schema, "$defs": {"n": node(n={"$ref": "#/$defs/n"})}})
+    begun = ['{"n"', '{"a": 1, "n"', '[{"n"', '{"x"']
+    assert [text for text in texts if allows_beginning(grammar, text, GRAMMARS, TOKENIZER)] == texts
+    for text in begun:
+        is_free = text == '{"x"' and "properties" in schema
+        assert (GRAMMARS.compile(grammar).num_allowed([], TOKENIZER.encode(text)) == len(text)) is is_free
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -104,14 +137,14 @@ def test_a_schema_ends_if_a_document_of_some_depth_does(seed: int) -> None:
         return all(has_document(each, steps) for each in parts)
 
     if has_document(schema, 10):
-        check_ends(schema)
+        drop_endless(schema)
     else:
         with pytest.raises(InvalidRequestError, match="no document ends"):
-            check_ends(schema)
+            drop_endless(schema)
 
 
 def test_many_references_take_linear_time() -> None:
     count = 10_000
     chain = {str(index): node(a={"$ref": f"#/$defs/{index + 1}"}) for index in range(count)}
     wide = node(**{f"k{index}": {"$ref": f"#/$defs/{index}"} for index in range(count)})
-    check_ends({**wide, "$defs": {**chain, str(count): {"type": "null"}}})
+    drop_endless({**wide, "$defs": {**chain, str(count): {"type": "null"}}})
