@@ -262,6 +262,12 @@ def _chats(model: str, context_length: int) -> list[BadInput]:
         case("choice without a name", {"tools": [tool], "tool_choice": {"type": "function"}}, "tool_choice", "name"),
         case("choice with an unknown key", {"tools": [tool], "tool_choice": {"type": "function", "function":
              {"name": "f", "nam": 1}}}, "tool_choice.function.nam", "did you mean 'name'"),
+        case("choice with a bare name", {"tools": [tool], "tool_choice": {"type": "function", "name": "f"}},
+             "tool_choice.name", "put it into 'function'"),
+        case("tool in Anthropic's form", {"tools": [{"type": "function", "function": {"name": "f",
+             "input_schema": {}}}]}, "tools[0].function.input_schema", "send it as 'parameters'"),
+        case("schema as a number", {"guided_json": 5}, "guided_json", "guided_json must be an object, got"),
+        case("choices that are numbers", {"guided_choice": [5]}, "guided_choice", "guided_choice[0] must be"),
         case("allowed tools with an unknown key", {"tools": [tool], "tool_choice": {"type": "allowed_tools",
              "allowed_tools": {"mode": "auto", "tools": [tool], "strict": True}}}, "tool_choice.allowed_tools.strict",
              "expected one of mode, tools"),

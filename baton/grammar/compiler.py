@@ -127,7 +127,7 @@ _EXPLAINED = {
 }
 """What to say instead of the library's words that match, and of what follows."""
 _WRONG_EXPRESSION = re.compile(
-    r'(?:invalid regex "(.*)" \(in regex\): )?regex parse error:\n.*?^error: (.*?)$', re.S | re.M
+    r'(?:invalid regex "(.*)" \(in regex\): )?regex parse error:\n(?:    ([^\n]*)\n)?.*?^error: (.*?)$', re.S | re.M
 )
 _NUM_SHOWN_CHARS = 60
 _POSITION = re.compile(r"(?:at )?(\d+)\(\d+\): ")
@@ -220,10 +220,10 @@ def _reason(text: str) -> str:
     """An error of the library, short and without its final period."""
     text = text.replace("<non-verbose/>", "")
     if wrong := _WRONG_EXPRESSION.search(text):
-        quoted = wrong[1] or ""
+        quoted = wrong[2] or wrong[1] or ""
         end = '…"' if len(quoted) > _NUM_SHOWN_CHARS else '"'
         expression = f' "{quoted[:_NUM_SHOWN_CHARS]}{end}' if quoted else ""
-        return f"the regular expression{expression} is wrong: {wrong[2]}"
+        return f"the regular expression{expression} is wrong: {wrong[3]}"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     told = list(itertools.takewhile(lambda line: not _QUOTED_LINES.match(line), lines))
     reason = " ".join(told)[:_NUM_ERROR_CHARS].rstrip(".") or "no reason is given"

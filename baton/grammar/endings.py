@@ -40,6 +40,7 @@ def drop_endless(schema: Any) -> None:
     if node in ending:
         for found in objects_of(schema):
             if _node(found) not in ending:
+                found.pop("$ref", None)
                 found["enum"] = []
         return
     needed = {head: next(need for need in needs if need not in ending) for head, needs in clauses if head not in ending}

@@ -32,6 +32,8 @@ _ANY: tuple[Any, ...] = (True, {})
 _FREE_FORMATS = frozenset({"binary", "password", "path", "file-path", "directory-path"})
 """Formats that any text has."""
 _NOTES = frozenset({"title", "description", "$comment", "examples", "deprecated"})
+_MAX_STEPS = 10
+"""From one reference to the next."""
 _MAX_LISTED_CHARS = 64 * 1024
 """Of the schemas of keys that ``propertyNames`` lists."""
 _WITHOUT_MEANING: Mapping[str, tuple[Any, ...]] = {
@@ -146,12 +148,13 @@ def _list_properties(schema: dict[str, Any], whole: dict[str, Any]) -> None:
         whole: the schema that references begin at.
     """
     names = schema.get("propertyNames")
-    if isinstance(names, dict) and names.keys() - _NOTES == {"$ref"}:
-        names = referred(names["$ref"], whole)
+    for _ in range(_MAX_STEPS):
+        if isinstance(names, dict) and names.keys() - _NOTES == {"$ref"}:
+            names = referred(names["$ref"], whole)
     if not isinstance(names, dict) or names.get("type", "string") != "string":
         return
     asked, value = names.keys() - _NOTES - {"type"}, schema.get("additionalProperties", True)
-    if asked:
+    if asked and _pattern_of(names, asked) != r"^[\s\S]{0,}$":
         if schema.get("properties") or schema.get("patternProperties"):
             return
         listed = [names["const"]] if asked == {"const"} else names.get("enum") if asked == {"enum"} else None

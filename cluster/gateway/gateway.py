@@ -37,11 +37,11 @@ from cluster.gateway.jobs.batches_endpoint import BatchesEndpoint
 from cluster.gateway.jobs.files_endpoint import FilesEndpoint
 from cluster.gateway.lenient_routes import LenientRoutes
 from cluster.gateway.openai.json_body import json_limits, shown
+from cluster.gateway.openai.known_names import check_known
 from cluster.gateway.openai.plan import GatewayLimits, check_model
 from cluster.gateway.openai.prompt_encoder import PromptEncoder
 from cluster.gateway.openai.responses import model_body
 from cluster.gateway.openai.rounds import add_texts_to_timeline
-from cluster.gateway.openai.schemas import check_known
 from cluster.gateway.openapi import MAX_LISTED, MAX_WORKERS, describe_api, page
 from cluster.gateway.origins import OriginPolicy
 from cluster.gateway.page.kept_answer import KeptAnswer

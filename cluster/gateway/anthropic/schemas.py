@@ -84,6 +84,10 @@ class MessagesRequest(PromptRequest, CommonRequest):
         "max_output_tokens": "max_tokens",
         "stop": "stop_sequences",
         "response_format": "output_config.format",
+        "output_format": "output_config.format",
+        "structured_outputs": "output_config.format",
+        "guided_json": "output_config.format",
+        "json_schema": "output_config.format",
         "text": "output_config.format",
         "reasoning_effort": "output_config.effort",
     }

@@ -9,6 +9,7 @@ from baton.core.errors import InvalidRequestError
 from cluster.gateway.anthropic.input_messages import continues, messages_of
 from cluster.gateway.anthropic.schemas import MessagesRequest, PromptRequest
 from cluster.gateway.openai.json_body import shown, whole, without_nulls
+from cluster.gateway.openai.known_names import check_known
 from cluster.gateway.openai.nested import check_neutral, checked_choice, checked_object, unsupported_type
 from cluster.gateway.openai.schemas import ChatCompletionRequest
 from cluster.gateway.openai.shared_parameters import chat_of
@@ -116,7 +117,9 @@ def _tool_choice(choice: dict[str, Any] | None) -> tuple[Any, bool]:
             f"tool_choice.disable_parallel_tool_use must be a boolean, got {shown(is_single)}.", param="tool_choice"
         )
     kind = checked_choice(given.get("type"), "tool_choice.type", ("auto", "any", "tool", "none"))
-    if kind == "tool":
+    if kind != "tool":
+        check_known(given, ("type", "disable_parallel_tool_use"), path="tool_choice")
+    else:
         name = given.get("name")
         if not isinstance(name, str):
             raise InvalidRequestError(f"tool_choice.name must be a string, got {shown(name)}.", param="tool_choice")

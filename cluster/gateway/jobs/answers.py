@@ -8,7 +8,7 @@ from typing import Any
 
 from baton.core.errors import InvalidRequestError
 from cluster.gateway.openai.json_body import shown
-from cluster.gateway.openai.schemas import check_known
+from cluster.gateway.openai.known_names import check_known
 from cluster.jobs.job_types import FILE_ID, JOB_ID, Job, Status, StoredFile, is_id
 
 Json = dict[str, Any]

@@ -13,7 +13,7 @@ from cluster.gateway.http_edge import JsonResponse
 from cluster.gateway.jobs.answers import MAX_BATCHES_LISTED, batch_json, list_json, parse_listing
 from cluster.gateway.jobs.files_endpoint import check_expiry, enabled, owner_of
 from cluster.gateway.openai.json_body import shown
-from cluster.gateway.openai.schemas import check_known
+from cluster.gateway.openai.known_names import check_known
 from cluster.jobs.job_types import ENDPOINTS, JOB_ID
 from cluster.jobs.jobs import Jobs
 

@@ -14,7 +14,7 @@ from cluster.gateway.http_edge import JsonResponse
 from cluster.gateway.jobs.answers import MAX_FILES_LISTED, file_json, list_json, parse_listing
 from cluster.gateway.jobs.form_reader import FileBegins, FormReader
 from cluster.gateway.openai.json_body import check_content_encoding, shown
-from cluster.gateway.openai.schemas import check_known
+from cluster.gateway.openai.known_names import check_known
 from cluster.jobs.job_types import FILE_ID, StoredFile
 from cluster.jobs.jobs import BATCH_PURPOSE, Jobs
 from cluster.jobs.uploads import Upload

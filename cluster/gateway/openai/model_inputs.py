@@ -11,8 +11,9 @@ from typing import Any
 from baton.core.errors import ContextLengthError, InvalidRequestError, UnsupportedParameterError
 from baton.core.request import MAX_LOGPROBS, SEED_LIMIT, SamplingParams
 from cluster.gateway.openai.json_body import json_type, shown, whole
+from cluster.gateway.openai.known_names import check_known
 from cluster.gateway.openai.nested import object_at
-from cluster.gateway.openai.schemas import IGNORED_KEYS, BaseRequest, check_known
+from cluster.gateway.openai.schemas import IGNORED_KEYS, BaseRequest
 from cluster.gateway.openai.tool_messages import check_call_id, check_tool_calls, name_results
 from cluster.requests.generation import ModelCard
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from cluster.gateway.openai.json_body import json_type, shown, without_nulls
-from cluster.gateway.openai.schemas import check_known
+from cluster.gateway.openai.known_names import check_known
 
 _MAX_ENTRIES = 8192
 """Highest number of messages and content parts, as in chats: each costs time."""

@@ -8,8 +8,6 @@ Any other parameter is unknown and gets a 400, unless the configuration ignores 
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from types import MappingProxyType
@@ -20,52 +18,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from baton.core.roles import SpeculationMethod
 from cluster.gateway.openai.json_body import json_type, shown, whole, without_nulls
+from cluster.gateway.openai.known_names import check_known
 from cluster.gateway.openai.parameter_table import endpoints_of, parameters_of
 from cluster.gateway.openai.parameters import CHAT, COMPLETIONS, Parameter
-
-MISNOMERS = {
-    "slo_class": "choose an SLO class with 'service_tier', with the header X-Baton-SLO-Class or by the API key.",
-    "enable_thinking": "put it into 'chat_template_kwargs'.",
-    "response_format.name": "put it into 'json_schema'.",
-    "response_format.schema": "put it into 'json_schema'.",
-    "text.format.json_schema": "write its keys beside 'type'.",
-    "tools[].function": "write its keys beside 'type'.",
-    "tools[].name": "put it into 'function'.",
-    "tools[].description": "put it into 'function'.",
-    "tools[].parameters": "put it into 'function'.",
-    "tools[].input_schema": "send it as 'parameters'.",
-}
-"""Hints for unknown names, or their paths, whose closest match would mislead."""
-_INDEX = re.compile(r"\[\d+\]")
-
-
-def check_known(
-    names: Iterable[str],
-    known: Iterable[str],
-    what: str = "parameter",
-    *,
-    path: str = "",
-    listed: Iterable[str] | None = None,
-) -> None:
-    """Raises :class:`InvalidRequestError` for the first of ``names`` that is not ``known``, with the closest match.
-
-    Args:
-        path: of the object whose keys the names are, as in ``messages[0]``; empty for the body.
-        listed: the names to list where no match is close; ``None`` lists all.
-    """
-    known = sorted(set(known))
-    listed = known if listed is None else listed
-    for name in names:
-        if name in known:
-            continue
-        name = name[:60]
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(listed)}."
-        where = f"key in {path}:" if path else what
-        param = f"{path}.{name}" if path else name
-        raise InvalidRequestError(
-            f"Unknown {where} {name!r}; {MISNOMERS.get(_INDEX.sub('[]', param), hint)}", param=param
-        )
 
 
 def without_unknown(schema: type[RequestSchema], body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -381,7 +336,9 @@ def explain(error: ValidationError) -> InvalidRequestError:
     details = error.errors(include_url=False, include_context=False)
     first = details[0]
     name = str(first["loc"][0])
-    path = ".".join(str(part) for part in first["loc"])
+    # Of a union, pydantic also names the type, as in dict[str,any].
+    parts = [name, *(part for part in first["loc"][1:] if isinstance(part, int) or "[" not in part)]
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)[1:]
     if first["type"] == "missing":
         return InvalidRequestError(f"The required parameter {path[:100]} is missing.", param=name)
     if name == "stop":

@@ -14,7 +14,8 @@ from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from baton.grammar.forms import ANY_OBJECT, choice_grammar, json_grammar, notation_grammar, regex_grammar
 from baton.grammar.schema_walk import objects_of
 from cluster.gateway.openai.json_body import check_finite, json_type, shown, without_nulls
-from cluster.gateway.openai.schemas import BaseRequest, check_known
+from cluster.gateway.openai.known_names import check_known
+from cluster.gateway.openai.schemas import BaseRequest
 
 _OPTIONS = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
 _WITHOUT_EFFECT = ("disable_fallback", "backend", "_backend")  # there is one library, and it never falls back

@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
 
 from baton.core.errors import InvalidRequestError
 from cluster.gateway.openai.json_body import without_nulls
-from cluster.gateway.openai.schemas import MESSAGES, check_known, explain
+from cluster.gateway.openai.known_names import check_known
+from cluster.gateway.openai.schemas import MESSAGES, explain
 
 _STRICT = ConfigDict(strict=True, extra="forbid", frozen=True)
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from cluster.gateway.openai.json_body import json_type, shown
+from cluster.gateway.openai.known_names import check_known
 from cluster.gateway.openai.nested import checked_object, object_at
-from cluster.gateway.openai.schemas import IGNORED_KEYS, check_known
+from cluster.gateway.openai.schemas import IGNORED_KEYS
 
 
 def check_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:

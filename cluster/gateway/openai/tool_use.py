@@ -11,8 +11,9 @@ from typing import Any
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from cluster.gateway.formats.base import CallRule, Function
 from cluster.gateway.openai.json_body import check_finite, json_type, shown
+from cluster.gateway.openai.known_names import check_known
 from cluster.gateway.openai.nested import checked_object, object_at
-from cluster.gateway.openai.schemas import ChatCompletionRequest, check_known
+from cluster.gateway.openai.schemas import ChatCompletionRequest
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _FUNCTION_KEYS = ("name", "description", "parameters", "strict")
@@ -95,7 +96,9 @@ def _resolve(request: ChatCompletionRequest) -> ToolUse:
 
 def _allowed(allowed: Any, use: ToolUse) -> ToolUse:
     if not isinstance(allowed, dict) or not isinstance(allowed.get("tools"), list) or not allowed["tools"]:
-        raise InvalidRequestError("tool_choice.allowed_tools must have an array of tools.", param="tool_choice")
+        raise InvalidRequestError(
+            "tool_choice.allowed_tools must have an array of at least one of the tools.", param="tool_choice"
+        )
     check_known(allowed, ("mode", "tools"), path="tool_choice.allowed_tools")
     mode = allowed.get("mode")
     if mode not in ("auto", "required"):
@@ -108,12 +111,12 @@ def _allowed(allowed: Any, use: ToolUse) -> ToolUse:
 
 def _function_name(value: Any, where: str) -> str:
     given = value if isinstance(value, dict) else {}
+    check_known(given, ("type", "function"), path=where)
     function = given.get("function")
     function = function if isinstance(function, dict) else {}
     name = function.get("name")
     if not isinstance(name, str):
         raise InvalidRequestError(f"{where}.function.name must be a string, got {shown(name)}.", param="tool_choice")
-    check_known(given, ("type", "function"), path=where)
     check_known(function, _FUNCTION_KEYS, path=f"{where}.function")
     return name
 

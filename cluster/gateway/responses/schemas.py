@@ -75,6 +75,9 @@ class ResponsesRequest(CommonRequest):
         "max_tokens": "max_output_tokens",
         "max_completion_tokens": "max_output_tokens",
         "response_format": "text.format",
+        "structured_outputs": "text.format",
+        "guided_json": "text.format",
+        "json_schema": "text.format",
         "reasoning_effort": "reasoning.effort",
     }
 

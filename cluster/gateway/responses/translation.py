@@ -93,7 +93,14 @@ def _response_format(text: dict[str, Any]) -> dict[str, Any] | None:
     kind = wanted.pop("type", None)
     if kind not in ("text", "json_object", "json_schema"):
         raise unsupported_type("text.format", kind, ("text", "json_object", "json_schema"))
-    return {"type": kind, "json_schema": wanted} if kind == "json_schema" else {"type": kind, **wanted}
+    if kind == "json_schema":
+        return {"type": kind, "json_schema": wanted}
+    if kind == "text" and wanted:
+        raise InvalidRequestError(
+            f"text.format.{next(iter(wanted))} is for the type 'json_schema', but text.format.type is 'text'.",
+            param="text",
+        )
+    return {"type": kind, **wanted}
 
 
 def _tool(tool: Any, path: str) -> dict[str, Any]:

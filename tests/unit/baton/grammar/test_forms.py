@@ -104,7 +104,7 @@ def test_a_broken_gbnf_grammar_is_named() -> None:
         ({"allOf": [{"$ref": "#"}]}, "leads back to itself"),
         (functools.reduce(lambda inner, _: {"items": inner}, range(150), True), r"about 120 .* use \$defs and \$ref"),
         ({"type": "string", "maxLength": 3.5}, "integer for 'maxLength', got 3.5"),
-        ({"type": "string", "pattern": "("}, "the regular expression is wrong: unclosed group"),
+        ({"type": "string", "pattern": "("}, r'the regular expression "\(" is wrong: unclosed group'),
         ({"type": "string", "maxLength": 2**32}, "maxLength is 4294967296; at most 4,294,967,295"),
         ({"type": "string", "minLength": 1e30}, r"minLength is 1e\+30; at most"),
         ({"type": "array", "maxItems": 1e30}, "integer for 'maxItems', got 1e30"),

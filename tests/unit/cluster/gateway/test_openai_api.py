@@ -21,6 +21,7 @@ from openai.types.chat import (
 
 from baton.core.errors import InvalidRequestError
 from baton.core.request import SEED_LIMIT, FinishReason, TokenLogprobs
+from cluster.gateway.openai.known_names import check_known
 from cluster.gateway.openai.model_inputs import check_messages, choice_seed, resolve_seed
 from cluster.gateway.openai.parameter_table import parameters_of
 from cluster.gateway.openai.parameters import CHAT
@@ -28,13 +29,7 @@ from cluster.gateway.openai.plan import GatewayLimits, GenerationPlan, Planner
 from cluster.gateway.openai.prompt_encoder import PromptEncoder
 from cluster.gateway.openai.prompt_logprobs import MIN_LOGPROB
 from cluster.gateway.openai.responses import ChatFormat, ChoiceOutput, CompletionFormat, Usage
-from cluster.gateway.openai.schemas import (
-    BaseRequest,
-    ChatCompletionRequest,
-    CompletionRequest,
-    check_known,
-    parse_request,
-)
+from cluster.gateway.openai.schemas import BaseRequest, ChatCompletionRequest, CompletionRequest, parse_request
 from cluster.gateway.output_processor import OutputDelta, TokenEntry
 from cluster.gateway.work_threads import WorkThreads
 from cluster.requests.generation import ModelCard

@@ -201,3 +201,15 @@ def test_content_of_a_wrong_type_is_told_what_it_may_be(body: Any, place: str, f
     with pytest.raises(InvalidRequestError) as caught:
         chat(**body)
     assert caught.value.message == f"{place} must be a string or an array of blocks, got {found}."
+
+
+@pytest.mark.parametrize("kind", ["any", "auto", "none"])
+def test_only_a_choice_of_a_tool_has_a_name(kind: str) -> None:
+    with pytest.raises(InvalidRequestError, match="Unknown key in tool_choice: 'name'") as caught:
+        chat(tools=[TOOL], tool_choice={"type": kind, "name": "now"})
+    assert caught.value.param == "tool_choice.name"
+
+
+def test_parameters_of_a_tool_are_called_input_schema() -> None:
+    with pytest.raises(InvalidRequestError, match="send it as 'input_schema'"):
+        chat(tools=[{"name": "now", "parameters": {}}])

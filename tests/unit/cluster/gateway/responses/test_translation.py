@@ -224,3 +224,21 @@ def test_content_of_a_wrong_type_is_told_what_it_may_be(item: Any, place: str) -
     with pytest.raises(InvalidRequestError) as caught:
         chat(input=[item])
     assert caught.value.message == f"{place} must be a string or an array of parts, got null."
+
+
+@pytest.mark.parametrize(
+    ("body", "hint"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "now"}}]}, "'function'; write its keys beside 'type'"),
+        ({"text": {"format": {"type": "json_schema", "json_schema": {}}}}, "write its keys beside 'type'"),
+        ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema is for the type 'json_schema'"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}},
+            "write its keys beside 'type'",
+        ),
+    ],
+)
+def test_keys_in_the_form_of_chats_are_told_their_place(body: Any, hint: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        chat(**body)
+    assert hint in caught.value.message
