@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeGuard
 
@@ -119,7 +119,7 @@ def _nodes(schemas: Any) -> list[_Node]:
 
 def _ending(clauses: list[_Clause]) -> set[_Node]:
     """The schemas and alternatives that have a document which ends."""
-    num_left = Counter({index: len(needs) for index, (_, needs) in enumerate(clauses)})
+    num_left = [len(needs) for _, needs in clauses]
     waiting: dict[_Node, list[int]] = defaultdict(list)
     for index, (_, needs) in enumerate(clauses):
         for need in needs:
