@@ -266,6 +266,8 @@ def _chats(model: str, context_length: int) -> list[BadInput]:
              "tool_choice.name", "put it into 'function'"),
         case("tool in Anthropic's form", {"tools": [{"type": "function", "function": {"name": "f",
              "input_schema": {}}}]}, "tools[0].function.input_schema", "send it as 'parameters'"),
+        case("strict as text", {"response_format": {"type": "json_schema", "json_schema": {"schema": {},
+             "strict": "x"}}}, "response_format", "json_schema.strict must be a boolean, got 'x'"),
         case("schema as a number", {"guided_json": 5}, "guided_json", "guided_json must be an object, got"),
         case("choices that are numbers", {"guided_choice": [5]}, "guided_choice", "guided_choice[0] must be"),
         case("allowed tools with an unknown key", {"tools": [tool], "tool_choice": {"type": "allowed_tools",

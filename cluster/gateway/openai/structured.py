@@ -73,6 +73,10 @@ def _of_response_format(request: BaseRequest) -> AskedGrammar | None:
             )
         named = without_nulls(named)
         check_known(named, ("name", "description", "schema", "strict"), path=f"{param}.json_schema")
+        if not isinstance(strict := named.get("strict", False), bool):
+            raise InvalidRequestError(
+                f"{param}.json_schema.strict must be a boolean, got {shown(strict)}.", param=param
+            )
         return _ask(param, "json", named["schema"], f"{param}.json_schema.schema")
     raise UnsupportedParameterError(
         f"{param}.type must be text, json_object or json_schema, got {shown(kind)}. Grammars and regular expressions "
