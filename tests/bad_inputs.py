@@ -264,6 +264,8 @@ def _chats(model: str, context_length: int) -> list[BadInput]:
              {"name": "f", "nam": 1}}}, "tool_choice.function.nam", "did you mean 'name'"),
         case("choice with a bare name", {"tools": [tool], "tool_choice": {"type": "function", "name": "f"}},
              "tool_choice.name", "put it into 'function'"),
+        case("parameters beside a function", {"tools": [{"type": "function", "parameters": {}}]},
+             "tools[0].parameters", "put it into 'function'"),
         case("tool in Anthropic's form", {"tools": [{"type": "function", "function": {"name": "f",
              "input_schema": {}}}]}, "tools[0].function.input_schema", "send it as 'parameters'"),
         case("strict as text", {"response_format": {"type": "json_schema", "json_schema": {"schema": {},

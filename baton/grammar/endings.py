@@ -26,6 +26,8 @@ def drop_endless(schema: Any) -> None:
         InvalidRequestError: the schema itself has none; the message names a reference that is the reason.
     """
     known = {id(found) for found in objects_of(schema)}
+    if not known:
+        return
     references: dict[tuple[_Node, _Node], str] = {}
     clauses: list[_Clause] = []
     for found in objects_of(schema):
@@ -35,8 +37,6 @@ def drop_endless(schema: Any) -> None:
         clauses += _clauses_of(found, [_node(target)] if id(target) in known else [])
     ending = _ending(clauses)
     node = _node(schema)
-    if not known:
-        return
     if node in ending:
         for found in objects_of(schema):
             if _node(found) not in ending:
@@ -58,13 +58,13 @@ def _node(schema: Any) -> _Node:
     return id(schema), ""
 
 
-def _clauses_of(schema: Mapping[str, Any], referred: list[_Node]) -> Iterable[_Clause]:
+def _clauses_of(schema: Mapping[str, Any], targets: list[_Node]) -> Iterable[_Clause]:
     """What a schema needs, and the alternatives that it allows.
 
     Args:
-        referred: the schema that it refers to, if it does.
+        targets: the schema that it refers to, if it does.
     """
-    needs = [*referred, *_nodes(schema.get("allOf"))]
+    needs = [*targets, *_nodes(schema.get("allOf"))]
     for keyword in ("anyOf", "oneOf"):
         given = schema.get(keyword)
         alternatives = [each for each in given if each is not False] if isinstance(given, list) else []

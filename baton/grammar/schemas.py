@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from baton.core.errors import InvalidRequestError
 from baton.grammar.endings import drop_endless
-from baton.grammar.schema_walk import DATA_KEYS, NAMED_SCHEMAS, objects_of, referred
+from baton.grammar.schema_walk import DATA_KEYS, NAMED_SCHEMAS, asserting, objects_of, options_of, resolved
 
 _INLINE = re.compile(r"%json\s*")
 _POINTER = re.compile(r"[^#]*#(/.*)", re.DOTALL)
@@ -31,9 +31,6 @@ _LARGE = 2**48
 _ANY: tuple[Any, ...] = (True, {})
 _FREE_FORMATS = frozenset({"binary", "password", "path", "file-path", "directory-path"})
 """Formats that any text has."""
-_NOTES = frozenset({"title", "description", "$comment", "examples", "deprecated"})
-_MAX_STEPS = 10
-"""From one reference to the next."""
 _MAX_LISTED_CHARS = 64 * 1024
 """Of the schemas of keys that ``propertyNames`` lists."""
 _WITHOUT_MEANING: Mapping[str, tuple[Any, ...]] = {
@@ -148,34 +145,37 @@ def _list_properties(schema: dict[str, Any], whole: dict[str, Any]) -> None:
         whole: the schema that references begin at.
     """
     names = schema.get("propertyNames")
-    for _ in range(_MAX_STEPS):
-        if isinstance(names, dict) and names.keys() - _NOTES == {"$ref"}:
-            names = referred(names["$ref"], whole)
-    if not isinstance(names, dict) or names.get("type", "string") != "string":
+    if not isinstance(names, dict):
         return
-    asked, value = names.keys() - _NOTES - {"type"}, schema.get("additionalProperties", True)
-    if asked and _pattern_of(names, asked) != r"^[\s\S]{0,}$":
-        if schema.get("properties") or schema.get("patternProperties"):
+    names = resolved(names, whole)
+    asked = asserting(names) - {"type"}
+    if names.get("type", "string") != "string" or (asked and _has_properties(schema)):
+        return
+    value, listed, pattern = schema.get("additionalProperties", True), options_of(names), _pattern_of(names, asked)
+    if pattern:
+        schema["patternProperties"], schema["additionalProperties"] = {pattern: value}, False
+    elif asked in ({"const"}, {"enum"}) and listed and all(isinstance(name, str) for name in listed):
+        text = json.dumps(value)
+        if len(listed) * len(text) > _MAX_LISTED_CHARS:
             return
-        listed = [names["const"]] if asked == {"const"} else names.get("enum") if asked == {"enum"} else None
-        if isinstance(listed, list) and all(isinstance(name, str) for name in listed):
-            text = json.dumps(value)
-            if len(listed) * len(text) > _MAX_LISTED_CHARS:
-                return
-            schema["properties"] = {name: json.loads(text) for name in listed}
-        elif pattern := _pattern_of(names, asked):
-            schema["patternProperties"] = {pattern: value}
-        else:
-            return
-        schema["additionalProperties"] = False
+        schema["properties"], schema["additionalProperties"] = {name: json.loads(text) for name in listed}, False
+    elif asked and not (asked == {"minLength"} and names["minLength"] == 0):
+        return
     del schema["propertyNames"]
 
 
+def _has_properties(schema: Mapping[str, Any]) -> bool:
+    return bool(schema.get("properties") or schema.get("patternProperties"))
+
+
 def _pattern_of(names: Mapping[str, Any], asked: set[str]) -> str:
-    """The expression of texts with a pattern or lengths; empty for any others."""
+    """The expression of texts with a pattern or lengths; empty for any others, and for those of any length."""
     if asked == {"pattern"} and isinstance(names["pattern"], str):
         return names["pattern"]
-    if asked <= {"minLength", "maxLength"} and all(type(names[key]) is int and names[key] >= 0 for key in asked):
+    is_length = asked <= {"minLength", "maxLength"} and all(
+        type(names[key]) is int and names[key] >= 0 for key in asked
+    )
+    if is_length and any(names[key] for key in asked):
         return rf"^[\s\S]{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$"
     return ""
 

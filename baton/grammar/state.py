@@ -36,9 +36,7 @@ class GrammarState:
         InvalidRequestError: the grammar does not allow these tokens, or is too complex.
     """
 
-    def __init__(
-        self, matcher: LLMatcher, vocab_size: int, output: Sequence[int] = (), *, has_ids: bool = True
-    ) -> None:
+    def __init__(self, matcher: LLMatcher, vocab_size: int, output: Sequence[int], *, has_ids: bool) -> None:
         self._error: BatonError | None = None
         self._error_of_draft: BatonError | None = None
         self._matcher = matcher
@@ -47,7 +45,6 @@ class GrammarState:
         self._forced: list[int] = []
         self._branch, self._path = matcher, list[int]()
         self._has_ids = has_ids
-        self._scratch = np.zeros(self._num_words, dtype=np.int32)
         self._masks: dict[tuple[int, ...], npt.NDArray[np.int32]] = {}
         self._advance(output)
         if isinstance(self._error, InvalidRequestError):
@@ -151,5 +148,6 @@ class GrammarState:
         if self._has_ids or self._branch.is_stopped() or self._forced or self._matcher.compute_ff_bytes():
             return False
         self._branch.rollback(len(self._path))
-        self._branch.unsafe_compute_mask_ptr(self._scratch.ctypes.data, self._scratch.nbytes)
+        words = np.empty(self._num_words, dtype=np.int32)
+        self._branch.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         return not self._branch.is_error()

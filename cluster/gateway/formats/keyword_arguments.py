@@ -7,9 +7,9 @@ from typing import Any, TypeGuard
 
 from baton.core.errors import InvalidRequestError
 from baton.grammar.compiler import MAX_GRAMMAR_CHARS
+from baton.grammar.schema_walk import Schema, asserting, resolved
 from cluster.gateway.formats.base import CallRule
 from cluster.gateway.formats.grammar import literal
-from cluster.gateway.formats.schema_branches import Schema, asserting, resolved
 
 _KEPT = frozenset({"type", "properties", "required", "additionalProperties", "unevaluatedProperties"})
 """What a list of arguments keeps to: it has no others than the known ones."""

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Collection, Iterator, Sequence
 
+from baton.grammar.schema_walk import Schema
 from cluster.gateway.formats.base import (
     Arguments,
     CallEnd,
@@ -21,7 +22,6 @@ from cluster.gateway.formats.base import (
 from cluster.gateway.formats.calls import Attempt, call_list
 from cluster.gateway.formats.grammar import alternatives, json_rule, listed, literal, unmarked_rule
 from cluster.gateway.formats.keyword_arguments import keyword_rules, unkept_key
-from cluster.gateway.formats.schema_branches import Schema
 from cluster.gateway.formats.source import Source, Wait
 
 START, END = "<|python_start|>", "<|python_end|>"

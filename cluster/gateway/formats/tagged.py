@@ -8,6 +8,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from baton.grammar.schema_walk import Schema
 from cluster.gateway.formats.base import Arguments, CallEnd, CallRule, CallStart, Event, Function, Steps, TokenRefs
 from cluster.gateway.formats.calls import Attempt, gathered, marked_calls, skip_closers, skip_openers
 from cluster.gateway.formats.grammar import (
@@ -17,7 +18,7 @@ from cluster.gateway.formats.grammar import (
     many,
 )
 from cluster.gateway.formats.keyword_arguments import keyword_rules, properties_of, unkept_key
-from cluster.gateway.formats.schema_branches import Schema, alternatives_of
+from cluster.gateway.formats.schema_branches import alternatives_of
 from cluster.gateway.formats.source import Source, Wait
 from cluster.gateway.formats.tagged_values import converted, holds_json, string_value_rules, value_rules
 

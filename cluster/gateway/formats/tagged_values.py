@@ -10,10 +10,11 @@ from typing import Any
 
 from baton.core.errors import InvalidRequestError
 from baton.grammar.bounds import MAX_TEXT_LENGTH
+from baton.grammar.schema_walk import Schema, asserting, options_of
 from baton.grammar.schemas import FORMATS
 from cluster.gateway.formats.base import TokenRefs, as_json, read_json
 from cluster.gateway.formats.grammar import ANY_TEXT, json_rule, literal, pattern
-from cluster.gateway.formats.schema_branches import JSON_TYPES, Schema, alternatives_of, asserting, options_of, type_of
+from cluster.gateway.formats.schema_branches import JSON_TYPES, alternatives_of, type_of
 
 _ANYTHING = ANY_TEXT.strip("/")
 _SPACE = " \t\r\n"

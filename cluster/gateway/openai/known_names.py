@@ -17,13 +17,14 @@ MISNOMERS = {
     "tools[].function": "write its keys beside 'type'.",
     "tools[].name": "put it into 'function'.",
     "tools[].description": "put it into 'function'.",
-    "tools[].function.input_schema": "send it as 'parameters'.",
+    "tools[].parameters": "put it into 'function'.",
+    "tools[].input_schema": "put it into 'function', as 'parameters'.",
     "tool_choice.name": "put it into 'function'.",
     "tool_choice.allowed_tools": "write its keys beside 'type'.",
 }
 """Hints for unknown names, or their paths, whose closest match would mislead."""
-_SAME = {"parameters": ("input_schema", "function"), "input_schema": ("parameters", "function")}
-"""Names for the same in different APIs, and where it stands."""
+_SAME = {"parameters": "input_schema", "input_schema": "parameters"}
+"""Names for the same in different APIs."""
 _INDEX = re.compile(r"\[\d+\]")
 
 
@@ -47,12 +48,11 @@ def check_known(
         if name in known:
             continue
         name = name[:60]
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-        same = [other for other in _SAME.get(name, ()) if other in known]
-        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(listed)}."
-        hint = f"send it as {same[0]!r}." if same else hint
         where = f"key in {path}:" if path else what
         param = f"{path}.{name}" if path else name
-        raise InvalidRequestError(
-            f"Unknown {where} {name!r}; {MISNOMERS.get(_INDEX.sub('[]', param), hint)}", param=param
-        )
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(listed)}."
+        hint = MISNOMERS.get(_INDEX.sub("[]", param), hint)
+        if (same := _SAME.get(name)) in known:
+            hint = f"send it as {same!r}."
+        raise InvalidRequestError(f"Unknown {where} {name!r}; {hint}", param=param)

@@ -8,6 +8,7 @@ Any other parameter is unknown and gets a 400, unless the configuration ignores 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from types import MappingProxyType
@@ -331,13 +332,16 @@ def _integer_fields(schema: type[RequestSchema]) -> frozenset[str]:
     return frozenset(name for name, kind in kinds.items() if int in kind or list[int] in kind)
 
 
+_UNION_MEMBER = re.compile(r"(?:dict|list)\[.*\]")
+"""What pydantic puts into a path for the type of a union, as in ``guided_json.dict[str,any]``."""
+
+
 def explain(error: ValidationError) -> InvalidRequestError:
     """Describes the first validation error without pydantic's class names."""
     details = error.errors(include_url=False, include_context=False)
     first = details[0]
     name = str(first["loc"][0])
-    # Of a union, pydantic also names the type, as in dict[str,any].
-    parts = [name, *(part for part in first["loc"][1:] if isinstance(part, int) or "[" not in part)]
+    parts = [name, *(part for part in first["loc"][1:] if not _UNION_MEMBER.fullmatch(str(part)))]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)[1:]
     if first["type"] == "missing":
         return InvalidRequestError(f"The required parameter {path[:100]} is missing.", param=name)

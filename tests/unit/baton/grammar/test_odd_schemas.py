@@ -73,6 +73,7 @@ def test_a_keyword_that_allows_everything_is_left_out(schema: dict[str, Any]) ->
         ({"pattern": "^[ac]$"}, {}, ["{}", '{"a": 1}', '{"c": 3}']),
         ({"minLength": 1, "maxLength": 1}, {}, ["{}", '{"a": 1}', '{"b": 2}', '{"a": 1, "b": 2}', '{"c": 3}']),
         ({"minLength": 2}, {}, ["{}"]),
+        ({"allOf": [{"enum": ["c"]}]}, {}, ["{}", '{"c": 3}']),
         ({"minLength": 0}, {}, ["{}", '{"a": 1}', '{"b": 2}', '{"a": 1, "b": 2}', '{"c": 3}']),
         ({"$ref": "#/$defs/J"}, {"$defs": {"J": {"$ref": "#/$defs/K"}, "K": {"const": "b"}}}, ["{}", '{"b": 2}']),
         ({"$ref": "#/$defs/K"}, {"$defs": {"K": {"enum": ["c"], "title": "K"}}}, ["{}", '{"c": 3}']),
