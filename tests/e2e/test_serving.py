@@ -369,8 +369,9 @@ def test_idle_workers_use_no_cpu(cluster: RunningCluster) -> None:
         time.sleep(seconds)
         return [(now - start) / seconds for now, start in zip(used_s(), before, strict=True)]
 
-    # A garbage collection or the like may fall into a window, but not into each of them.
+    # A garbage collection or the like may fall into a window, but not into each of them. A thread that waits in a loop
+    # would take a whole core; timers, probes and Ray's threads take 0.01 to 0.1 of one, depending on the machine.
     windows = [shares_of(5.0)]
-    while max(windows[-1]) >= 0.03 and len(windows) < 4:
+    while max(windows[-1]) >= 0.3 and len(windows) < 4:
         windows.append(shares_of(5.0))
-    assert max(windows[-1]) < 0.03, windows
+    assert max(windows[-1]) < 0.3, windows
