@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, S
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from baton.core.errors import BatonError
+from baton.core.errors import BatonError, WorkerLostError
 from baton.core.request import SamplingParams
 from baton.core.roles import DECODE, PREFILL
 from baton.core.timeline import Event, Timeline
@@ -35,6 +35,7 @@ from tests.routers import admission_off, make_router
 from tests.waiting import TIMEOUT_S
 from tests.worker_infos import make_info
 
+ENDED = WorkerLostError("this worker's engine failed")
 CACHED_TOKENS = 3
 BYTES_MOVED = 4096
 
@@ -158,6 +159,12 @@ async def death(worker: FakeWorker) -> None:
     await worker.die()
 
 
+async def engine_end(worker: FakeWorker) -> None:
+    """The worker's process goes on, but fails every call from now on."""
+    worker.has_ended = True
+    raise ENDED
+
+
 class FakeWorker(worker_pb2_grpc.PrefillServicer, worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.WorkerServicer):
     """One worker of either pool, with its own clock.
 
@@ -180,6 +187,8 @@ class FakeWorker(worker_pb2_grpc.PrefillServicer, worker_pb2_grpc.DecodeServicer
         self.num_open = 0
         self.num_cancelled = 0
         self.num_pings = self.num_probes = self.num_steps = 0
+        self.has_ended = False
+        """Set, its process answers that its engine has ended."""
         self.answers = asyncio.Event()
         """Cleared, pings and probes have no answer."""
         self.answers.set()
@@ -245,6 +254,8 @@ class FakeWorker(worker_pb2_grpc.PrefillServicer, worker_pb2_grpc.DecodeServicer
     async def Ping(self, request, context):
         self.num_pings += 1
         await self.answers.wait()
+        if self.has_ended:
+            await abort_with(context, ENDED)
         return worker_pb2.PingReply(monotonic_s=self.now() + self.ping_error_s, num_steps=self.num_steps)
 
     async def Probe(self, request, context):
@@ -261,6 +272,8 @@ class FakeWorker(worker_pb2_grpc.PrefillServicer, worker_pb2_grpc.DecodeServicer
         self.num_open += 1
         script = self.scripts.pop(0) if self.scripts else otherwise
         try:
+            if self.has_ended:
+                raise ENDED
             async for message in script(self, request):
                 yield message
         except (asyncio.CancelledError, GeneratorExit):  # GeneratorExit if cancelled while sending a message

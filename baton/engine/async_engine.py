@@ -220,7 +220,13 @@ class AsyncEngine:
             self._loop.call_soon_threadsafe(self.notify_freed)
 
     def progress(self) -> StepProgress:
-        """How far the steps have come; does not wait for the engine's thread. Any thread may call it."""
+        """How far the steps have come; does not wait for the engine's thread. Any thread may call it.
+
+        Raises:
+            WorkerLostError: the engine has ended.
+        """
+        if self._thread.is_closed:
+            raise WorkerLostError(self._ending)
         return self._engine.meter.progress()
 
     async def probe(self) -> None:

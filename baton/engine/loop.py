@@ -44,7 +44,7 @@ class _Call(Generic[T]):
 
     def fail(self) -> None:
         if self.future.set_running_or_notify_cancel():
-            self.future.set_exception(WorkerLostError("this worker is shutting down"))
+            self.future.set_exception(WorkerLostError("this worker's engine has ended"))
 
 
 class EngineLoop:
@@ -81,6 +81,11 @@ class EngineLoop:
 
     def start(self) -> None:
         self._thread.start()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the thread has ended or is about to: all calls fail. Any thread may ask."""
+        return self._closed
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """Ends the thread after the current step; pending calls fail with :class:`WorkerLostError`."""

@@ -90,7 +90,11 @@ class WorkerRole(Protocol):
         ...
 
     def progress(self) -> StepProgress:
-        """How far the engine's steps have come. Does not wait for the engine."""
+        """How far the engine's steps have come. Does not wait for the engine.
+
+        Raises:
+            WorkerLostError: the engine has ended.
+        """
         ...
 
     async def probe(self) -> None:

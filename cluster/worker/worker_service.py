@@ -32,7 +32,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def Ping(  # noqa: N802 - named by the schema
         self, request: worker_pb2.PingRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> worker_pb2.PingReply:
-        return pack_progress(self._role.progress(), time.monotonic())
+        # Until its process is replaced, a worker whose engine has ended must not look as if it could serve.
+        async with reporting_errors(context, logger, "ping"):
+            progress = self._role.progress()
+        return pack_progress(progress, time.monotonic())
 
     async def Probe(  # noqa: N802 - named by the schema
         self, request: worker_pb2.ProbeRequest, context: grpc.aio.ServicerContext[Any, Any]

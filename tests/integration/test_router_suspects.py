@@ -14,6 +14,7 @@ from tests.fake_workers import (
     death,
     decode_some,
     endless,
+    engine_end,
     expected_tokens,
     failing,
     hang,
@@ -127,6 +128,18 @@ async def test_a_worker_whose_connections_break_is_suspected_before_the_next_att
     assert await cluster.run() == expected_tokens(6)
     assert cluster.registry.get("d1").suspicion
     assert len(good.requests) == 1
+
+
+async def test_a_stream_of_the_only_worker_waits_for_its_replacement_when_the_engine_ends(cluster):
+    """The process answers until it is replaced; attempts on it would be used up at once."""
+    _, ended = await cluster.add_all(["p1", "d1"])
+    ended.scripts = [decode_some(2, engine_end)]
+    running = asyncio.create_task(cluster.run())
+    await until(lambda: cluster.registry.get("d1").suspicion or running.done())
+    new = await cluster.add("d2")
+    assert await running == expected_tokens(6)
+    assert len(ended.requests) == 1
+    assert list(new.requests[0].sequence.output_token_ids) == expected_tokens(3)
 
 
 async def test_a_worker_that_fails_and_answers_is_not_suspected(cluster):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton.core.errors import BatonError, InternalError
+from baton.core.errors import BatonError, InternalError, WorkerLostError
 from baton.core.steps import StepProgress
 from tests.engine_runs import greedy
 from tests.integration.worker_pair import Runners, WorkerPair, pair_config, worker_pair
@@ -72,6 +72,19 @@ async def test_both_roles_report_their_progress_and_compute_a_token_when_they_ar
             assert await worker.client.ping(10.0) == StepProgress(0)
             await worker.client.probe(10.0)
             assert await worker.client.ping(10.0) == StepProgress(1)
+
+
+async def test_a_worker_whose_engine_has_ended_answers_no_ping(
+    runners: Runners, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process is there until it is replaced, and would fail every request."""
+    async with worker_pair(runners) as pair:
+        for worker in (pair.prefill, pair.decode):
+            monkeypatch.setattr(worker.engine.scheduler, "schedule", fail)
+            with pytest.raises(WorkerLostError):
+                await worker.client.probe(10.0)
+            with pytest.raises(WorkerLostError, match="this worker's engine failed"):
+                await worker.client.ping(10.0)
 
 
 async def test_a_probe_fails_with_the_engine(

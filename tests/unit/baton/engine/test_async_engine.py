@@ -30,6 +30,8 @@ async def test_streams_and_calls_end_when_the_engine_thread_fails(monkeypatch: p
     await asyncio.wait_for(engine.closed.wait(), TIMEOUT_S)
     with pytest.raises(WorkerLostError):
         await engine.stats()
+    with pytest.raises(WorkerLostError, match="this worker's engine failed"):
+        engine.progress()
 
 
 def test_requests_that_can_never_fit_are_refused_at_submission() -> None:
