@@ -6,7 +6,6 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from cluster.gateway.openai.json_body import shown
 from cluster.gateway.openai.nested import (
     check_neutral,
@@ -16,7 +15,9 @@ from cluster.gateway.openai.nested import (
     checked_object,
     checked_string,
     checked_word,
+    unsupported,
     unsupported_type,
+    wrong,
 )
 
 Message = dict[str, Any]
@@ -51,7 +52,7 @@ def messages_of(messages: Sequence[Any], system: Any) -> list[Message]:
     if system is not None and (text := _text(system, "system")):
         found.append({"role": "system", "content": text})
     if not messages:
-        raise InvalidRequestError("messages is empty; it must have at least one message.", param="messages")
+        raise wrong("messages", "is empty; it must have at least one message.")
     for index, message in enumerate(messages):
         path = f"messages[{index}]"
         given = checked_object(message, path, ("role", "content"))
@@ -75,9 +76,7 @@ def continues(messages: Sequence[Message]) -> bool:
     if not messages or messages[-1]["role"] != "assistant":
         return False
     if messages[-1].get("tool_calls"):
-        raise InvalidRequestError(
-            "messages ends with a tool_use; add a message of the user with its tool_result.", param="messages"
-        )
+        raise wrong("messages", "ends with a tool_use; add a message of the user with its tool_result.")
     return True
 
 
@@ -88,9 +87,8 @@ def _blocks(content: Any, path: str, kinds: Collection[str]) -> list[tuple[str, 
         where = f"{path}[{index}]"
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "redacted_thinking":
-            raise UnsupportedParameterError(
-                f"{where} has thinking that is encrypted, which only its author can read; leave the block out.",
-                param="messages",
+            raise unsupported(
+                where, "has thinking that is encrypted, which only its author can read; leave the block out."
             )
         if isinstance(block, dict) and kind not in kinds:
             raise unsupported_type(where, kind, kinds)
@@ -129,7 +127,7 @@ def _assistant(blocks: Sequence[tuple[str, dict[str, Any]]]) -> Message:
 def _call(block: Mapping[str, Any], path: str) -> dict[str, Any]:
     arguments = block.get("input")
     if not isinstance(arguments, dict):
-        raise InvalidRequestError(f"{path}.input must be an object, got {shown(arguments)}.", param="messages")
+        raise wrong(f"{path}.input", f"must be an object, got {shown(arguments)}.")
     function = {
         "name": checked_word(block.get("name"), f"{path}.name"),
         "arguments": json.dumps(arguments, ensure_ascii=False),
@@ -150,7 +148,7 @@ def _with_results(role: str, blocks: Sequence[tuple[str, dict[str, Any]]]) -> It
         content = _text(block.get("content", ""), f"{path}.content")
         is_error = block.get("is_error", False)
         if not isinstance(is_error, bool):
-            raise InvalidRequestError(f"{path}.is_error must be a boolean, got {shown(is_error)}.", param="messages")
+            raise wrong(f"{path}.is_error", f"must be a boolean, got {shown(is_error)}.")
         content = f"{_ERROR}{content}" if is_error and not content.startswith(_ERROR) else content
         yield {
             "role": "tool",

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from baton.core.errors import InvalidRequestError
 from cluster.gateway.anthropic.input_messages import continues, messages_of
 from cluster.gateway.anthropic.schemas import MessagesRequest, PromptRequest
 from cluster.gateway.openai.json_body import shown, whole, without_nulls
 from cluster.gateway.openai.known_names import check_known
-from cluster.gateway.openai.nested import check_neutral, checked_choice, checked_object, unsupported_type
+from cluster.gateway.openai.nested import (
+    check_neutral,
+    checked_choice,
+    checked_object,
+    checked_string,
+    unsupported_type,
+    wrong,
+)
 from cluster.gateway.openai.schemas import ChatCompletionRequest
 from cluster.gateway.openai.shared_parameters import chat_of
 
@@ -76,7 +82,7 @@ def _template_kwargs(thinking: dict[str, Any] | None) -> dict[str, Any] | None:
         raise unsupported_type("thinking", kind, ("enabled", "adaptive", "disabled"))
     check_neutral(given, "thinking", {"display": ("summarized",)})
     if kind == "enabled" and type(budget := whole(given.get("budget_tokens"))) is not int:
-        raise InvalidRequestError(f"thinking.budget_tokens must be an integer, got {shown(budget)}.", param="thinking")
+        raise wrong("thinking.budget_tokens", f"must be an integer, got {shown(budget)}.")
     return {"enable_thinking": kind != "disabled"}
 
 
@@ -102,7 +108,7 @@ def _tool(tool: Any, path: str) -> dict[str, Any]:
     check_neutral(given, path, _NEUTRAL_OF_TOOLS)
     function = {key: given[key] for key in ("name", "description", "strict") if key in given}
     if "input_schema" not in given:
-        raise InvalidRequestError(f"{path}.input_schema is missing; it must be a JSON schema.", param="tools")
+        raise wrong(f"{path}.input_schema", "is missing; it must be a JSON schema.")
     return {"type": "function", "function": {**function, "parameters": given["input_schema"]}}
 
 
@@ -113,15 +119,11 @@ def _tool_choice(choice: dict[str, Any] | None) -> tuple[Any, bool]:
     given = checked_object(choice, "tool_choice", ("type", "name", "disable_parallel_tool_use"))
     is_single = given.get("disable_parallel_tool_use", False)
     if not isinstance(is_single, bool):
-        raise InvalidRequestError(
-            f"tool_choice.disable_parallel_tool_use must be a boolean, got {shown(is_single)}.", param="tool_choice"
-        )
+        raise wrong("tool_choice.disable_parallel_tool_use", f"must be a boolean, got {shown(is_single)}.")
     kind = checked_choice(given.get("type"), "tool_choice.type", ("auto", "any", "tool", "none"))
     if kind != "tool":
         check_known(given, ("type", "disable_parallel_tool_use"), path="tool_choice")
     else:
-        name = given.get("name")
-        if not isinstance(name, str):
-            raise InvalidRequestError(f"tool_choice.name must be a string, got {shown(name)}.", param="tool_choice")
+        name = checked_string(given.get("name"), "tool_choice.name")
         return {"type": "function", "function": {"name": name}}, True
     return {"any": "required"}.get(kind, kind), is_single

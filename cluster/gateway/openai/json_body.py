@@ -140,14 +140,14 @@ def whole(value: Any) -> Any:
     return int(value) if type(value) is float and value.is_integer() and abs(value) < _MAX_EXACT else value
 
 
-def check_finite(value: Any, where: str, param: str | None = None) -> None:
+def check_finite(value: Any, where: str) -> None:
     """
     Raises:
         InvalidRequestError: a number in ``value``, which stands at ``where``, is too large for a float, as 1e999 is.
     """
     if not _is_finite(value):
         raise InvalidRequestError(
-            f"{where} has a number beyond 1.8e308, which is too large for a float. Lower it.", param=param
+            f"{where} has a number beyond 1.8e308, which is too large for a float. Lower it.", param=where
         )
 
 

@@ -8,11 +8,11 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from baton.core.errors import ContextLengthError, InvalidRequestError, UnsupportedParameterError
+from baton.core.errors import ContextLengthError, InvalidRequestError
 from baton.core.request import MAX_LOGPROBS, SEED_LIMIT, SamplingParams
 from cluster.gateway.openai.json_body import json_type, shown, whole
 from cluster.gateway.openai.known_names import check_known
-from cluster.gateway.openai.nested import object_at
+from cluster.gateway.openai.nested import object_at, unsupported, wrong
 from cluster.gateway.openai.schemas import IGNORED_KEYS, BaseRequest
 from cluster.gateway.openai.tool_messages import check_call_id, check_tool_calls, name_results
 from cluster.requests.generation import ModelCard
@@ -41,33 +41,28 @@ def split_prompts(prompt: Any, max_prompts: int = MAX_PROMPTS) -> list[str | lis
         prompts = prompt
         if prompt and type(prompt[0]) is int:
             index = next(index for index, item in enumerate(prompt) if type(item) is not int)
-            raise InvalidRequestError(
-                f"prompt must be {_PROMPT_FORMS}, but after token ids entry {index} is {json_type(prompt[index])}.",
-                param="prompt",
+            raise wrong(
+                "prompt", f"must be {_PROMPT_FORMS}, but after token ids entry {index} is {json_type(prompt[index])}."
             )
     else:
-        raise InvalidRequestError(f"prompt must be {_PROMPT_FORMS}, got {json_type(prompt)}.", param="prompt")
+        raise wrong("prompt", f"must be {_PROMPT_FORMS}, got {json_type(prompt)}.")
     check_num_prompts(prompts, max_prompts)
     if not prompts:
-        raise InvalidRequestError(f"prompt is empty; it must be {_PROMPT_FORMS}.", param="prompt")
+        raise wrong("prompt", f"is empty; it must be {_PROMPT_FORMS}.")
     for index, item in enumerate(prompts):
         if item == "" or item == []:
-            raise InvalidRequestError(f"prompt {index} is empty; it must have at least one token.", param="prompt")
+            raise wrong("prompt", f"{index} is empty; it must have at least one token.")
         if not isinstance(item, str) and not _is_token_ids(item):
-            raise InvalidRequestError(
-                f"prompt must be {_PROMPT_FORMS}, but entry {index} is {json_type(item)}.", param="prompt"
-            )
+            raise wrong("prompt", f"must be {_PROMPT_FORMS}, but entry {index} is {json_type(item)}.")
     if len({isinstance(item, str) for item in prompts}) > 1:
-        raise InvalidRequestError("prompt must not mix strings and token ids in one array.", param="prompt")
+        raise wrong("prompt", "must not mix strings and token ids in one array.")
     return prompts
 
 
 def check_num_prompts(prompt: Any, max_prompts: int) -> None:
     """Raises :class:`InvalidRequestError` for a list of more prompts; a list of token ids is one."""
     if isinstance(prompt, list) and len(prompt) > max_prompts and type(prompt[0]) is not int:
-        raise InvalidRequestError(
-            f"prompt has {len(prompt)} prompts; at most {max_prompts} are allowed.", param="prompt"
-        )
+        raise wrong("prompt", f"has {len(prompt)} prompts; at most {max_prompts} are allowed.")
 
 
 def _is_token_ids(value: Any) -> bool:
@@ -86,15 +81,13 @@ def count_messages(messages: Sequence[Any], max_messages: int = MAX_MESSAGES) ->
         InvalidRequestError: there are more than ``max_messages``, or none.
     """
     if not messages:
-        raise InvalidRequestError("messages is empty; it must have at least one message.", param="messages")
+        raise wrong("messages", "is empty; it must have at least one message.")
     count = len(messages)
     if count <= max_messages:  # otherwise, looking at each takes long
         contents = (message.get("content") for message in messages if isinstance(message, dict))
         count += sum(len(content) for content in contents if isinstance(content, list))
     if count > max_messages:
-        raise InvalidRequestError(
-            f"messages has {count} messages and content parts; at most {max_messages} are allowed.", param="messages"
-        )
+        raise wrong("messages", f"has {count} messages and content parts; at most {max_messages} are allowed.")
     return count
 
 
@@ -115,18 +108,14 @@ def _check_message(message: Any, where: str) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         if role == "function":
-            raise UnsupportedParameterError(
-                f"{where}.role 'function' is not supported; use the role 'tool'.", param="messages"
-            )
-        raise InvalidRequestError(
-            f"{where}.role must be one of {', '.join(_ROLES)}, got {shown(role)}.", param="messages"
-        )
+            raise unsupported(f"{where}.role", "'function' is not supported; use the role 'tool'.")
+        raise wrong(f"{where}.role", f"must be one of {', '.join(_ROLES)}, got {shown(role)}.")
     if message.get("tool_calls") == []:
         del message["tool_calls"]
     check_known(message, {"assistant": _ASSISTANTS_KEYS, "tool": _TOOLS_KEYS}.get(role, _KEYS), path=where)
     for field in _EMPTY_ONLY:
         if message.get(field):
-            raise UnsupportedParameterError(f"{where}.{field} is not supported; leave it out.", param="messages")
+            raise unsupported(f"{where}.{field}", "is not supported; leave it out.")
     checked: dict[str, Any] = {"role": "system" if role == "developer" else role}
     refusal = _check_string(message, "refusal", where)
     checked["content"] = _check_content(message.get("content"), f"{where}.content") or refusal
@@ -146,7 +135,7 @@ def _check_string(message: Mapping[str, Any], key: str, where: str) -> str:
     """The string under ``key``; empty if there is none."""
     value = message.get(key)
     if value is not None and not isinstance(value, str):
-        raise InvalidRequestError(f"{where}.{key} must be a string, got {json_type(value)}.", param="messages")
+        raise wrong(f"{where}.{key}", f"must be a string, got {json_type(value)}.")
     return value or ""
 
 
@@ -156,9 +145,7 @@ def _check_content(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise InvalidRequestError(
-            f"{where} must be a string or an array of text parts, got {shown(content)}.", param="messages"
-        )
+        raise wrong(where, f"must be a string or an array of text parts, got {shown(content)}.")
     return "\n".join(_check_part(part, f"{where}[{index}]") for index, part in enumerate(content))
 
 
@@ -166,14 +153,12 @@ def _check_part(part: Any, where: str) -> str:
     part = object_at(part, where)
     kind = part.get("type")
     if kind not in ("text", "refusal"):
-        raise UnsupportedParameterError(
-            f"{where}.type {shown(kind)} is not supported; only text parts are.", param="messages"
-        )
+        raise unsupported(f"{where}.type", f"{shown(kind)} is not supported; only text parts are.")
     # Hints about the cache have no effect: the prefix cache finds shared prefixes by itself.
     check_known(part, ("type", kind, "prompt_cache_breakpoint", "cache_control"), path=where)
     text = part.get(kind)
     if not isinstance(text, str):
-        raise InvalidRequestError(f"{where}.{kind} must be a string, got {json_type(text)}.", param="messages")
+        raise wrong(f"{where}.{kind}", f"must be a string, got {json_type(text)}.")
     return text
 
 
@@ -200,9 +185,7 @@ def build_sampling_params(
     """
     if num_logprobs is not None and not 0 <= num_logprobs <= MAX_LOGPROBS:
         param = "top_logprobs" if "top_logprobs" in type(request).model_fields else "logprobs"
-        raise InvalidRequestError(
-            f"{param} must be between 0 and {MAX_LOGPROBS}, got {shown(num_logprobs)}.", param=param
-        )
+        raise wrong(param, f"must be between 0 and {MAX_LOGPROBS}, got {shown(num_logprobs)}.")
     wanted = [count for count in (request.prompt_logprobs, echoed_top) if count is not None]
     params = SamplingParams(
         max_tokens=max_tokens,
@@ -248,9 +231,9 @@ def resolve_max_tokens(
     """
     prompt_param, bound_param = params
     if num_prompt_tokens == 0:
-        raise InvalidRequestError(f"{prompt_param} has no tokens; it must have at least one.", param=prompt_param)
+        raise wrong(prompt_param, "has no tokens; it must have at least one.")
     if requested is not None and requested < 1:
-        raise InvalidRequestError(f"{bound_param} must be at least 1, got {shown(requested)}.", param=bound_param)
+        raise wrong(bound_param, f"must be at least 1, got {shown(requested)}.")
     room = card.max_model_len - num_prompt_tokens
     if room < 1:
         raise ContextLengthError(
@@ -283,9 +266,8 @@ def truncated(token_ids: list[int], limit: int | None, num_answer_tokens: int | 
     if limit is None:
         return token_ids
     if limit < 1 and limit != -1:
-        raise InvalidRequestError(
-            f"truncate_prompt_tokens must be at least 1, or -1 for as many as the context holds, got {shown(limit)}.",
-            param="truncate_prompt_tokens",
+        raise wrong(
+            "truncate_prompt_tokens", f"must be at least 1, or -1 for as many as the context holds, got {shown(limit)}."
         )
     room = card.max_model_len - min(num_answer_tokens or 1, card.max_model_len - 1)
     return token_ids[-(limit if limit > 0 else room) :]
@@ -300,7 +282,7 @@ def resolve_seed(seed: int | None) -> int:
     if seed is None:
         return secrets.randbelow(SEED_LIMIT)
     if not -SEED_LIMIT <= seed < SEED_LIMIT:
-        raise InvalidRequestError(f"seed must be between -2^63 and 2^63 - 1, got {shown(seed)}.", param="seed")
+        raise wrong("seed", f"must be between -2^63 and 2^63 - 1, got {shown(seed)}.")
     return seed % SEED_LIMIT
 
 

@@ -15,6 +15,16 @@ _NESTED = ("content", "output", "summary")
 """Keys of the arrays that messages and parts hold."""
 
 
+def wrong(path: str, problem: str) -> InvalidRequestError:
+    """The error for what is at ``path``, with which its text begins."""
+    return InvalidRequestError(f"{path} {problem}", param=path)
+
+
+def unsupported(path: str, problem: str) -> UnsupportedParameterError:
+    """Like :func:`wrong`, for what is valid and not supported."""
+    return UnsupportedParameterError(f"{path} {problem}", param=path)
+
+
 def check_size(value: Any, path: str) -> None:
     """Raises :class:`InvalidRequestError` if there are too many messages and parts. To be called first."""
     count, rest = 0, [value]
@@ -23,10 +33,7 @@ def check_size(value: Any, path: str) -> None:
         if isinstance(found, list):
             count += len(found)
             if count > _MAX_ENTRIES:
-                raise InvalidRequestError(
-                    f"{path} has more than {_MAX_ENTRIES} entries and content parts. Send fewer.",
-                    param=_parameter(path),
-                )
+                raise wrong(path, f"has more than {_MAX_ENTRIES} entries and content parts. Send fewer.")
             rest += found
         elif isinstance(found, dict):
             rest += (found[key] for key in _NESTED if key in found)
@@ -35,7 +42,7 @@ def check_size(value: Any, path: str) -> None:
 def object_at(value: Any, path: str) -> dict[str, Any]:
     """``value`` without nulls. Raises :class:`InvalidRequestError` if it is no object."""
     if not isinstance(value, dict):
-        raise InvalidRequestError(f"{path} must be an object, got {json_type(value)}.", param=_parameter(path))
+        raise wrong(path, f"must be an object, got {json_type(value)}.")
     return without_nulls(value)
 
 
@@ -53,21 +60,21 @@ def checked_object(value: Any, path: str, known: Iterable[str]) -> dict[str, Any
 def checked_list(value: Any, path: str, expected: str = "an array") -> list[Any]:
     """Raises :class:`InvalidRequestError`, which says what is ``expected``, if ``value`` is no array."""
     if not isinstance(value, list):
-        raise InvalidRequestError(f"{path} must be {expected}, got {json_type(value)}.", param=_parameter(path))
+        raise wrong(path, f"must be {expected}, got {json_type(value)}.")
     return value
 
 
 def checked_string(value: Any, path: str) -> str:
     """Raises :class:`InvalidRequestError` if ``value`` is no string."""
     if not isinstance(value, str):
-        raise InvalidRequestError(f"{path} must be a string, got {shown(value)}.", param=_parameter(path))
+        raise wrong(path, f"must be a string, got {shown(value)}.")
     return value
 
 
 def checked_word(value: Any, path: str) -> str:
     """Raises :class:`InvalidRequestError` if ``value`` is no string, or an empty one."""
     if not isinstance(value, str) or not value:
-        raise InvalidRequestError(f"{path} must be a string that is not empty.", param=_parameter(path))
+        raise wrong(path, "must be a string that is not empty.")
     return value
 
 
@@ -75,9 +82,7 @@ def checked_choice(value: Any, path: str, choices: Iterable[str]) -> str:
     """Raises :class:`InvalidRequestError` if ``value`` is none of ``choices``."""
     choices = list(choices)
     if value not in choices:
-        raise InvalidRequestError(
-            f"{path} must be one of {', '.join(choices)}, got {shown(value)}.", param=_parameter(path)
-        )
+        raise wrong(path, f"must be one of {', '.join(choices)}, got {shown(value)}.")
     return str(value)
 
 
@@ -89,18 +94,9 @@ def check_neutral(value: Mapping[str, Any], path: str, neutral: Mapping[str, tup
     """
     for key, allowed in neutral.items():
         if key in value and not any(type(value[key]) is type(known) and value[key] == known for known in allowed):
-            raise UnsupportedParameterError(
-                f"{path}.{key} is not supported with the value {shown(value[key])}; leave it out.",
-                param=_parameter(path),
-            )
+            raise unsupported(f"{path}.{key}", f"is not supported with the value {shown(value[key])}; leave it out.")
 
 
 def unsupported_type(path: str, kind: Any, supported: Iterable[str]) -> UnsupportedParameterError:
     """The error for an object at ``path`` whose ``type`` is none of ``supported``."""
-    return UnsupportedParameterError(
-        f"{path}.type {shown(kind)} is not supported; it must be {' or '.join(supported)}.", param=_parameter(path)
-    )
-
-
-def _parameter(path: str) -> str:
-    return path.partition(".")[0].partition("[")[0]
+    return unsupported(f"{path}.type", f"{shown(kind)} is not supported; it must be {' or '.join(supported)}.")

@@ -342,19 +342,19 @@ def explain(error: ValidationError) -> InvalidRequestError:
     first = details[0]
     name = str(first["loc"][0])
     parts = [name, *(part for part in first["loc"][1:] if not _UNION_MEMBER.fullmatch(str(part)))]
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)[1:]
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)[1:101]
     if first["type"] == "missing":
-        return InvalidRequestError(f"The required parameter {path[:100]} is missing.", param=name)
+        return InvalidRequestError(f"The required parameter {path} is missing.", param=path)
     if name == "stop":
         return InvalidRequestError("stop must be a string or an array of strings.", param=name)
     if first["type"] == "literal_error":
         choices = first["msg"].removeprefix("Input should be ")
-        return InvalidRequestError(f"{path[:100]} must be {choices}, got {shown(first['input'])}.", param=name)
+        return InvalidRequestError(f"{path} must be {choices}, got {shown(first['input'])}.", param=path)
     expected = _EXPECTED_TYPES.get(first["type"])
     if expected is None:
-        return InvalidRequestError(f"{path[:100]} is not valid: {first['msg']}.", param=name)
+        return InvalidRequestError(f"{path} is not valid: {first['msg']}.", param=path)
     value = first["input"]
-    return InvalidRequestError(f"{path[:100]} must be {expected}, got {_shown_with_type(value)}.", param=name)
+    return InvalidRequestError(f"{path} must be {expected}, got {_shown_with_type(value)}.", param=path)
 
 
 def _shown_with_type(value: Any) -> str:

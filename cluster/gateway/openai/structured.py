@@ -10,11 +10,12 @@ from typing import Any
 
 import jiter
 
-from baton.core.errors import InvalidRequestError, UnsupportedParameterError
+from baton.core.errors import InvalidRequestError
 from baton.grammar.forms import ANY_OBJECT, choice_grammar, json_grammar, notation_grammar, regex_grammar
 from baton.grammar.schema_walk import objects_of
 from cluster.gateway.openai.json_body import check_finite, json_type, shown, without_nulls
 from cluster.gateway.openai.known_names import check_known
+from cluster.gateway.openai.nested import unsupported, wrong
 from cluster.gateway.openai.schemas import BaseRequest
 
 _OPTIONS = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
@@ -66,22 +67,19 @@ def _of_response_format(request: BaseRequest) -> AskedGrammar | None:
         named = wanted.get("json_schema")
         if not isinstance(named, dict) or named.get("schema") is None:
             problem = "has no schema" if isinstance(named, dict) else f"is {shown(named)}"
-            raise InvalidRequestError(
-                f'{param}.json_schema must be an object with a schema, such as {{"name": "answer", "schema": {{…}}}}, '
-                f"but it {problem}.",
-                param=param,
+            raise wrong(
+                f"{param}.json_schema",
+                f'must be an object with a schema, such as {{"name": "answer", "schema": {{…}}}}, but it {problem}.',
             )
         named = without_nulls(named)
         check_known(named, ("name", "description", "schema", "strict"), path=f"{param}.json_schema")
         if not isinstance(strict := named.get("strict", False), bool):
-            raise InvalidRequestError(
-                f"{param}.json_schema.strict must be a boolean, got {shown(strict)}.", param=param
-            )
+            raise wrong(f"{param}.json_schema.strict", f"must be a boolean, got {shown(strict)}.")
         return _ask(param, "json", named["schema"], f"{param}.json_schema.schema")
-    raise UnsupportedParameterError(
-        f"{param}.type must be text, json_object or json_schema, got {shown(kind)}. Grammars and regular expressions "
-        "are parameters of their own: structured_outputs.",
-        param=param,
+    raise unsupported(
+        f"{param}.type",
+        f"must be text, json_object or json_schema, got {shown(kind)}. Grammars and regular expressions are parameters "
+        "of their own: structured_outputs.",
     )
 
 
@@ -107,13 +105,12 @@ def _of_structured_outputs(request: BaseRequest) -> AskedGrammar | None:
         return None
     given = {name: value for name, value in wanted.items() if value is not None and value is not False}
     if "structural_tag" in given:
-        raise UnsupportedParameterError(f"{param}.structural_tag is not supported; send a grammar.", param=param)
+        raise unsupported(f"{param}.structural_tag", "is not supported; send a grammar.")
     check_known(given, (*_FORMS, *_OPTIONS, *_WITHOUT_EFFECT), path=param)
     forms = [name for name in _FORMS if name in given]
     if len(forms) != 1:
-        raise InvalidRequestError(
-            f"{param} must have exactly one of {', '.join(_FORMS)}, got {', '.join(forms) or 'none of them'}.",
-            param=param,
+        raise wrong(
+            param, f"must have exactly one of {', '.join(_FORMS)}, got {', '.join(forms) or 'none of them'}."
         )
     return _ask(param, forms[0], given[forms[0]], f"{param}.{forms[0]}", given)
 
@@ -131,7 +128,7 @@ def _ask(
     try:
         return AskedGrammar(param, _FORMS[form](value, where, options), pattern and (pattern, path))
     except InvalidRequestError as error:
-        error.param = param
+        error.param = error.param or param
         raise
 
 
@@ -151,14 +148,14 @@ def _json(value: Any, where: str, options: Mapping[str, Any]) -> str:
 
 def _any_object(value: Any, where: str, options: Mapping[str, Any]) -> str:
     if value is not True:
-        raise InvalidRequestError(f"{where} must be true or absent, got {shown(value)}.")
+        raise wrong(where, f"must be true or absent, got {shown(value)}.")
     return _json(ANY_OBJECT, where, options)
 
 
 def _choice(value: Any, where: str, options: Mapping[str, Any]) -> str:
     is_right = isinstance(value, list) and 1 <= len(value) <= _MAX_CHOICES and all(map(_is_text, value))
     if not is_right:
-        raise InvalidRequestError(f"{where} must be an array of 1 to {_MAX_CHOICES} strings that are not empty.")
+        raise wrong(where, f"must be an array of 1 to {_MAX_CHOICES} strings that are not empty.")
     return choice_grammar(value)
 
 
@@ -185,16 +182,16 @@ def _schema(value: Any, where: str) -> Mapping[str, Any] | bool:
         try:
             value = jiter.from_json(value.encode(), allow_inf_nan=False)
         except ValueError as error:
-            raise InvalidRequestError(f"{where} is not JSON: {error}.") from error
+            raise wrong(where, f"is not JSON: {error}.") from error
     if not isinstance(value, dict | bool):
-        raise InvalidRequestError(f"{where} must be a JSON schema, got {json_type(value)}.")
+        raise wrong(where, f"must be a JSON schema, got {json_type(value)}.")
     check_finite(value, where)
     return value
 
 
 def _text(value: Any, where: str) -> str:
     if not _is_text(value):
-        raise InvalidRequestError(f"{where} must be a string that is not empty, got {shown(value)}.")
+        raise wrong(where, f"must be a string that is not empty, got {shown(value)}.")
     return str(value)
 
 

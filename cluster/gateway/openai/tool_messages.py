@@ -6,10 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from cluster.gateway.openai.json_body import json_type, shown
 from cluster.gateway.openai.known_names import check_known
-from cluster.gateway.openai.nested import checked_object, object_at
+from cluster.gateway.openai.nested import checked_object, object_at, unsupported, wrong
 from cluster.gateway.openai.schemas import IGNORED_KEYS
 
 
@@ -21,16 +20,14 @@ def check_tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
         UnsupportedParameterError: a call is not one of a function.
     """
     if not isinstance(calls, list):
-        raise InvalidRequestError(f"{where} must be an array, got {json_type(calls)}.", param="messages")
+        raise wrong(where, f"must be an array, got {json_type(calls)}.")
     return [_check_call(call, f"{where}[{index}]") for index, call in enumerate(calls)]
 
 
 def _check_call(call: Any, where: str) -> dict[str, Any]:
     call = object_at(call, where)
     if call.get("type") not in (None, "function"):
-        raise UnsupportedParameterError(
-            f"{where}.type {shown(call['type'])} is not supported; only functions are.", param="messages"
-        )
+        raise unsupported(f"{where}.type", f"{shown(call['type'])} is not supported; only functions are.")
     check_known(call, ("id", "type", "function", "index", "cache_control", *IGNORED_KEYS), path=where)
     function = checked_object(call.get("function"), f"{where}.function", ("name", "arguments", *IGNORED_KEYS))
     arguments = function.get("arguments")
@@ -38,11 +35,9 @@ def _check_call(call: Any, where: str) -> dict[str, Any]:
         arguments = json.dumps(arguments, ensure_ascii=False)
     for value, key in ((call.get("id"), "id"), (function.get("name"), "function.name")):
         if not isinstance(value, str) or not value:
-            raise InvalidRequestError(f"{where}.{key} must be a string, got {shown(value)}.", param="messages")
+            raise wrong(f"{where}.{key}", f"must be a string, got {shown(value)}.")
     if arguments is not None and not isinstance(arguments, str):
-        raise InvalidRequestError(
-            f"{where}.function.arguments must be a string of JSON, got {json_type(arguments)}.", param="messages"
-        )
+        raise wrong(f"{where}.function.arguments", f"must be a string of JSON, got {json_type(arguments)}.")
     return {"id": call["id"], "type": "function", "function": {"name": function["name"], "arguments": arguments or ""}}
 
 
@@ -50,9 +45,7 @@ def check_call_id(message: Mapping[str, Any], where: str) -> str:
     """The id of the call that a message of the role ``tool`` answers."""
     call_id = message.get("tool_call_id")
     if not isinstance(call_id, str) or not call_id:
-        raise InvalidRequestError(
-            f"{where}.tool_call_id must be the id of a call, got {shown(call_id)}.", param="messages"
-        )
+        raise wrong(f"{where}.tool_call_id", f"must be the id of a call, got {shown(call_id)}.")
     return call_id
 
 

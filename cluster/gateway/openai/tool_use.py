@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from cluster.gateway.formats.base import CallRule, Function
 from cluster.gateway.openai.json_body import check_finite, json_type, shown
 from cluster.gateway.openai.known_names import check_known
-from cluster.gateway.openai.nested import checked_object, object_at
+from cluster.gateway.openai.nested import checked_object, checked_string, object_at, unsupported, wrong
 from cluster.gateway.openai.schemas import ChatCompletionRequest
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -60,9 +59,8 @@ def resolve_tools(request: ChatCompletionRequest, *, is_allowed: bool = True) ->
     """
     use = _resolve(request)
     if use.functions and not is_allowed:
-        raise UnsupportedParameterError(
-            "tools are not supported, because router.tool_parser is none on this endpoint; leave them out.",
-            param="tools",
+        raise unsupported(
+            "tools", "are not supported, because router.tool_parser is none on this endpoint; leave them out."
         )
     return use
 
@@ -72,10 +70,10 @@ def _resolve(request: ChatCompletionRequest) -> ToolUse:
     functions = [_check_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
     if len({function.name for function in functions}) < len(functions):
         (name, _), *_ = Counter(function.name for function in functions).most_common(1)
-        raise InvalidRequestError(f"tools has two functions with the name {name!r}.", param="tools")
+        raise wrong("tools", f"has two functions with the name {name!r}.")
     if not functions:
         if choice not in (None, "none", "auto"):
-            raise InvalidRequestError("tool_choice asks for a call, but tools is empty.", param="tool_choice")
+            raise wrong("tool_choice", "asks for a call, but tools is empty.")
         return ToolUse()
     is_single = request.parallel_tool_calls is False
     use = ToolUse([dict(tool) for tool in tools], functions, is_single=is_single)
@@ -91,20 +89,16 @@ def _resolve(request: ChatCompletionRequest) -> ToolUse:
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         check_known(choice, ("type", "allowed_tools"), path="tool_choice")
         return _allowed(choice.get("allowed_tools"), use)
-    raise InvalidRequestError(f"tool_choice must be {_CHOICES}, got {shown(choice)}.", param="tool_choice")
+    raise wrong("tool_choice", f"must be {_CHOICES}, got {shown(choice)}.")
 
 
 def _allowed(allowed: Any, use: ToolUse) -> ToolUse:
     if not isinstance(allowed, dict) or not isinstance(allowed.get("tools"), list) or not allowed["tools"]:
-        raise InvalidRequestError(
-            "tool_choice.allowed_tools must have an array of at least one of the tools.", param="tool_choice"
-        )
+        raise wrong("tool_choice.allowed_tools", "must have an array of at least one of the tools.")
     check_known(allowed, ("mode", "tools"), path="tool_choice.allowed_tools")
     mode = allowed.get("mode")
     if mode not in ("auto", "required"):
-        raise InvalidRequestError(
-            f"tool_choice.allowed_tools.mode must be auto or required, got {shown(mode)}.", param="tool_choice"
-        )
+        raise wrong("tool_choice.allowed_tools.mode", f"must be auto or required, got {shown(mode)}.")
     names = [_function_name(tool, f"tool_choice.allowed_tools.tools[{i}]") for i, tool in enumerate(allowed["tools"])]
     return replace(use, functions=_select(names, use.functions), is_required=mode == "required")
 
@@ -114,9 +108,7 @@ def _function_name(value: Any, where: str) -> str:
     check_known(given, ("type", "function"), path=where)
     function = given.get("function")
     function = function if isinstance(function, dict) else {}
-    name = function.get("name")
-    if not isinstance(name, str):
-        raise InvalidRequestError(f"{where}.function.name must be a string, got {shown(name)}.", param="tool_choice")
+    name = checked_string(function.get("name"), f"{where}.function.name")
     check_known(function, _FUNCTION_KEYS, path=f"{where}.function")
     return name
 
@@ -124,35 +116,26 @@ def _function_name(value: Any, where: str) -> str:
 def _select(names: Sequence[str], functions: Sequence[Function]) -> list[Function]:
     known = {function.name: function for function in functions}
     if unknown := next((name for name in names if name not in known), None):
-        raise InvalidRequestError(
-            f"tool_choice names the function {unknown[:60]!r}, but tools has {', '.join(known)[:300]}.",
-            param="tool_choice",
-        )
+        raise wrong("tool_choice", f"names the function {unknown[:60]!r}, but tools has {', '.join(known)[:300]}.")
     return [known[name] for name in dict.fromkeys(names)]
 
 
 def _check_tool(tool: Any, where: str) -> Function:
     tool = object_at(tool, where)
     if tool.get("type") != "function":
-        raise UnsupportedParameterError(
-            f"{where}.type {shown(tool.get('type'))} is not supported; only functions are.", param="tools"
-        )
+        raise unsupported(f"{where}.type", f"{shown(tool.get('type'))} is not supported; only functions are.")
     check_known(tool, ("type", "function", "cache_control"), path=where)
     function = checked_object(tool.get("function"), f"{where}.function", _FUNCTION_KEYS)
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidRequestError(
-            f"{where}.function.name must be 1 to 128 of A-Z, a-z, 0-9, _, . and -, got {shown(name)}.", param="tools"
-        )
+        raise wrong(f"{where}.function.name", f"must be 1 to 128 of A-Z, a-z, 0-9, _, . and -, got {shown(name)}.")
     for key, kind, expected in (
         ("description", str, "a string"), ("parameters", dict, "an object"), ("strict", bool, "a boolean")
     ):  # fmt: skip
         value = function.get(key)
         if value is not None and not isinstance(value, kind):
-            raise InvalidRequestError(
-                f"{where}.function.{key} must be {expected}, got {json_type(value)}.", param="tools"
-            )
-    check_finite(function.get("parameters"), f"{where}.function.parameters", "tools")
+            raise wrong(f"{where}.function.{key}", f"must be {expected}, got {json_type(value)}.")
+    check_finite(function.get("parameters"), f"{where}.function.parameters")
     parameters = _object_schema(function.get("parameters"), f"{where}.function.parameters")
     return Function(name, parameters, bool(function.get("strict")))
 
@@ -163,9 +146,9 @@ def _object_schema(schema: Mapping[str, Any] | None, where: str) -> Mapping[str,
         return _NO_ARGUMENTS
     types = schema.get("type", "object")
     if "object" not in (types if isinstance(types, list) else [types]):
-        raise InvalidRequestError(
-            f'{where} must be a schema of an object, such as {{"type": "object", "properties": {{…}}}}, got the type '
+        raise wrong(
+            where,
+            f'must be a schema of an object, such as {{"type": "object", "properties": {{…}}}}, got the type '
             f"{shown(types)}.",
-            param="tools",
         )
     return {**schema, "type": "object"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from cluster.gateway.openai.nested import (
     check_neutral,
     check_size,
@@ -14,7 +13,9 @@ from cluster.gateway.openai.nested import (
     checked_object,
     checked_string,
     checked_word,
+    unsupported,
     unsupported_type,
+    wrong,
 )
 
 Message = dict[str, Any]
@@ -38,13 +39,13 @@ def messages_of(request_input: Any, instructions: str | None) -> list[Message]:
     if isinstance(request_input, str):
         return [*messages, {"role": "user", "content": request_input}]
     if not isinstance(request_input, list):
-        raise InvalidRequestError("input must be a string or an array of items.", param="input")
+        raise wrong("input", "must be a string or an array of items.")
     check_size(request_input, "input")
     for index, item in enumerate(request_input):
         if len(message := _message_of(item, f"input[{index}]")) > 1:  # not that of reasoning without a text
             _add(messages, message)
     if not messages:
-        raise InvalidRequestError("input is empty; it must have at least one item.", param="input")
+        raise wrong("input", "is empty; it must have at least one item.")
     return messages
 
 
@@ -52,9 +53,7 @@ def _message_of(item: Any, path: str) -> Message:
     kind = item.get("type") if isinstance(item, dict) else None
     read = _message if kind is None else _READERS.get(kind) if isinstance(kind, str) else None
     if kind == "item_reference":
-        raise UnsupportedParameterError(
-            f"{path} refers to a stored item, but nothing is stored; send the item itself.", param="input"
-        )
+        raise unsupported(path, "refers to a stored item, but nothing is stored; send the item itself.")
     if read is None:
         raise unsupported_type(path, kind, _READERS)
     return read(item, path)
@@ -88,10 +87,7 @@ def _reasoning(item: Any, path: str) -> Message:
         if item.get(key):
             return {"role": "assistant", "reasoning_content": _text(item[key], f"{path}.{key}", (kind,))}
     if item.get("encrypted_content"):
-        raise UnsupportedParameterError(
-            f"{path} has reasoning that is encrypted, which only its author can read; leave the item out.",
-            param="input",
-        )
+        raise unsupported(path, "has reasoning that is encrypted, which only its author can read; leave the item out.")
     return {"role": "assistant"}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from baton.core.errors import InvalidRequestError, UnsupportedParameterError
+from baton.core.errors import InvalidRequestError
 from cluster.gateway.openai.json_body import shown
 from cluster.gateway.openai.nested import (
     check_neutral,
@@ -13,7 +13,10 @@ from cluster.gateway.openai.nested import (
     checked_choice,
     checked_list,
     checked_object,
+    checked_string,
+    unsupported,
     unsupported_type,
+    wrong,
 )
 from cluster.gateway.openai.schemas import ChatCompletionRequest
 from cluster.gateway.openai.shared_parameters import chat_of
@@ -69,9 +72,7 @@ def to_chat(request: ResponsesRequest) -> ChatCompletionRequest:
 def _check_include(include: list[Any]) -> None:
     for value in include:
         if value == _LOGPROBS:
-            raise UnsupportedParameterError(
-                f"include does not support {_LOGPROBS}; send the request to /v1/chat/completions.", param="include"
-            )
+            raise unsupported("include", f"does not support {_LOGPROBS}; send the request to /v1/chat/completions.")
         checked_choice(value, "include", _INCLUDABLE)
 
 
@@ -98,7 +99,7 @@ def _response_format(text: dict[str, Any]) -> dict[str, Any] | None:
     if kind == "text" and wanted:
         raise InvalidRequestError(
             f"text.format.{next(iter(wanted))} is for the type 'json_schema', but text.format.type is 'text'.",
-            param="text",
+            param="text.format",
         )
     return {"type": kind, **wanted}
 
@@ -117,7 +118,7 @@ def _tool_choice(choice: Any) -> Any:
     if choice in (None, "none", "auto", "required"):
         return choice
     if not isinstance(choice, dict):
-        raise InvalidRequestError(f"tool_choice must be {_CHOICES}, got {shown(choice)}.", param="tool_choice")
+        raise wrong("tool_choice", f"must be {_CHOICES}, got {shown(choice)}.")
     kind = choice.get("type")
     if kind == "function":
         return {"type": "function", "function": {"name": _name(choice, "tool_choice")}}
@@ -135,7 +136,4 @@ def _name(value: Any, path: str) -> str:
     given = checked_object(value, path, ("type", "name"))
     if given.get("type") != "function":
         raise unsupported_type(path, given.get("type"), ("function",))
-    name = given.get("name")
-    if not isinstance(name, str):
-        raise InvalidRequestError(f"{path}.name must be a string, got {shown(name)}.", param="tool_choice")
-    return name
+    return checked_string(given.get("name"), f"{path}.name")

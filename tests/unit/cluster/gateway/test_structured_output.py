@@ -92,7 +92,7 @@ async def test_completions_have_grammars_too() -> None:
     [
         (
             {"response_format": {"type": "json_schema"}},
-            "response_format",
+            "response_format.json_schema",
             "json_schema must be an object with a schema",
         ),
         (
@@ -124,9 +124,9 @@ async def test_completions_have_grammars_too() -> None:
         ({"structured_outputs": {}}, "structured_outputs", "exactly one of json, json_object, .* got none"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs", "got json, regex"),
         ({"structured_outputs": {"jsn": {}}}, "structured_outputs.jsn", "did you mean 'json'"),
-        ({"structured_outputs": {"regex": ["a"]}}, "structured_outputs", "must be a string"),
+        ({"structured_outputs": {"regex": ["a"]}}, "structured_outputs.regex", "must be a string"),
         ({"structured_outputs": {"json": {}, "whitespace_pattern": 3}}, "structured_outputs", "must be a string"),
-        ({"structured_outputs": {"json_object": "yes"}}, "structured_outputs", "must be true or absent"),
+        ({"structured_outputs": {"json_object": "yes"}}, "structured_outputs.json_object", "must be true or absent"),
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "false for an answer with a grammar"),
         ({"guided_regex": "a", "min_tokens": 2}, "min_tokens", "0 for an answer with a grammar"),
     ],

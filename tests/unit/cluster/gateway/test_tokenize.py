@@ -79,7 +79,7 @@ async def test_tokens_have_their_text_and_may_be_more_than_the_context(http: htt
         ("/tokenize", {"prompt": "a", "made_up": 1}, "made_up"),
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"messages": HELLO, "tools": 5}, "tools"),
-        ("/tokenize", {"messages": HELLO, "tools": [{"type": "function"}]}, "tools"),
+        ("/tokenize", {"messages": HELLO, "tools": [{"type": "function"}]}, "tools[0].function"),
         ("/tokenize", {"messages": HELLO, "tools": [TOOL] * 1025}, "tools"),
         ("/tokenize", {"messages": HELLO, "chat_template_kwargs": 5}, "chat_template_kwargs"),
         ("/detokenize", {"tokens": [True]}, "tokens"),

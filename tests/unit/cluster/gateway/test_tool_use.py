@@ -149,7 +149,7 @@ def test_a_number_that_no_float_holds_is_refused() -> None:
         InvalidRequestError, match=r"tools\[0\].function.parameters has a number beyond 1\.8e308"
     ) as caught:
         resolve_tools(request(tools=[tool("f", parameters=parameters)]))
-    assert caught.value.param == "tools"
+    assert caught.value.param == "tools[0].function.parameters"
 
 
 @pytest.mark.parametrize("schema", [{"type": "array"}, {"type": "integer"}, {"type": ["null", "string"]}, {"type": 7}])
@@ -160,7 +160,7 @@ def test_arguments_that_are_no_object_are_refused(schema: dict[str, Any], choice
         InvalidRequestError, match=r"tools\[1\].function.parameters must be a schema of an object"
     ) as found:
         resolve_tools(request(tools=tools, tool_choice=choice))
-    assert found.value.param == "tools"
+    assert found.value.param == "tools[1].function.parameters"
 
 
 @pytest.mark.parametrize(
