@@ -109,9 +109,7 @@ def _of_structured_outputs(request: BaseRequest) -> AskedGrammar | None:
     check_known(given, (*_FORMS, *_OPTIONS, *_WITHOUT_EFFECT), path=param)
     forms = [name for name in _FORMS if name in given]
     if len(forms) != 1:
-        raise wrong(
-            param, f"must have exactly one of {', '.join(_FORMS)}, got {', '.join(forms) or 'none of them'}."
-        )
+        raise wrong(param, f"must have exactly one of {', '.join(_FORMS)}, got {', '.join(forms) or 'none of them'}.")
     return _ask(param, forms[0], given[forms[0]], f"{param}.{forms[0]}", given)
 
 
