@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from math import isfinite
@@ -9,7 +10,7 @@ from typing import Any
 
 from baton.core.errors import InvalidRequestError
 from baton.grammar.gbnf import client_names
-from baton.grammar.schema_walk import DATA_KEYS, objects_of
+from baton.grammar.schema_walk import DATA_KEYS, asserting, objects_of
 from baton.grammar.schemas import is_read_exactly, schemas_of
 
 MAX_MULTIPLE_OF = 10_000
@@ -29,6 +30,9 @@ _NO_NAMES = re.compile(r'"(?:\\.|[^"\\\n])*+"?|//[^\n]*|/(?:\\.|[^/\\\n])++/?')
 """Strings, comments and regular expressions in Lark's notation."""
 _RULE_NAME = re.compile(r"^[ \t]*[?!]*(\w++)[^:\n|]*:", re.MULTILINE)
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_OPTIONS = re.compile(r"%llguidance\s*")
+_KNOWN_OPTIONS = ("allow_initial_skip", "ignore_once")
+_TEMPERATURE = re.compile(r"^[ \t]*[?!]*(\w++)\s*\[[^\]]*\btemperature\b", re.MULTILINE)
 _FREE_NEGATION = re.compile(r"(?<!&)(?<!& )~(?! ?\d)")
 """A negation that is not behind ``&``; before a number, the sign is a repetition."""
 
@@ -110,6 +114,11 @@ def _check_keywords(schema: dict[str, Any]) -> None:
             raise InvalidRequestError(
                 f"The grammar cannot be honoured: {key} is {length}; at most {MAX_TEXT_LENGTH:,} is allowed."
             )
+    if isinstance(schema.get("required"), bool) and len(asserting(schema)) > 1:
+        raise InvalidRequestError(
+            "The grammar cannot be honoured: required must be an array of names, in the schema of the object that has "
+            "the property."
+        )
     patterns = schema.get("patternProperties")
     if isinstance(patterns, dict) and len(patterns) > MAX_PATTERN_PROPERTIES:
         raise InvalidRequestError(
@@ -142,6 +151,7 @@ def _is_kept(number: int, key: str) -> bool:
 
 def _check_rules(lark: str) -> None:
     """Follows the rules from each to the next in the order in which llguidance compiles them."""
+    _check_options(lark)
     rules, clients = _rules(lark), client_names(lark)
     seen: set[str] = set()
     for first in rules:
@@ -175,6 +185,29 @@ def _rules(lark: str) -> dict[str, list[str]]:
         _check_negations(match[1], text[match.end() : end])
         rules[match[1]] = _NAME.findall(text, match.end(), end)
     return {"start": rules.pop("start", []), **rules}
+
+
+def _check_options(lark: str) -> None:
+    """Refuses options that llguidance accepts and does not keep to, or with which a mask would not have to begin with
+    the tokens that it forces."""
+    end = 0
+    while found := _OPTIONS.search(lark, end):
+        end = found.end()
+        try:
+            options, end = json.JSONDecoder().raw_decode(lark, end)
+        except ValueError:  # the compiler says what is wrong
+            continue
+        for name in options if isinstance(options, dict) else ():
+            if name not in _KNOWN_OPTIONS:
+                raise InvalidRequestError(
+                    f"The grammar cannot be honoured: the option {name!r:.60} of %llguidance is not supported. Leave "
+                    f"it out; known are {' and '.join(_KNOWN_OPTIONS)}."
+                )
+    if found := _TEMPERATURE.search(_NO_NAMES.sub('""', lark)):
+        raise InvalidRequestError(
+            f"The grammar cannot be honoured: the rule {found[1]:.60} has a temperature, which is that of the whole "
+            "answer. Leave it out, and send the parameter temperature."
+        )
 
 
 def _check_negations(name: str, definition: str) -> None:

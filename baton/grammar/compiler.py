@@ -16,8 +16,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from baton.grammar.bounds import check_bounds
+from baton.grammar.fault_place import place_of_fault
 from baton.grammar.gbnf import client_rule
-from baton.grammar.schema_walk import place_of
 from baton.grammar.schemas import rewrite_schemas, schemas_of
 from baton.grammar.special_tokens import hide_special_tokens, refer_by_id
 from baton.grammar.state import GrammarState
@@ -84,15 +84,37 @@ class GrammarCompiler:
         if found is None:
             try:
                 prepared = _prepared(grammar, self._special_ids)
+                found = _in_deep_thread(lambda: _compile(vocabulary, prepared)), "<[" in prepared
             except RecursionError as error:
                 raise InvalidRequestError(_refusal("recursion limit exceeded")) from error
-            found = _in_deep_thread(lambda: _compile(vocabulary, prepared)), "<[" in prepared
+            except InvalidRequestError as error:
+                raise self._with_place(error, grammar) from error
         with self._lock:
             self._compiled[grammar] = found
             self._compiled.move_to_end(grammar)
             if len(self._compiled) > _CACHED_GRAMMARS:
                 self._compiled.popitem(last=False)
         return found
+
+    def _with_place(self, refusal: InvalidRequestError, grammar: str) -> InvalidRequestError:
+        """The refusal with the place in the schema that it is about, if that is found."""
+
+        def fails(schema: Mapping[str, Any]) -> bool:
+            try:
+                prepared = _prepared(json.dumps({"grammars": [{"json_schema": schema}]}), self._special_ids)
+                _in_deep_thread(lambda: _parse(self._vocabulary, prepared))
+            except InvalidRequestError as error:
+                return error.message == reason
+            except RecursionError:
+                return False
+            return False
+
+        reason = _WITHIN_LARK.sub("", refusal.message)
+        schemas = [schema for part in _parts(grammar) for schema in schemas_of(part)]
+        place = next(filter(None, (place_of_fault(schema, fails) for schema in schemas)), "")
+        if not place:
+            return refusal
+        return InvalidRequestError(reason.replace(_REFUSED, f"{_REFUSED}in {place[:_NUM_ERROR_CHARS]}: ", 1))
 
     @cached_property
     def _vocabulary(self) -> LLTokenizer:
@@ -115,6 +137,10 @@ _EXPLAINED = {
     "Unable to determine if regex is empty": "pattern, format and lengths of a string are too complex together; leave "
     "one of them out",
     "lark grammar too deeply nested": "more than about 28 parentheses are in each other; make rules of the inner ones",
+    r'(?:at [\d()]+: )?(?:invalid regex ".*" \(in regex\): )?lookarounds not supported yet; \w+ in regex /(.*?)/?$': (
+        r'the regular expression "\1" has \\b, \\B, ^ or $ inside, which are not supported'
+    ),
+    r'unknown special token: ("[^"]*").*': r"this model has no special token \1; write text in quotes",
     "Regex is empty": "pattern, format, lengths, const or enum of a string contradict each other",
     r"Resource '(?:json-schema:///)?(.*?)' is": r"$ref '\1' leads outside of the schema; put what it leads to under "
     "$defs",
@@ -132,7 +158,10 @@ _WRONG_EXPRESSION = re.compile(
 _NUM_SHOWN_CHARS = 60
 _POSITION = re.compile(r"(?:at )?(\d+)\(\d+\): ")
 """Line and column, in Lark's notation."""
-_UNKNOWN_KEYS = re.compile(r'Unimplemented keys: \["([^"]+)"')
+_WITHIN_LARK = re.compile(r"(?:at )?\d+\(\d+\): failed to compile JSON schema: ")
+_REFUSED = "The grammar cannot be honoured: "
+_PROCESSED = re.compile(r"\.? while processing \S+")
+"""Through which references the library came to a fault; its place says more."""
 _QUOTED_LINES = re.compile(r"\d+ \| ")
 """How an error's lines that quote the grammar begin. They may be baton's own, as of a tool's calls."""
 
@@ -140,18 +169,22 @@ _QUOTED_LINES = re.compile(r"\d+ \| ")
 def _prepared(grammar: str, special_ids: Mapping[str, int]) -> str:
     """The grammar after a check of its schemas, which are rewritten, and with references to special tokens by id, since
     they have other names in the vocabulary."""
-    try:
-        content = json.loads(grammar)
-        parts = content["grammars"]
-    except (ValueError, KeyError, TypeError):  # in Lark's notation alone
-        parts = [{"lark_grammar": grammar}]
-        content = {"grammars": parts}
+    parts = _parts(grammar)
     check_bounds(parts)
     for part in parts:
         rewrite_schemas(part)
         if part.get("lark_grammar"):
             part["lark_grammar"] = refer_by_id(part["lark_grammar"], special_ids)
-    return json.dumps(content, ensure_ascii=False)
+    return json.dumps({"grammars": parts}, ensure_ascii=False)
+
+
+def _parts(grammar: str) -> list[dict[str, Any]]:
+    """The ``grammars`` of llguidance's JSON form."""
+    try:
+        parts: list[dict[str, Any]] = json.loads(grammar)["grammars"]
+    except (ValueError, KeyError, TypeError):  # in Lark's notation alone
+        parts = [{"lark_grammar": grammar}]
+    return parts
 
 
 def _in_deep_thread(compile_grammar: Callable[[], LLMatcher]) -> LLMatcher:
@@ -177,13 +210,24 @@ def _in_deep_thread(compile_grammar: Callable[[], LLMatcher]) -> LLMatcher:
 
 def _compile(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
     """Compiles a grammar, with its first mask: that may take a second, which later states are spared."""
-    matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=_limits())
-    has_start = any(matcher.compute_bitmask()) if not matcher.is_error() else False
-    if matcher.is_error():
-        raise InvalidRequestError(_refusal(matcher.get_error(), json.loads(grammar)["grammars"]))
+    matcher = _parse(vocabulary, grammar)
+    has_start = any(matcher.compute_bitmask())
+    _check(matcher, grammar)
     if not has_start:
         raise InvalidRequestError("The grammar allows no text at all; check the schema or expression.")
     return matcher
+
+
+def _parse(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
+    """Compiles a grammar without its first mask."""
+    matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=_limits())
+    _check(matcher, grammar)
+    return matcher
+
+
+def _check(matcher: LLMatcher, grammar: str) -> None:
+    if matcher.is_error():
+        raise InvalidRequestError(_refusal(matcher.get_error(), _parts(grammar)))
 
 
 def _limits() -> LLParserLimits:
@@ -205,15 +249,11 @@ def _limits() -> LLParserLimits:
 def _refusal(text: str, parts: Sequence[Mapping[str, Any]] = ()) -> str:
     """The message for an error of the library about the parts of a grammar."""
     reason = _reason(text)
-    if unknown := _UNKNOWN_KEYS.match(reason):
-        schemas = [schema for part in parts for schema in schemas_of(part)]
-        place = next(filter(None, (place_of(unknown[1], schema) for schema in schemas)), "")
-        reason += f" in {place[:_NUM_ERROR_CHARS]}" if place else ""
     if position := _POSITION.match(reason):
         rules = (client_rule(part.get("lark_grammar") or "", int(position[1])) for part in parts)
         if rule := next(filter(None, rules), None):
             reason = f"in the rule {rule}: {reason[position.end() :]}"
-    return f"The grammar cannot be honoured: {reason}."
+    return f"{_REFUSED}{reason}."
 
 
 def _reason(text: str) -> str:
@@ -226,7 +266,7 @@ def _reason(text: str) -> str:
         return f"the regular expression{expression} is wrong: {wrong[3]}"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     told = list(itertools.takewhile(lambda line: not _QUOTED_LINES.match(line), lines))
-    reason = " ".join(told)[:_NUM_ERROR_CHARS].rstrip(".") or "no reason is given"
+    reason = _PROCESSED.sub("", " ".join(told))[:_NUM_ERROR_CHARS].rstrip(".") or "no reason is given"
     for start, words in _EXPLAINED.items():
         if found := re.search(start, reason):
             return reason[: found.start()] + found.expand(words)

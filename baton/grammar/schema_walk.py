@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
@@ -50,22 +49,6 @@ def objects_of(schema: Any) -> Iterator[dict[str, Any]]:
                     left += inner.values()
                 elif key not in DATA_KEYS:
                     left.append(inner)
-
-
-def place_of(keyword: str, schema: Any) -> str:
-    """The path of the first object in a schema that has a keyword, as in ``properties.a.items``; empty for the schema
-    itself, and where there is none."""
-    left: deque[tuple[Any, tuple[str, ...], bool]] = deque([(schema, (), True)])
-    while left:
-        value, path, is_schema = left.popleft()
-        if isinstance(value, dict):
-            if is_schema and keyword in value:
-                return ".".join(path)
-            items = ((key, inner) for key, inner in value.items() if not (is_schema and key in DATA_KEYS))
-            left += ((inner, (*path, key), not (is_schema and key in NAMED_SCHEMAS)) for key, inner in items)
-        elif isinstance(value, list):
-            left += ((inner, (*path, str(index)), True) for index, inner in enumerate(value))
-    return ""
 
 
 def referred(reference: Any, schema: Any) -> Any:

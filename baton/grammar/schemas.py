@@ -29,6 +29,8 @@ _LEAST_POSITIVE = 1e-40
 _LARGE = 2**48
 """From here on, bounds are whole numbers."""
 _ANY: tuple[Any, ...] = (True, {})
+_DIALECT = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/2019-09|draft/2020-12)/schema#?")
+_LATEST_DIALECT = re.compile(r"https?://(?:json-schema\.org/schema|spec\.openapis\.org/oas/3\.1/dialect/base)#?")
 _FREE_FORMATS = frozenset({"binary", "password", "path", "file-path", "directory-path"})
 """Formats that any text has."""
 _MAX_LISTED_CHARS = 64 * 1024
@@ -127,6 +129,10 @@ def _rewrite(schema: Any) -> None:
         return
     options = schema.pop("x-guidance", None)
     options = {**(options if isinstance(options, dict) else {}), **_STRICT}
+    for found in objects_of(schema):
+        for key in [key for key, value in found.items() if value is None and key not in DATA_KEYS]:
+            del found[key]
+        _name_dialect(found)
     drop_endless(schema)
     bounds = _bounds(schema)
     for found in objects_of(schema):
@@ -136,6 +142,22 @@ def _rewrite(schema: Any) -> None:
             options["json_allowed_escapes"] = _ESCAPES
         _rewrite_keywords(found, bounds)
     schema["x-guidance"] = options
+
+
+def _name_dialect(schema: dict[str, Any]) -> None:
+    """Gives ``$schema`` the form that llguidance knows. It looks for all others elsewhere."""
+    name = schema.get("$schema")
+    known = _DIALECT.fullmatch(name) if isinstance(name, str) else None
+    if known:
+        scheme = "http" if known[1].startswith("draft-") else "https"
+        schema["$schema"] = f"{scheme}://json-schema.org/{known[1]}/schema"
+    elif isinstance(name, str) and _LATEST_DIALECT.fullmatch(name):
+        del schema["$schema"]
+    elif "$schema" in schema:
+        raise InvalidRequestError(
+            f"The grammar cannot be honoured: $schema {name!r:.100} is not supported. Leave it out, or name a draft "
+            "from 4 on, as in https://json-schema.org/draft/2020-12/schema."
+        )
 
 
 def _list_properties(schema: dict[str, Any], whole: dict[str, Any]) -> None:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -124,6 +125,99 @@ def test_a_broken_gbnf_grammar_is_named() -> None:
 def test_what_a_schema_asks_in_vain_is_named(schema: Any, reason: str) -> None:
     with pytest.raises(InvalidRequestError, match=f"cannot be honoured: .*{reason}"):
         GRAMMARS.compile(json_grammar(schema))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"not": {}},
+        {"type": "frog"},
+        {"type": "string", "format": "colour"},
+        {"type": "string", "pattern": "(?=a)b"},
+        {"type": "string", "minLength": -1},
+        {"oneOf": [{"type": "string"}, {"type": "string"}]},
+        {"type": "object", "minProperties": 4},
+        {"type": "object", "properties": {"k": {"type": "string"}}, "maxProperties": 3},
+        {"const": 2**60 + 1},
+        {"enum": [0.12345678901234567]},
+        {"type": "integer", "multipleOf": 1e6},
+        {"type": "string", "required": True},
+        {"$ref": "#/$defs/missing"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("place", "schema"),
+    [
+        ("properties.a.items", lambda fault: {"properties": {"a": {"items": fault}, "b": {"type": "string"}}}),
+        ("anyOf.1", lambda fault: {"anyOf": [{"type": "string"}, fault]}),
+        ("$defs.inner", lambda fault: {"$defs": {"inner": fault}, "properties": {"a": {"$ref": "#/$defs/inner"}}}),
+    ],
+)
+def test_the_place_of_a_fault_in_a_schema_is_named(place: str, schema: Callable[[Any], Any], fault: Any) -> None:
+    for grammar in (
+        json_grammar(schema(fault)),
+        notation_grammar(f'start: "a" %json {json.dumps(schema(fault))}'),
+    ):
+        with pytest.raises(InvalidRequestError, match=rf"^The grammar cannot be honoured: in {re.escape(place)}: "):
+            GRAMMARS.compile(grammar)
+
+
+def test_a_fault_of_the_whole_schema_has_no_place() -> None:
+    with pytest.raises(InvalidRequestError, match=r'honoured: Unimplemented keys: \["not"\]\.$'):
+        GRAMMARS.compile(json_grammar({"not": {}, "properties": {"a": {"type": "string"}}}))
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("end", ["", "#"])
+@pytest.mark.parametrize(
+    "name",
+    ["json-schema.org/draft-04/schema", "json-schema.org/draft-07/schema", "json-schema.org/draft/2019-09/schema",
+     "json-schema.org/draft/2020-12/schema", "json-schema.org/schema", "spec.openapis.org/oas/3.1/dialect/base"],
+)  # fmt: skip
+def test_a_known_draft_may_be_named_in_any_way(scheme: str, name: str, end: str) -> None:
+    schema = {"$schema": f"{scheme}://{name}{end}", "$ref": "#/definitions/a", "definitions": {"a": {"enum": [7]}}}
+    assert accepts(json_grammar(schema), "7")
+    assert not accepts(json_grammar(schema), "8")
+
+
+@pytest.mark.parametrize("name", ["http://json-schema.org/draft-03/schema#", "foo", "", 5])
+def test_other_drafts_are_refused_by_name(name: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=rf"honoured: \$schema {re.escape(repr(name))} is not supported"):
+        GRAMMARS.compile(json_grammar({"$schema": name, "type": "integer", "divisibleBy": 7}))
+
+
+def test_null_is_no_keyword() -> None:
+    """Some languages write absent lists and texts as null."""
+    schema = {"type": "object", "required": None, "properties": {"a": {"type": "integer", "minimum": None}},
+              "additionalProperties": False, "$schema": None}  # fmt: skip
+    assert accepts(json_grammar(schema), '{"a": 1}')
+    assert accepts(json_grammar(schema), "{}")
+    for schema in ({"const": None}, {"enum": [None]}):
+        assert accepts(json_grammar(schema), "null")
+        assert not accepts(json_grammar(schema), "1")
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        ('%llguidance {"no_forcing": true}\nstart: "a"', "option 'no_forcing' of %llguidance"),
+        ('%llguidance {}\n%llguidance {"foo": 1}\nstart: "a"', "option 'foo' of %llguidance .*; known are allow_init"),
+        ('start: x\nx[capture, temperature=0.5]: "a"', "rule x has a temperature"),
+        ('start: "a" <foo> /b/', 'no special token "<foo>"; write text in quotes'),
+        (r"start: /a\b/", r'expression "a\\b" has \\b, \\B, \^ or \$ inside'),
+        (regex_grammar("a$b"), r'expression "a\$b" has \\b'),
+        (json_grammar({"pattern": r"\Ba", "type": "string"}), r'expression "\\Ba" has \\b'),
+    ],
+)
+def test_what_a_grammar_asks_in_vain_is_named(grammar: str, reason: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"cannot be honoured: .*{reason}"):
+        GRAMMARS.compile(grammar)
+
+
+def test_other_options_and_attributes_of_rules_are_kept() -> None:
+    grammar = '%llguidance {"allow_initial_skip": true}\n%ignore / /\nstart: x\nx[stop="temperature"]: /[a-z]+/'
+    assert accepts(grammar, " abctemperature")
 
 
 @pytest.mark.parametrize(
