@@ -49,7 +49,8 @@ _TRANSITIONS: dict[RequestStatus, frozenset[RequestStatus]] = {
 
 def _require(condition: bool, param: str, expected: str, value: object) -> None:
     if not condition:
-        raise InvalidRequestError(f"{param} must be {expected}, got {value!r}.", param=param)
+        found = str(value).lower() if isinstance(value, bool) else repr(value)
+        raise InvalidRequestError(f"{param} must be {expected}, got {found}.", param=param)
 
 
 def is_integer(value: object) -> TypeGuard[int]:

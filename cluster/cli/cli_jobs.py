@@ -92,6 +92,8 @@ def fetch_job(
         batch = await client.batch(job)
         if batch["status"] not in ENDED:
             raise ConfigError(f"{_summary(batch)} Its answers can be fetched when it has ended; cancel ends it early.")
+        if batch["status"] != "completed":
+            error_console().print(Text("\n".join([_summary(batch), *_problems(batch)])))
         await _fetch(client, batch, output)
 
     with_client(endpoint, ca, fetch)

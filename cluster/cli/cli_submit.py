@@ -36,6 +36,8 @@ def request_for(prompt: object, *, chat: bool) -> tuple[str, dict[str, Any]]:
         raise InvalidRequestError(f"prompt must be a string, got {json.dumps(prompt)[:60]}.", param="prompt")
     if not chat:
         return COMPLETION_PATH, {"prompt": prompt}
+    if isinstance(prompt, list) and not all(isinstance(item, int) for item in prompt):
+        raise InvalidRequestError("prompt must be a string, got an array. Write each into a line.", param="prompt")
     if not isinstance(prompt, str):
         raise InvalidRequestError("A prompt of token ids has no chat form; add --completion.", param="prompt")
     return CHAT_PATH, {"messages": [{"role": "user", "content": prompt}]}

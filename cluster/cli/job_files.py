@@ -6,6 +6,7 @@ import heapq
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,7 @@ class PromptFile:
             ConfigError: the file cannot be read, has no prompt, or has faulty lines; the first ones are named.
         """
         faults: list[str] = []
+        places: dict[str, int] = {}  # the line of each id
         is_empty = True
         try:
             with source.open(encoding="utf-8-sig") as stream:
@@ -58,7 +60,7 @@ class PromptFile:
                         continue
                     is_empty = False
                     try:
-                        target.write(encode_body(self._line(number, line)) + b"\n")
+                        target.write(encode_body(self._line(number, line, places)) + b"\n")
                     except InvalidRequestError as error:
                         faults.append(f"Line {number}: {error.message}")
         except (OSError, UnicodeDecodeError) as error:
@@ -74,9 +76,12 @@ class PromptFile:
                 "\n".join([f"{source} has faulty lines, and nothing was sent.", *faults[:_MAX_SHOWN], *more])
             )
 
-    def _line(self, number: int, line: str) -> dict[str, Any]:
+    def _line(self, number: int, line: str, places: dict[str, int]) -> dict[str, Any]:
         values = _parsed(line)
-        own_id = json.dumps(values.pop("id", number))
+        given_id = values.pop("id", None)
+        own_id = json.dumps(number if given_id is None else given_id)
+        if (place := places.setdefault(own_id, number)) != number:
+            raise InvalidRequestError(f"line {place} has the id {own_id[:60]}, too. A line without one has its number.")
         if len(own_id) > _MAX_ID_CHARS:
             raise InvalidRequestError(f"id has more than {_MAX_ID_CHARS} characters.", param="id")
         if values.get("stream"):
@@ -117,7 +122,7 @@ def to_json_line(answer: Mapping[str, Any]) -> str:
 
 def _parsed(line: str) -> dict[str, Any]:
     try:
-        values = json.loads(line.rstrip())
+        values = json.loads(line.rstrip(), object_pairs_hook=_object_of)
     except json.JSONDecodeError as error:
         raise InvalidRequestError(f"not JSON: {error.msg} (column {error.pos + 1}).") from error
     except (ValueError, RecursionError) as error:
@@ -125,6 +130,14 @@ def _parsed(line: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise InvalidRequestError("not a JSON object.")
     return values
+
+
+def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        (key, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+        raise InvalidRequestError(f"the key {key[:60]!r} occurs twice in one JSON object.")
+    return found
 
 
 def _numbered(line: bytes) -> tuple[float, dict[str, Any]]:

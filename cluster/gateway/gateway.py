@@ -9,7 +9,6 @@ from typing import Any, Protocol, cast, get_args
 from fastapi import Depends, FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 
 from baton.core.errors import BatonError, InternalError, InvalidRequestError, NotFoundError, NoWorkerError
 from baton.core.roles import POOLS
@@ -25,6 +24,7 @@ from cluster.gateway.endpoints import ENDPOINTS
 from cluster.gateway.formats.dialect import Dialect
 from cluster.gateway.generation_endpoint import GenerationEndpoint
 from cluster.gateway.http_edge import (
+    CorsMiddleware,
     JsonResponse,
     RequestContextMiddleware,
     RequestTimesMiddleware,
@@ -174,7 +174,7 @@ def create_app(
     app.add_middleware(RequestContextMiddleware, metrics=metrics or HttpMetrics(CollectorRegistry()))
     if cors_origins:  # around the others, so that pages can read errors, and a preflight needs no key
         app.add_middleware(
-            CORSMiddleware,
+            CorsMiddleware,
             allow_origins=cors_origins,
             allow_methods=("GET", "HEAD", "POST", "DELETE"),
             allow_headers=("*",),

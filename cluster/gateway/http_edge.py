@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import h11
 from fastapi import Request, Response
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -29,6 +30,7 @@ from baton.core.errors import (
     OverloadedError,
     RateLimitError,
     RequestCancelledError,
+    UntrustedOriginError,
 )
 from baton.core.logs import RequestLog, describe_fault
 from cluster.gateway.anthropic.errors import anthropic_error, has_anthropic_form
@@ -41,7 +43,7 @@ logger = logging.getLogger(__name__)
 REQUEST_ID_HEADER = "X-Request-Id"
 _ANTHROPIC_ID_HEADER = "request-id"
 MAX_HEAD_BYTES = 16 * 1024
-"""Limit of the size of all headers together."""
+"""Limit of the size of target and headers together."""
 _POLLED_ENDPOINTS = frozenset({"/", "/health", "/ready", "/metrics", "/page/{name}"})
 _VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ID_PREFIXES = {
@@ -139,6 +141,20 @@ def add_log_fields(request: Request, **fields: str | float | bool) -> None:
     request.scope["state"].setdefault("log_fields", {}).update(fields)
 
 
+class CorsMiddleware(CORSMiddleware):
+    """Starlette's, but for a refused preflight: its answer has the shape of all errors."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        if response.status_code < 400:
+            return response
+        refused = bytes(response.body).decode().removeprefix("Disallowed CORS ")
+        allowed = f"Pages of the origins in router.cors_origins may send {', '.join(self.allow_methods)}."
+        answer = error_response(UntrustedOriginError(f"The page's {refused} may not be used here. {allowed}"))
+        answer.headers["Vary"] = "Origin"
+        return answer
+
+
 class RequestContextMiddleware:
     """Gives every request an id, returns it as ``X-Request-Id``, and turns unexpected errors into a 500.
 
@@ -231,11 +247,16 @@ def _check_head(scope: Scope) -> None:
         problem = "Content-Length and Transfer-Encoding exclude each other; send one of them."
     elif scope.get("http_version", "1.1") not in ("1.0", "1.1"):
         problem = f"HTTP/{scope['http_version']} is not supported; send HTTP/1.1."
-    elif sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEAD_BYTES:
-        problem = f"The headers take more than {MAX_HEAD_BYTES // 1024} KiB, which is the limit. Send fewer."
+    elif _head_bytes(scope) > MAX_HEAD_BYTES:
+        problem = f"Target and headers take more than {MAX_HEAD_BYTES // 1024} KiB, which is the limit. Send less."
     if problem:
         scope["state"]["response_headers"] = {"Connection": "close"}
         raise InvalidRequestError(problem)
+
+
+def _head_bytes(scope: Scope) -> int:
+    target = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+    return target + sum(len(name) + len(value) for name, value in scope["headers"])
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:

@@ -55,9 +55,9 @@ def messages_of(messages: Sequence[Any], system: Any) -> list[Message]:
         raise wrong("messages", "is empty; it must have at least one message.")
     for index, message in enumerate(messages):
         path = f"messages[{index}]"
-        given = checked_object(message, path, ("role", "content"))
+        given = checked_object(message, path, ("role", "content", "cache_control"))
         role = checked_choice(given.get("role"), f"{path}.role", _ROLES)
-        content = given.get("content")
+        content = given.get("content", "")
         if isinstance(content, str):
             found.append({"role": role, "content": content})
         elif role == "assistant":
@@ -125,7 +125,7 @@ def _assistant(blocks: Sequence[tuple[str, dict[str, Any]]]) -> Message:
 
 
 def _call(block: Mapping[str, Any], path: str) -> dict[str, Any]:
-    arguments = block.get("input")
+    arguments = block.get("input", {})
     if not isinstance(arguments, dict):
         raise wrong(f"{path}.input", f"must be an object, got {shown(arguments)}.")
     function = {

@@ -71,6 +71,9 @@ class PromptRequest(RequestSchema):
     output_config: dict[str, Any] | None = None
 
 
+_FORMAT = "output_config.format for a schema; other grammars are for /v1/chat/completions"
+
+
 class MessagesRequest(PromptRequest, CommonRequest):
     """A prompt and how to answer it."""
 
@@ -85,7 +88,7 @@ class MessagesRequest(PromptRequest, CommonRequest):
         "stop": "stop_sequences",
         "response_format": "output_config.format",
         "output_format": "output_config.format",
-        "structured_outputs": "output_config.format",
+        "structured_outputs": _FORMAT,
         "guided_json": "output_config.format",
         "json_schema": "output_config.format",
         "text": "output_config.format",

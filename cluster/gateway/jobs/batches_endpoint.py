@@ -37,6 +37,8 @@ class BatchesEndpoint:
         jobs = enabled(self._jobs)
         check_known(body, BATCH_KEYS)
         file_id, endpoint = body.get("input_file_id"), body.get("endpoint")
+        if isinstance(endpoint, str):
+            endpoint = endpoint.removesuffix("/")
         if not isinstance(file_id, str) or not file_id:
             raise InvalidRequestError(
                 f"input_file_id must be the id of a file of /v1/files, got {shown(file_id)}.", param="input_file_id"

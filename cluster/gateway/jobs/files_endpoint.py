@@ -135,7 +135,7 @@ class FilesEndpoint:
 
 def _check_fields(fields: Mapping[str, str]) -> int | None:
     """The seconds until the file expires, if the form says so. Raises :class:`InvalidRequestError`."""
-    check_known(fields, FORM_FIELDS, "field")
+    check_known(fields, FORM_FIELDS, "field", listed=(FILE_FIELD, *FORM_FIELDS))
     purpose = fields.get("purpose")
     if purpose != BATCH_PURPOSE:
         raise InvalidRequestError(f"purpose must be {BATCH_PURPOSE!r}, got {shown(purpose)}.", param="purpose")

@@ -84,6 +84,12 @@ def parse_object(body: bytes, limits: JsonLimits = JsonLimits()) -> dict[str, An
         if found := _DUPLICATE.match(str(error)):
             key = found[1][:60]
             raise InvalidRequestError(f"The key {key!r} occurs twice in one JSON object.", param=key) from error
+        try:
+            body.decode()
+        except UnicodeDecodeError as wrong:
+            raise InvalidRequestError(
+                f"The request body is not UTF-8: byte {wrong.start} is 0x{body[wrong.start]:02X}. Encode it as UTF-8."
+            ) from error
         reason = str(error).replace("recursion limit exceeded", "it is nested too deeply")
         raise InvalidRequestError(f"The request body is not valid JSON: {reason}.") from error
     if not isinstance(value, dict):

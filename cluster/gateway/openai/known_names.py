@@ -10,6 +10,7 @@ from baton.core.errors import InvalidRequestError
 
 MISNOMERS = {
     "slo_class": "choose an SLO class with 'service_tier', with the header X-Baton-SLO-Class or by the API key.",
+    "extra_body": "write its keys beside the other parameters.",
     "enable_thinking": "put it into 'chat_template_kwargs'.",
     "response_format.name": "it belongs into 'json_schema', with the type 'json_schema'.",
     "response_format.schema": "it belongs into 'json_schema', with the type 'json_schema'.",

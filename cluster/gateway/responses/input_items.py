@@ -22,6 +22,7 @@ Message = dict[str, Any]
 
 _ROLES = ("user", "assistant", "system", "developer")
 _WITHOUT_EFFECT = ("id", "status", "type")
+_HINTS = ("annotations", "cache_control")
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {"namespace": (), "caller": ({"type": "direct"},), "async": (False,)}
 
 
@@ -60,16 +61,19 @@ def _message_of(item: Any, path: str) -> Message:
 
 
 def _message(item: Any, path: str) -> Message:
-    item = checked_object(item, path, ("role", "content", "phase", *_WITHOUT_EFFECT))
+    item = checked_object(item, path, ("role", "content", "name", "phase", *_HINTS, *_WITHOUT_EFFECT))
     role = checked_choice(item.get("role"), f"{path}.role", _ROLES)
-    return {"role": role, "content": _text(item.get("content"), f"{path}.content")}
+    message = {"role": role, "content": _text(item.get("content", ""), f"{path}.content")}
+    if "name" in item:
+        message["name"] = checked_string(item["name"], f"{path}.name")
+    return message
 
 
 def _call(item: Any, path: str) -> Message:
     item = checked_object(item, path, ("call_id", "name", "arguments", "parsed_arguments", *_WITHOUT_EFFECT, *_NEUTRAL))
     check_neutral(item, path, _NEUTRAL)
     call_id, name = (checked_word(item.get(key), f"{path}.{key}") for key in ("call_id", "name"))
-    arguments = checked_string(item.get("arguments"), f"{path}.arguments")
+    arguments = checked_string(item.get("arguments", ""), f"{path}.arguments")
     call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
     return {"role": "assistant", "tool_calls": [call]}
 
@@ -78,7 +82,7 @@ def _output(item: Any, path: str) -> Message:
     item = checked_object(item, path, ("call_id", "output", "name", *_WITHOUT_EFFECT, *_NEUTRAL))
     check_neutral(item, path, _NEUTRAL)
     call_id = checked_word(item.get("call_id"), f"{path}.call_id")
-    return {"role": "tool", "tool_call_id": call_id, "content": _text(item.get("output"), f"{path}.output")}
+    return {"role": "tool", "tool_call_id": call_id, "content": _text(item.get("output", ""), f"{path}.output")}
 
 
 def _reasoning(item: Any, path: str) -> Message:
@@ -111,7 +115,7 @@ def _part(part: Any, path: str, kinds: Sequence[str]) -> str:
     if isinstance(part, dict) and kind not in kinds:
         raise unsupported_type(path, kind, kinds)
     key = "refusal" if kind == "refusal" else "text"
-    part = checked_object(part, path, ("type", key, "annotations", "logprobs", "prompt_cache_breakpoint"))
+    part = checked_object(part, path, ("type", key, "logprobs", "prompt_cache_breakpoint", *_HINTS))
     return checked_string(part.get(key), f"{path}.{key}")
 
 

@@ -65,6 +65,9 @@ _INPUT = {
 }
 
 
+_FORMAT = "text.format for a schema; other grammars are for /v1/chat/completions"
+
+
 class ResponsesRequest(CommonRequest):
     """The honoured parameters. Those of type ``Any`` are checked by the translation."""
 
@@ -75,7 +78,7 @@ class ResponsesRequest(CommonRequest):
         "max_tokens": "max_output_tokens",
         "max_completion_tokens": "max_output_tokens",
         "response_format": "text.format",
-        "structured_outputs": "text.format",
+        "structured_outputs": _FORMAT,
         "guided_json": "text.format",
         "json_schema": "text.format",
         "reasoning_effort": "reasoning.effort",

@@ -188,7 +188,7 @@ def test_stop_fails_pending_calls(running: Running) -> None:
     stopping.join(TIMEOUT_S)
     assert current.result(TIMEOUT_S) == 1
     for future in (*pending, late):
-        with pytest.raises(WorkerLostError, match="shutting down"):
+        with pytest.raises(WorkerLostError, match="engine has ended"):
             future.result(TIMEOUT_S)
 
 

@@ -82,7 +82,7 @@ def test_answers_have_the_order_and_the_ids_of_the_prompts(
     assert (status, out) == (1, "")
     assert "3 answered, 1 failed, of 4" in err
     found = read(target)
-    assert [one["id"] for one in found] == ["first", 2, [7, "\ud800"], None]
+    assert [one["id"] for one in found] == ["first", 2, [7, "\ud800"], 4]
     assert [one.get("text", "failed") in TEXT for one in found] == [True, True, False, True]
     assert found[2]["error"]["code"] == "invalid_request"
     assert len(found[3]["choices"]) == 2
@@ -149,8 +149,10 @@ def test_a_cancelled_batch_keeps_what_is_done(baton: Baton, generator: FakeGener
     assert (status, "can be fetched when it has ended" in err) == (1, True)
     assert baton("jobs", "cancel", batch)[0] == 0
     wait(baton, batch, "cancelled")
-    (answer,) = map(json.loads, baton("jobs", "fetch", batch)[1].splitlines())
+    _, out, err = baton("jobs", "fetch", batch)
+    (answer,) = map(json.loads, out.splitlines())
     assert answer["id"] == 1
+    assert f"{batch}: cancelled, 1 answered" in err
 
 
 def test_batches_of_other_clients_are_fetched_too(baton: Baton, url: str, tmp_path: Path) -> None:
@@ -183,6 +185,24 @@ def test_faulty_lines_are_named_and_nothing_is_sent(baton: Baton, generator: Fak
     assert "leave out --completion" in baton("submit", "-f", str(source), "--completion")[2]
     assert "There are no batches" in baton("jobs", "list")[1]
     assert not generator.requests
+
+
+@pytest.mark.usefixtures("url")
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (['{"prompt": "a", "id": 2}', '{"prompt": "b"}'], "Line 2: line 1 has the id 2, too."),
+        (['{"prompt": "a", "id": "x"}', '{"prompt": "b", "id": "x"}'], 'Line 2: line 1 has the id "x", too.'),
+        (['{"prompt": "a", "max_tokens": 1, "max_tokens": 2}'], "Line 1: the key 'max_tokens' occurs twice"),
+        (['{"prompt": ["a", "b"]}'], "Line 1: prompt must be a string, got an array. Write each into a line."),
+        (['{"prompt": [1, 2]}'], "Line 1: A prompt of token ids has no chat form; add --completion."),
+    ],
+)
+def test_what_is_ambiguous_is_not_sent(baton: Baton, tmp_path: Path, lines: list[str], said: str) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text("\n".join(lines))
+    status, _, err = baton("submit", "-f", str(source), "--detach")
+    assert (status, said in err) == (1, True), err
 
 
 @pytest.mark.usefixtures("url")

@@ -33,6 +33,7 @@ HEADS = {
     "a space before the colon": b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length : 5\r\n\r\nhello",
     "a thousand headers": b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: bbbbbbbbbbbbbbbbbbbbbbbbb\r\n" * 1000 + b"\r\n",
     "a long header": b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 100_000 + b"\r\n\r\n",
+    "a long target": b"GET /health?" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "two lengths": POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
     "a negative length": POST + b"Content-Length: -5\r\n\r\nhello",
     "a signed length": POST + b"Content-Length: +5\r\n\r\nhello",

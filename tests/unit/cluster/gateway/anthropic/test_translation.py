@@ -190,8 +190,6 @@ def test_what_is_malformed_is_refused_with_its_place(body: Any) -> None:
 @pytest.mark.parametrize(
     ("body", "place", "found"),
     [
-        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "null"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content", "null"),
         ({"messages": [USER, {"role": "assistant", "content": 5}]}, "messages[1].content", "an integer"),
         ({"messages": [{"role": "user", "content": TEXT}]}, "messages[0].content", "an object"),
         ({"messages": [{"role": "user", "content": [{**RESULT, "content": 5}]}]}, "messages[0].content[0].content",
@@ -203,6 +201,15 @@ def test_content_of_a_wrong_type_is_told_what_it_may_be(body: Any, place: str, f
     with pytest.raises(InvalidRequestError) as caught:
         chat(**body)
     assert caught.value.message == f"{place} must be a string or an array of blocks, got {found}."
+
+
+@pytest.mark.parametrize("nothing", [{}, {"content": None}, {"content": ""}, {"content": []}])
+def test_null_is_absent_and_hints_are_accepted(nothing: dict[str, Any]) -> None:
+    for role in ("user", "assistant"):
+        assert messages({"role": role, **nothing, **CACHED}, USER)[0] == {"role": role, "content": ""}
+    call = {"type": "tool_use", "id": "c", "name": "now", "input": None}
+    found, _ = messages({"role": "assistant", "content": [call]}, USER)
+    assert found["tool_calls"][0]["function"]["arguments"] == "{}"
 
 
 @pytest.mark.parametrize("kind", ["any", "auto", "none"])

@@ -249,6 +249,21 @@ async def test_a_compressed_upload_is_refused(url: str) -> None:
     assert "send the body uncompressed" in answer.json()["error"]["message"]
 
 
+async def test_an_unknown_field_of_a_form_is_told_all_of_them(url: str) -> None:
+    form: Any = {"data": {"purpose": "batch", "zzz": "1"}, "files": {"file": ("in.jsonl", b"{}")}}
+    async with httpx.AsyncClient(base_url=url) as http:
+        answer = await http.post("/v1/files", **form)
+    message = "Unknown field 'zzz'; expected one of file, purpose, expires_after[anchor], expires_after[seconds]."
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
+
+
+async def test_a_slash_behind_the_endpoint_changes_nothing(client: openai.AsyncOpenAI) -> None:
+    file = await client.files.create(file=("in.jsonl", jsonl(line("a"))), purpose="batch")
+    endpoint: Any = f"{CHAT_URL}/"
+    batch = await client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")
+    assert (batch.endpoint, (await ended(client, batch)).status) == (CHAT_URL, "completed")
+
+
 async def test_batches_can_be_listed_in_pages(client: openai.AsyncOpenAI) -> None:
     made = [(await submit(client, jsonl(line("a")))).id for _ in range(3)]
     assert [batch.id async for batch in client.batches.list(limit=2)] == made[::-1]

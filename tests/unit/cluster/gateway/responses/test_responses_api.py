@@ -130,6 +130,7 @@ async def test_an_error_before_the_stream_has_its_status(client: openai.AsyncOpe
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format", "must be an object with a schema"),
         ({"tools": [{"type": "function", "name": ""}]}, "tools[0].name", "tools[0].name must be 1 to 128"),
         ({"extra_body": {"n": 2}}, "n", "n is a parameter of"),
+        ({"extra_body": {"structured_outputs": {}}}, "structured_outputs", "text.format for a schema; other grammars"),
         ({"extra_body": {"made_up": 2}}, "made_up", "Unknown parameter"),
     ],
 )

@@ -95,6 +95,18 @@ def test_what_a_client_adds_to_a_call_is_accepted() -> None:
     assert messages({**CALL, "parsed_arguments": {"a": 1}}) == messages(CALL)
 
 
+@pytest.mark.parametrize("nothing", [{}, {"content": None}, {"content": ""}, {"content": []}])
+def test_null_is_absent_and_hints_are_accepted(nothing: dict[str, Any]) -> None:
+    hints = {"cache_control": {"type": "ephemeral"}, "annotations": [], "id": None}
+    assert messages({"role": "user", **nothing, **hints}) == [{"role": "user", "content": ""}]
+    assert messages({**USER, "name": "Ann"}) == [{**USER, "name": "Ann"}]
+    for absent in ({}, {"arguments": None}):
+        call = {key: value for key, value in CALL.items() if key != "arguments"}
+        (found,) = messages({**call, **absent})
+        assert found["tool_calls"][0]["function"]["arguments"] == ""
+    assert messages(CALL, {**OUTPUT, "output": None})[1]["content"] == ""
+
+
 def test_text_behind_a_call_stays_before_its_output() -> None:
     """A tool's output must follow the message with the call."""
     assert messages(CALL, MESSAGE, OUTPUT) == [
@@ -185,7 +197,7 @@ def test_what_is_not_supported_is_refused_by_name(body: Any, fragment: str) -> N
         {"input": [{"role": "user", "content": [5]}]},
         {"input": [{**CALL, "call_id": ""}]},
         {"input": [{**CALL, "arguments": {}}]},
-        {"input": [{**OUTPUT, "output": None}]},
+        {"input": [{**OUTPUT, "output": 5}]},
         {"input": [USER] * 8193},
         {"input": [{"role": "user", "content": [{"type": "input_text", "text": ""}] * 8192}]},
         {"tools": [5]},
@@ -218,14 +230,14 @@ def test_a_wrong_choice_is_told_the_forms_of_this_api() -> None:
 @pytest.mark.parametrize(
     ("item", "place"),
     [
-        ({"role": "user", "content": None}, "input[0].content"),
-        ({"type": "function_call_output", "call_id": "c", "output": None}, "input[0].output"),
+        ({"role": "user", "content": {}}, "input[0].content"),
+        ({"type": "function_call_output", "call_id": "c", "output": {}}, "input[0].output"),
     ],
 )
 def test_content_of_a_wrong_type_is_told_what_it_may_be(item: Any, place: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         chat(input=[item])
-    assert caught.value.message == f"{place} must be a string or an array of parts, got null."
+    assert caught.value.message == f"{place} must be a string or an array of parts, got an object."
 
 
 @pytest.mark.parametrize(
