@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cluster.gateway.formats.base import CallRule, Function
-from cluster.gateway.openai.json_body import check_finite, json_type, shown
+from cluster.gateway.openai.json_body import check_finite, json_type, shown, without_nulls
 from cluster.gateway.openai.known_names import check_known
 from cluster.gateway.openai.nested import checked_object, checked_string, object_at, unsupported, wrong
 from cluster.gateway.openai.schemas import ChatCompletionRequest
@@ -144,11 +144,11 @@ def _object_schema(schema: Mapping[str, Any] | None, where: str) -> Mapping[str,
     """The schema of a function's arguments, which are an object even if the schema also allows others."""
     if schema is None:
         return _NO_ARGUMENTS
-    types = schema.get("type", "object")
+    types = schema.get("type") or "object"
     if "object" not in (types if isinstance(types, list) else [types]):
         raise wrong(
             where,
             f'must be a schema of an object, such as {{"type": "object", "properties": {{…}}}}, got the type '
             f"{shown(types)}.",
         )
-    return {**schema, "type": "object"}
+    return {**without_nulls(schema), "type": "object"}

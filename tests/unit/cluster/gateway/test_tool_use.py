@@ -152,6 +152,12 @@ def test_a_number_that_no_float_holds_is_refused() -> None:
     assert caught.value.param == "tools[0].function.parameters"
 
 
+def test_null_is_absent_in_the_schema_of_arguments() -> None:
+    schema = {"type": None, "properties": None, "required": None, "title": "f"}
+    (function,) = resolve_tools(request(tools=[tool("f", parameters=schema)])).functions
+    assert function.parameters == {"type": "object", "title": "f"}
+
+
 @pytest.mark.parametrize("schema", [{"type": "array"}, {"type": "integer"}, {"type": ["null", "string"]}, {"type": 7}])
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_arguments_that_are_no_object_are_refused(schema: dict[str, Any], choice: str) -> None:
