@@ -32,7 +32,7 @@ _RULE_NAME = re.compile(r"^[ \t]*[?!]*(\w++)[^:\n|]*:", re.MULTILINE)
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _OPTIONS = re.compile(r"%llguidance\s*")
 _KNOWN_OPTIONS = ("allow_initial_skip", "ignore_once")
-_TEMPERATURE = re.compile(r"^[ \t]*[?!]*(\w++)\s*\[[^\]]*\btemperature\b", re.MULTILINE)
+_UNKEPT_ATTRIBUTE = re.compile(r"^[ \t]*[?!]*(\w++)\s*\[[^\]]*\b(temperature|max_tokens)\b", re.MULTILINE)
 _FREE_NEGATION = re.compile(r"(?<!&)(?<!& )~(?! ?\d)")
 """A negation that is not behind ``&``; before a number, the sign is a repetition."""
 
@@ -188,8 +188,8 @@ def _rules(lark: str) -> dict[str, list[str]]:
 
 
 def _check_options(lark: str) -> None:
-    """Refuses options that llguidance accepts and does not keep to, or with which a mask would not have to begin with
-    the tokens that it forces."""
+    """Refuses what llguidance accepts and does not keep to, or where a mask depends on more than the tokens before it:
+    on how they were forced, or on the steps in which they came."""
     end = 0
     while found := _OPTIONS.search(lark, end):
         end = found.end()
@@ -203,10 +203,10 @@ def _check_options(lark: str) -> None:
                     f"The grammar cannot be honoured: the option {name!r:.60} of %llguidance is not supported. Leave "
                     f"it out; known are {' and '.join(_KNOWN_OPTIONS)}."
                 )
-    if found := _TEMPERATURE.search(_NO_NAMES.sub('""', lark)):
+    if found := _UNKEPT_ATTRIBUTE.search(_NO_NAMES.sub('""', lark)):
         raise InvalidRequestError(
-            f"The grammar cannot be honoured: the rule {found[1]:.60} has a temperature, which is that of the whole "
-            "answer. Leave it out, and send the parameter temperature."
+            f"The grammar cannot be honoured: the rule {found[1]:.60} has {found[2]}, which only the whole answer can "
+            f"have. Leave it out, and send the parameter {found[2]}."
         )
 
 

@@ -203,7 +203,8 @@ def test_null_is_no_keyword() -> None:
     [
         ('%llguidance {"no_forcing": true}\nstart: "a"', "option 'no_forcing' of %llguidance"),
         ('%llguidance {}\n%llguidance {"foo": 1}\nstart: "a"', "option 'foo' of %llguidance .*; known are allow_init"),
-        ('start: x\nx[capture, temperature=0.5]: "a"', "rule x has a temperature"),
+        ('start: x\nx[capture, temperature=0.5]: "a"', "rule x has temperature, which only"),
+        ('start: x\n?x[stop="]", max_tokens=5]: /a+/', "rule x has max_tokens, .* send the parameter max_tokens"),
         ('start: "a" <foo> /b/', 'no special token "<foo>"; write text in quotes'),
         (r"start: /a\b/", r'expression "a\\b" has \\b, \\B, \^ or \$ inside'),
         (regex_grammar("a$b"), r'expression "a\$b" has \\b'),

@@ -138,6 +138,16 @@ def _special_tokens(chance: random.Random) -> str:
     )
 
 
+def _rules(chance: random.Random) -> str:
+    """Rules that end at a text, with text between them that is ignored."""
+    options = chance.choice(["{}", '{"allow_initial_skip": true}'])
+    bound = chance.choice(["capture", 'stop="og"', 'suffix="}"', "lazy"])
+    return notation_grammar(
+        f"%llguidance {options}\n%ignore / +/\nstart: (a | b | <[{NAMED}]>)+\n"
+        f'a[{bound}]: /[a-z "0-9]+/\nb: "{{" /(.|\\n)*/ ("}}" | "d" /[a-f1]{{2}}/)\n'
+    )
+
+
 @given(st.integers(0, 2**32 - 1))
 @settings(deadline=None, max_examples=60)
 @pytest.mark.parametrize(
@@ -148,6 +158,7 @@ def _special_tokens(chance: random.Random) -> str:
         (REAL_GRAMMARS, REAL_EOS, _long_texts),
         (REAL_GRAMMARS, REAL_EOS, _free_json),
         (REAL_GRAMMARS, REAL_EOS, _special_tokens),
+        (REAL_GRAMMARS, REAL_EOS, _rules),
     ],
 )
 def test_a_state_depends_only_on_its_tokens(
