@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.errors import InvalidRequestError
+from baton.grammar import fault_place
 from baton.grammar.compiler import GrammarCompiler
 from baton.grammar.forms import ANY_OBJECT, choice_grammar, json_grammar, notation_grammar, regex_grammar
 from tests.allowed_texts import allows_beginning
@@ -24,6 +25,11 @@ PERSON = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
+
+
+@pytest.fixture(autouse=True)
+def any_machine_is_fast_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fault_place, "_MAX_SECONDS", 60.0)
 
 
 def accepts(grammar: str, text: str) -> bool:
@@ -161,6 +167,30 @@ def test_the_place_of_a_fault_in_a_schema_is_named(place: str, schema: Callable[
     ):
         with pytest.raises(InvalidRequestError, match=rf"^The grammar cannot be honoured: in {re.escape(place)}: "):
             GRAMMARS.compile(grammar)
+
+
+def test_the_place_of_one_fault_among_many_properties_is_named() -> None:
+    names = [f"k{index}" for index in range(600)]
+    schema = {"properties": {name: {"type": "string"} for name in names}, "required": names}
+    schema["properties"]["k599"] = {"type": "array", "items": {"not": {}}}
+    with pytest.raises(InvalidRequestError, match=r"honoured: in properties\.k599\.items: Unimplemented keys"):
+        GRAMMARS.compile(json_grammar({"type": "object", "additionalProperties": False, **schema}))
+
+
+def test_faults_of_several_kinds_are_told_one_by_one() -> None:
+    """The library may come to another one first where parts are tried together."""
+    schema = {"properties": {"a": {"not": {}}, "b": {"type": "frog"}, "c": {"type": "string", "format": "colour"}}}
+    with pytest.raises(InvalidRequestError, match=r"honoured: in properties\.a: Unimplemented keys"):
+        GRAMMARS.compile(json_grammar(schema))
+
+
+def test_a_place_behind_references_is_that_of_the_definition() -> None:
+    schema = {
+        "$defs": {"a": {"items": {"$ref": "#/$defs/b~1c"}}, "b/c": {"properties": {"x": {"not": {}}}}},
+        "$ref": "#/$defs/a",
+    }
+    with pytest.raises(InvalidRequestError, match=r"honoured: in \$defs\.b/c\.properties\.x: Unimplemented keys"):
+        GRAMMARS.compile(json_grammar(schema))
 
 
 def test_a_fault_of_the_whole_schema_has_no_place() -> None:
