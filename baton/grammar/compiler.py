@@ -16,7 +16,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from baton.grammar.bounds import check_bounds
-from baton.grammar.fault_place import place_of_fault
+from baton.grammar.fault_place import smallest_fault
 from baton.grammar.gbnf import client_rule
 from baton.grammar.schemas import rewrite_schemas, schemas_of
 from baton.grammar.special_tokens import hide_special_tokens, refer_by_id
@@ -99,22 +99,24 @@ class GrammarCompiler:
     def _with_place(self, refusal: InvalidRequestError, grammar: str) -> InvalidRequestError:
         """The refusal with the place in the schema that it is about, if that is found."""
 
-        def fails(schema: Mapping[str, Any]) -> bool:
+        def reason_of(schema: Mapping[str, Any]) -> str:
             try:
                 prepared = _prepared(json.dumps({"grammars": [{"json_schema": schema}]}), self._special_ids)
                 _in_deep_thread(lambda: _parse(self._vocabulary, prepared))
             except InvalidRequestError as error:
-                return error.message == reason
+                return error.message
             except RecursionError:
-                return False
-            return False
+                pass
+            return ""
 
-        reason = _WITHIN_LARK.sub("", refusal.message)
-        schemas = [schema for part in _parts(grammar) for schema in schemas_of(part)]
-        place = next(filter(None, (place_of_fault(schema, fails) for schema in schemas)), "")
-        if not place:
-            return refusal
-        return InvalidRequestError(reason.replace(_REFUSED, f"{_REFUSED}in {place[:_NUM_ERROR_CHARS]}: ", 1))
+        kind = _kind(_WITHIN_LARK.sub("", refusal.message))
+        for schema in (schema for part in _parts(grammar) for schema in schemas_of(part)):
+            if isinstance(schema, dict):
+                place, fault = smallest_fault(schema, lambda part: _kind(reason_of(part)) == kind)
+                if place and (reason := reason_of(fault)):
+                    named = f"{_REFUSED}in {place[:_NUM_ERROR_CHARS]}: "
+                    return InvalidRequestError(reason.replace(_REFUSED, named, 1))
+        return refusal
 
     @cached_property
     def _vocabulary(self) -> LLTokenizer:
@@ -160,6 +162,7 @@ _POSITION = re.compile(r"(?:at )?(\d+)\(\d+\): ")
 """Line and column, in Lark's notation."""
 _WITHIN_LARK = re.compile(r"(?:at )?\d+\(\d+\): failed to compile JSON schema: ")
 _REFUSED = "The grammar cannot be honoured: "
+_UNSATISFIABLE = "Unsatisfiable schema"
 _PROCESSED = re.compile(r"\.? while processing \S+")
 """Through which references the library came to a fault; its place says more."""
 _QUOTED_LINES = re.compile(r"\d+ \| ")
@@ -244,6 +247,11 @@ def _limits() -> LLParserLimits:
         max_grammar_size=10_000,
         verbose_errors=False,
     )
+
+
+def _kind(message: str) -> str:
+    """What is the same in the messages for a fault and for the parts of a schema around it."""
+    return _UNSATISFIABLE if _UNSATISFIABLE in message else message
 
 
 def _refusal(text: str, parts: Sequence[Mapping[str, Any]] = ()) -> str:

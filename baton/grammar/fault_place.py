@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from baton.grammar.schema_walk import DATA_KEYS, NAMED_SCHEMAS, Schema, pointer_keys, referred
+from baton.grammar.schema_walk import DATA_KEYS, NAMED_SCHEMAS, Schema
 
 _DEFINITIONS = ("$defs", "definitions")
 _SHARED = (*_DEFINITIONS, "x-guidance")
@@ -18,38 +18,37 @@ _Part = tuple[tuple[str, ...], Schema]
 """A part of a schema, and the keys that lead to it."""
 
 
-def place_of_fault(whole: Any, is_at_fault: Callable[[Schema], bool]) -> str:
-    """The path of the smallest part of a schema that alone is refused for the same reason, as ``properties.a.items``.
+def smallest_fault(whole: Schema, is_at_fault: Callable[[Schema], bool]) -> tuple[str, Schema]:
+    """The smallest part of a schema that alone is refused for the same reason, after its path, as
+    ``properties.a.items``. The path is empty for the whole.
 
-    It is empty where that is the whole, and that of a larger part after 300 trials or 0.3 s.
+    A larger part is named if it is not found within 300 trials or 0.3 s.
 
     Args:
         is_at_fault: whether a schema is refused for this reason.
     """
-    if not isinstance(whole, Mapping):
-        return ""
-    shared = {key: whole[key] for key in _SHARED if key in whole}
     deadline, num_trials = time.monotonic() + _MAX_SECONDS, 0
+    shared = {key: whole[key] for key in _SHARED if key in whole}
 
     def fails(schema: Schema) -> bool:
         nonlocal num_trials
         num_trials += 1
-        return num_trials <= _MAX_TRIALS and time.monotonic() <= deadline and is_at_fault({**shared, **schema})
+        return num_trials <= _MAX_TRIALS and time.monotonic() <= deadline and is_at_fault(schema)
 
+    # References lead from part to part, so that each of them fails: at first, none is followed.
+    found = _descend(_without_references(whole), fails)
+    within = _at(whole, found[0])
+    if not found[0] or not is_at_fault({**shared, **within}):
+        found = _descend(whole, lambda schema: fails({**shared, **schema}))
+        within = _at(whole, found[0])
+    return ".".join(found[0]), {**shared, **within}
+
+
+def _descend(schema: Schema, fails: Callable[[Schema], bool]) -> _Part:
     path: tuple[str, ...] = ()
-    schema: Schema = whole
-    followed: set[str] = set()
-    while True:
-        if found := _faulty(list(_parts(schema)), fails):
-            path, schema = (*path, *found[0]), found[1]
-            continue
-        reference = schema.get("$ref")
-        target = referred(reference, whole)
-        is_new = isinstance(reference, str) and reference not in followed
-        if not is_new or not isinstance(target, Mapping) or not fails(target):
-            return ".".join(path)
-        followed.add(str(reference))
-        path, schema = pointer_keys(str(reference)), target
+    while (part := _faulty(list(_parts(schema)), fails)) is not None:
+        path, schema = (*path, *part[0]), part[1]
+    return path, schema
 
 
 def _faulty(parts: Sequence[_Part], fails: Callable[[Schema], bool]) -> _Part | None:
@@ -64,8 +63,8 @@ def _faulty(parts: Sequence[_Part], fails: Callable[[Schema], bool]) -> _Part | 
 
 
 def _parts(schema: Schema) -> Iterator[_Part]:
-    """The schemas directly below a schema, definitions last: references lead to them."""
-    for key in sorted(schema, key=lambda key: key in _DEFINITIONS):
+    """The schemas directly below a schema, definitions first: what refers to a wrong one fails, too."""
+    for key in sorted(schema, key=lambda key: key not in _DEFINITIONS):
         value = schema[key]
         if key in DATA_KEYS or key == "x-guidance":
             continue
@@ -75,3 +74,17 @@ def _parts(schema: Schema) -> Iterator[_Part]:
             yield from (((key, name), part) for name, part in value.items() if isinstance(part, Mapping))
         elif isinstance(value, Mapping):
             yield (key,), value
+
+
+def _at(schema: Any, path: Sequence[str]) -> Schema:
+    for key in path:
+        schema = schema[int(key)] if isinstance(schema, list) else schema[key]
+    found: Schema = schema
+    return found
+
+
+def _without_references(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        kept = {key: inner for key, inner in value.items() if key != "$ref" or not isinstance(inner, str)}
+        return {key: inner if key in DATA_KEYS else _without_references(inner) for key, inner in kept.items()}
+    return [_without_references(inner) for inner in value] if isinstance(value, list) else value

@@ -6,6 +6,7 @@ says :meth:`baton.grammar.compiler.GrammarCompiler.compile`.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -32,14 +33,14 @@ def json_grammar(schema: Mapping[str, Any] | bool, *, whitespace: str | None = N
 
     Args:
         schema: a JSON Schema. Unsupported keywords are refused when the grammar is compiled.
-        whitespace: a regular expression for white space between all elements.
+        whitespace: a regular expression for white space between all elements, of JSON's characters.
         is_compact: no white space at all.
     """
     options: JsonCompileOptions = {"lenient": False, "coerce_one_of": False, **JSON_STYLE}
     if is_compact or whitespace is not None:
         options |= {"item_separator": ",", "key_separator": ":"}
     if whitespace is not None:
-        options |= {"whitespace_flexible": True, "whitespace_pattern": whitespace}
+        options |= {"whitespace_flexible": True, "whitespace_pattern": _white_space(whitespace)}
     try:
         check_whole_numbers(_object_of(schema))
         return LLMatcher.grammar_from_json_schema(_object_of(schema), overrides=options)
@@ -60,6 +61,13 @@ def regex_grammar(pattern: str) -> str:
     return LLMatcher.grammar_from_regex(pattern)
 
 
+def beyond_white_space(pattern: str) -> str:
+    """Texts that the regular expression of white space matches and that are none in JSON. Raises what
+    :func:`regex_grammar` does."""
+    lark = json.loads(regex_grammar(_white_space(pattern)))["grammars"][0]["lark_grammar"]
+    return LLMatcher.grammar_from_lark(f"start: W\nW: {lark.removeprefix('start: ')} & ~/[ \\t\\r\\n]*/")
+
+
 def choice_grammar(choices: Sequence[str]) -> str:
     """One of some texts."""
     return regex_grammar("|".join(f"(?:{_escaped(choice)})" for choice in choices))
@@ -72,6 +80,11 @@ def notation_grammar(text: str) -> str:
         InvalidRequestError: a GBNF grammar that cannot be read.
     """
     return LLMatcher.grammar_from_lark(lark_of_gbnf(text) if is_gbnf(text) else text)
+
+
+def _white_space(pattern: str) -> str:
+    """An expression for white space in which ``\\s`` is that of JSON, without what else Unicode calls so."""
+    return re.sub(r"\\(.)", lambda found: r"[ \t\r\n]" if found[1] == "s" else found[0], pattern, flags=re.DOTALL)
 
 
 def _object_of(schema: Mapping[str, Any] | bool) -> dict[str, Any]:

@@ -56,17 +56,13 @@ def referred(reference: Any, schema: Any) -> Any:
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None
     found = schema
-    for key in pointer_keys(reference):
+    for part in unquote(reference[1:]).split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
         if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
             found = found[int(key)]
         else:
             found = found.get(key) if isinstance(found, dict) else None
     return found
-
-
-def pointer_keys(reference: str) -> tuple[str, ...]:
-    """The keys that a reference within a schema, such as ``#/$defs/a``, goes along."""
-    return tuple(key.replace("~1", "/").replace("~0", "~") for key in unquote(reference[1:]).split("/")[1:])
 
 
 def resolved(schema: Any, root: Schema) -> Schema:

@@ -86,6 +86,11 @@ class PromptFile:
             raise InvalidRequestError(f"id has more than {_MAX_ID_CHARS} characters.", param="id")
         if values.get("stream"):
             raise InvalidRequestError("stream is not supported in a file; leave it out.", param="stream")
+        if {"custom_id", "body"} <= values.keys():
+            raise InvalidRequestError(
+                "this is a line for /v1/batches: send the file with the openai client (client.files.create, "
+                "client.batches.create), or write what is in body into the line."
+            )
         if ("prompt" in values) == ("messages" in values):
             raise InvalidRequestError("expected either prompt or messages.")
         if "messages" not in values:

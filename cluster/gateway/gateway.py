@@ -16,6 +16,7 @@ from baton.core.slo import SloClasses
 from baton.core.version import package_version
 from baton.engine.models.tokenizer import Tokenizer
 from baton.explain.timelines import Order
+from baton.grammar.compiler import GrammarCompiler
 from cluster.autoscaling.autoscaler_config import how_to_sleep
 from cluster.gateway.access import AccessControl, OriginGuard, api_key_of
 from cluster.gateway.api_keys import ApiKeys
@@ -140,6 +141,7 @@ def create_app(
     cors_origins: Sequence[str] = (),
     is_kept: Callable[[str], bool] = lambda _: False,
     dialect: Dialect | None = None,
+    grammars: GrammarCompiler | None = None,
     specials_are_text: bool = False,
     jobs: Jobs | None = None,
     has_page: bool = True,
@@ -157,6 +159,7 @@ def create_app(
         cors_origins: origins whose web pages may read answers.
         is_kept: whether an id belongs to the timeline of an earlier request, so that it must not be used again.
         dialect: how the model writes calls and reasoning; ``None`` finds it out.
+        grammars: compiles grammars for the model; ``None`` makes one when it is needed.
         specials_are_text: special tokens in the content of messages are encoded as text.
         jobs: files and batches; ``None`` refuses them.
         has_page: browsers get a page at ``/``.
@@ -189,11 +192,13 @@ def create_app(
         add_page(app)
     threads = WorkThreads()
     bodies = BodyReader(limits.max_body_bytes, json_limits(generator.model.max_model_len))
-    encoder = PromptEncoder(tokenizer, threads, dialect, specials_are_text=specials_are_text)
+    encoder = PromptEncoder(tokenizer, threads, dialect, grammars, specials_are_text=specials_are_text)
     classes = slo_classes or SloClasses()
     endpoint = GenerationEndpoint(generator, tokenizer, limits, classes, bodies, encoder, on_finished, is_kept)
     _add_generation_routes(app, generator, endpoint, classes)
-    _add_tokenizer_routes(app, TokenizeEndpoint(generator, tokenizer, encoder, bodies, threads))
+    tokenize = TokenizeEndpoint(generator, tokenizer, encoder, bodies, threads)
+    app.post("/tokenize", response_model=None)(tokenize.tokenize)
+    app.post("/detokenize", response_model=None)(tokenize.detokenize)
     _add_job_routes(app, FilesEndpoint(jobs), BatchesEndpoint(jobs, bodies))
     _add_health_routes(app, generator)
     _add_admin_routes(app, admin, bodies, encoder)
@@ -221,11 +226,6 @@ def _add_generation_routes(app: FastAPI, generator: Generator, endpoint: Generat
     @app.get("/v1/speculation", response_model=None)
     async def list_methods() -> Response:
         return JsonResponse(describe_methods(generator.model))
-
-
-def _add_tokenizer_routes(app: FastAPI, endpoint: TokenizeEndpoint) -> None:
-    app.post("/tokenize", response_model=None)(endpoint.tokenize)
-    app.post("/detokenize", response_model=None)(endpoint.detokenize)
 
 
 def _add_job_routes(app: FastAPI, files: FilesEndpoint, batches: BatchesEndpoint) -> None:

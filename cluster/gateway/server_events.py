@@ -7,11 +7,11 @@ from typing import Any
 
 import orjson
 
+from baton.core.json_lines import in_one_line
+
 DONE_EVENT = b"data: [DONE]\n\n"
 COMMENT = b": waiting\n\n"
 """Clients ignore it, and proxies see that the stream lives."""
-_LINE_ENDS = [(char.encode(), json.dumps(char)[1:-1].encode()) for char in "\x85\u2028\u2029"]
-"""Characters where some clients end a line, as Python's ``splitlines`` does, and their escapes in JSON."""
 
 
 def json_bytes(value: Any) -> bytes:
@@ -29,10 +29,7 @@ def json_bytes(value: Any) -> bytes:
 
 def encode_event(data: Any) -> bytes:
     """Encodes one event with ``data`` as JSON, in one line for every client."""
-    encoded = json_bytes(data)
-    for line_end, escape in _LINE_ENDS:
-        encoded = encoded.replace(line_end, escape)
-    return b"data: " + encoded + b"\n\n"
+    return b"data: " + in_one_line(json_bytes(data)) + b"\n\n"
 
 
 def encode_typed_event(data: dict[str, Any]) -> bytes:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import orjson
 
 from baton.core.errors import EndpointFullError, NoWorkerError, OverloadedError
+from baton.core.json_lines import in_one_line
 from cluster.jobs.job_types import Job, Line, Result
 
 _OK = 200
@@ -77,7 +78,7 @@ def result_of(job: Job, line: Line, answer: Answer) -> Result:
         "body": orjson.Fragment(answer.body),
     }
     values = {"id": line_id(job, line), "custom_id": line.custom_id, "response": response, "error": None}
-    return Result(line.number, answer.status != _OK, orjson.dumps(values))
+    return Result(line.number, answer.status != _OK, in_one_line(orjson.dumps(values)))
 
 
 def lost_line(job: Job, line: Line, num_lost: int) -> Result:
@@ -97,4 +98,5 @@ def expired_line(job: Job, line: Line) -> bytes:
 
 def _without_answer(job: Job, line: Line, code: str, message: str) -> bytes:
     error = {"code": code, "message": message}
-    return orjson.dumps({"id": line_id(job, line), "custom_id": line.custom_id, "response": None, "error": error})
+    values = {"id": line_id(job, line), "custom_id": line.custom_id, "response": None, "error": error}
+    return in_one_line(orjson.dumps(values))

@@ -20,6 +20,7 @@ from baton.core.slo import BATCH, SloClass
 from baton.engine.models.model_source import resolve_model
 from baton.engine.models.tokenizer import Tokenizer
 from baton.explain.timelines import TimelineStore
+from baton.grammar.compiler import GrammarCompiler
 from baton.process.background import BackgroundTasks
 from baton.process.descriptors import raise_descriptor_limit
 from baton.process.garbage import spare_pauses
@@ -110,6 +111,7 @@ class RouterHost:
         self._live = LiveFeed(self.admin)
         self._tracer: RequestTracer = NoTracer()
         self._tokenizer: Tokenizer | None = None
+        self._grammars: GrammarCompiler | None = None
         self._server: EdgeServer | None = None
         self._serving: asyncio.Task[None] | None = None
         self._socket: socket.socket | None = None
@@ -192,6 +194,9 @@ class RouterHost:
         self._plane.watch.add(worker.info.worker_id, worker.client)
         await worker.sync_clock()
         await self._plane.step_costs.add(worker)
+        if self._grammars is None and self._tokenizer is not None:
+            self._grammars = GrammarCompiler(self._tokenizer.to_json, worker.info.vocab_size, ())
+            await asyncio.to_thread(self._grammars.load)  # later, it would delay streams
         if self._serving is None:
             self._serve(worker.info)
 
@@ -335,6 +340,7 @@ class RouterHost:
             cors_origins=router.cors_origins,
             is_kept=self._timelines.keeps,
             dialect=Dialect(self._tokenizer, router.tool_parser, router.reasoning_parser),
+            grammars=self._grammars,
             specials_are_text=router.special_tokens_in_content == "text",
             jobs=self._jobs,
             has_page=router.page,

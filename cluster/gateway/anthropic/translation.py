@@ -22,7 +22,7 @@ from cluster.gateway.openai.shared_parameters import chat_of
 
 NAMES = {
     "response_format.json_schema": "output_config.format",
-    "response_format": "output_config",
+    "response_format": "output_config.format",
     "reasoning_effort": "output_config",
     "Each stop string": "Each of stop_sequences",
     "stop": "stop_sequences",

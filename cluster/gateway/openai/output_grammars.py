@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from baton.core.errors import InvalidRequestError
 from baton.grammar.compiler import GrammarCompiler
-from baton.grammar.forms import json_grammar, regex_grammar
+from baton.grammar.forms import beyond_white_space, json_grammar, regex_grammar
 from cluster.gateway.formats.base import CallRule
+from cluster.gateway.openai.nested import wrong
 from cluster.gateway.openai.prompt_encoder import PromptEncoder
 from cluster.gateway.openai.schemas import ChatCompletionRequest, CompletionRequest
 from cluster.gateway.openai.structured import AskedGrammar, asked_grammar
@@ -24,7 +25,7 @@ class OutputGrammars:
         self._tokenizer = encoder.tokenizer
         self._dialect = encoder.dialect
         self._threads = encoder.threads
-        self._compiler: GrammarCompiler | None = None
+        self._compiler = encoder.grammars
 
     async def of_completion(self, request: CompletionRequest, card: ModelCard) -> AskedGrammar | None:
         """The grammar that the request asks for; ``None`` for none.
@@ -63,12 +64,17 @@ class OutputGrammars:
                 raise function.refused(error) from error
 
     async def _check_whitespace(self, pattern: str, path: str, card: ModelCard) -> None:
-        """Raises :class:`InvalidRequestError` with its path if the white space cannot be honoured by itself."""
-        param = path.partition(".")[0]
+        """Raises :class:`InvalidRequestError` with its path if the white space cannot be honoured by itself, or is
+        none in JSON."""
         try:
-            await self._checked(AskedGrammar(param, regex_grammar(pattern)), card)
+            await self._checked(AskedGrammar(path, regex_grammar(pattern)), card)
         except InvalidRequestError as error:
-            raise InvalidRequestError(f"{path}: {error.message}", param=param) from error
+            raise InvalidRequestError(f"{path}: {error.message}", param=path) from error
+        try:
+            await self._checked(AskedGrammar(path, beyond_white_space(pattern)), card)
+        except InvalidRequestError:
+            return  # there is no such text
+        raise wrong(path, "must match only the white space of JSON: spaces, tabs and line ends.")
 
     async def _checked(self, asked: AskedGrammar | None, card: ModelCard) -> AskedGrammar | None:
         """Compiles a grammar in a thread, only to see whether that is possible: a worker compiles it again."""
@@ -76,11 +82,11 @@ class OutputGrammars:
             return None
         if self._compiler is None:
             self._compiler = GrammarCompiler(self._tokenizer.to_json, card.vocab_size, ())
+        if asked.whitespace is not None:
+            await self._check_whitespace(*asked.whitespace, card)
         try:
             await self._threads.run(len(asked.grammar), self._compiler.compile, asked.grammar)
         except InvalidRequestError as error:
-            if asked.whitespace is not None:
-                await self._check_whitespace(*asked.whitespace, card)
             error.param = asked.param
             raise
         return asked

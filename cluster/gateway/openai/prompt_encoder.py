@@ -10,6 +10,7 @@ from baton.core.errors import ContextLengthError
 from baton.core.request import check_token_ids
 from baton.engine.models.literal_specials import LiteralSpecials
 from baton.engine.models.tokenizer import Tokenizer
+from baton.grammar.compiler import GrammarCompiler
 from cluster.gateway.formats.dialect import Dialect
 from cluster.gateway.openai.model_inputs import (
     MAX_MESSAGES,
@@ -52,6 +53,7 @@ class PromptEncoder:
 
     Args:
         dialect: how the model writes calls and reasoning; ``None`` finds it out.
+        grammars: compiles grammars for the model; ``None`` makes one when it is needed.
         specials_are_text: special tokens in the content of messages are encoded as text.
     """
 
@@ -60,12 +62,14 @@ class PromptEncoder:
         tokenizer: Tokenizer,
         threads: WorkThreads,
         dialect: Dialect | None = None,
+        grammars: GrammarCompiler | None = None,
         *,
         specials_are_text: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
         self.threads = threads
         self.dialect = Dialect(tokenizer) if dialect is None else dialect
+        self.grammars = grammars
         self._specials_are_text = specials_are_text
 
     async def split(

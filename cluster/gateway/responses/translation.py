@@ -25,7 +25,7 @@ from cluster.gateway.responses.schemas import ResponsesRequest
 
 NAMES = {
     "response_format.json_schema": "text.format",
-    "response_format": "text",
+    "response_format": "text.format",
     "tool_choice.allowed_tools": "tool_choice",
     "reasoning_effort": "reasoning",
     "max_completion_tokens": "max_output_tokens",

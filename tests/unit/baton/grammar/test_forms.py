@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from baton.core.errors import InvalidRequestError
 from baton.grammar import fault_place
 from baton.grammar.compiler import GrammarCompiler
-from baton.grammar.forms import ANY_OBJECT, choice_grammar, json_grammar, notation_grammar, regex_grammar
+from baton.grammar.forms import (
+    ANY_OBJECT,
+    beyond_white_space,
+    choice_grammar,
+    json_grammar,
+    notation_grammar,
+    regex_grammar,
+)
 from tests.allowed_texts import allows_beginning
 from tests.tiny_tokenizers import byte_level_tokenizer
 
@@ -68,6 +75,24 @@ def test_documents_of_a_schema(text: str, is_right: bool) -> None:
 def test_white_space_is_chosen(options: Mapping[str, Any], text: str) -> None:
     assert accepts(json_grammar(ANY_OBJECT, **options), text)
     assert not accepts(json_grammar(ANY_OBJECT, **options), text.replace("[", "[\t"))
+
+
+@pytest.mark.parametrize("pattern", [" ?", r"\s*", r"[\s]{0,3}", "[\t ]*", r"\n"])
+def test_white_space_of_json(pattern: str) -> None:
+    with pytest.raises(InvalidRequestError, match="allows no text"):
+        GRAMMARS.compile(beyond_white_space(pattern))
+    assert accepts(json_grammar({"const": 7}, whitespace=pattern), "7")
+
+
+@pytest.mark.parametrize("pattern", ["x", " |/", r"\\s", r"[\sa]*", "\u00a0?", r"\S", r"[^\s]"])
+def test_what_is_beyond_the_white_space_of_json(pattern: str) -> None:
+    GRAMMARS.compile(beyond_white_space(pattern))
+
+
+def test_any_white_space_is_that_of_json() -> None:
+    grammar = json_grammar(ANY_OBJECT, whitespace=r"\s*")
+    assert accepts(grammar, '{ "a" :\t1\r\n}')
+    assert not accepts(grammar, '{\u00a0"a":1}')
 
 
 @given(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=4, unique=True), st.text(max_size=8))
@@ -190,6 +215,31 @@ def test_a_place_behind_references_is_that_of_the_definition() -> None:
         "$ref": "#/$defs/a",
     }
     with pytest.raises(InvalidRequestError, match=r"honoured: in \$defs\.b/c\.properties\.x: Unimplemented keys"):
+        GRAMMARS.compile(json_grammar(schema))
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        (
+            {"$defs": {"T": {"properties": {"z": {}, "c": {"items": {"$ref": "#/$defs/T"}, "not": {}}}}},
+             "$ref": "#/$defs/T"},
+            r"$defs.T.properties.c: Unimplemented keys",
+        ),
+        (
+            {"$defs": {"T": {"properties": {"c": {"items": {"$ref": "#/$defs/T"}}, "z": {"not": {}}}}},
+             "properties": {"a": {"$ref": "#/$defs/T"}}},
+            r"$defs.T.properties.z: Unimplemented keys",
+        ),
+        (
+            {"properties": {"a": {"properties": {"b": {"minimum": 5, "maximum": 3, "type": "integer"}},
+             "required": ["b"], "type": "object"}}, "required": ["a"], "type": "object"},
+            r"properties.a.properties.b: Unsatisfiable schema: minimum (5) is greater than maximum (3)",
+        ),
+    ],
+)  # fmt: skip
+def test_the_smallest_part_is_named_whatever_leads_to_it(schema: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"honoured: in {re.escape(told)}"):
         GRAMMARS.compile(json_grammar(schema))
 
 

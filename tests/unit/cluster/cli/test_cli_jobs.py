@@ -195,6 +195,7 @@ def test_faulty_lines_are_named_and_nothing_is_sent(baton: Baton, generator: Fak
         (['{"prompt": "a", "id": "x"}', '{"prompt": "b", "id": "x"}'], 'Line 2: line 1 has the id "x", too.'),
         (['{"prompt": "a", "max_tokens": 1, "max_tokens": 2}'], "Line 1: the key 'max_tokens' occurs twice"),
         (['{"prompt": ["a", "b"]}'], "Line 1: prompt must be a string, got an array. Write each into a line."),
+        ([jsonl(line("a")).decode()], "Line 1: this is a line for /v1/batches: send the file with the openai client"),
         (['{"prompt": [1, 2]}'], "Line 1: A prompt of token ids has no chat form; add --completion."),
     ],
 )

@@ -158,7 +158,7 @@ async def test_a_generator_that_ends_early_is_an_internal_error(
         ("/v1/completions", {**COMPLETION, "guided_regex": "a+"}, "guided_regex"),
         ("/v1/chat/completions", {**CHAT, "response_format": {"type": "json_object"}}, "response_format"),
         ("/v1/chat/completions", {**CHAT, "stream": True, "structured_outputs": {"regex": "a+"}}, "structured_outputs"),
-        ("/v1/responses", {"input": "hello", "text": {"format": {"type": "json_object"}}}, "text"),
+        ("/v1/responses", {"input": "hello", "text": {"format": {"type": "json_object"}}}, "text.format"),
     ],
 )
 async def test_a_grammar_that_fails_within_its_answer_names_its_parameter(

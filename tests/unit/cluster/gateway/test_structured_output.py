@@ -110,11 +110,16 @@ async def test_completions_have_grammars_too() -> None:
         ({"guided_json": '{"enum": [[1, -1e999]]}'}, "guided_json", "has a number beyond 1.8e308"),
         ({"guided_regex": "("}, "guided_regex", "cannot be honoured"),
         ({"guided_json": SCHEMA, "guided_whitespace_pattern": "("}, "guided_whitespace_pattern", "unclosed group"),
+        (
+            {"guided_json": SCHEMA, "guided_whitespace_pattern": "x"},
+            "guided_whitespace_pattern",
+            "match only",
+        ),
         ({"json_schema": SCHEMA, "guided_whitespace_pattern": "\\"}, "guided_whitespace_pattern", "backslash"),
         ({"guided_json": {"not": {}}, "guided_whitespace_pattern": " "}, "guided_json", "Unimplemented keys"),
         (
             {"structured_outputs": {"json_object": True, "whitespace_pattern": "("}},
-            "structured_outputs",
+            "structured_outputs.whitespace_pattern",
             r"^structured_outputs\.whitespace_pattern: .*unclosed group",
         ),
         ({"guided_regex": ""}, "guided_regex", "not empty"),

@@ -249,6 +249,13 @@ async def test_a_compressed_upload_is_refused(url: str) -> None:
     assert "send the body uncompressed" in answer.json()["error"]["message"]
 
 
+async def test_each_result_is_one_line_for_every_client(client: openai.AsyncOpenAI) -> None:
+    batch = await ended(client, await submit(client, jsonl(line("a\u2028b"), line("c\x85d", messages=[]))))
+    for file_id, custom_id in ((batch.output_file_id, "a\u2028b"), (batch.error_file_id, "c\x85d")):
+        (found,) = await entries(client, file_id)
+        assert found["custom_id"] == custom_id
+
+
 async def test_an_unknown_field_of_a_form_is_told_all_of_them(url: str) -> None:
     form: Any = {"data": {"purpose": "batch", "zzz": "1"}, "files": {"file": ("in.jsonl", b"{}")}}
     async with httpx.AsyncClient(base_url=url) as http:
