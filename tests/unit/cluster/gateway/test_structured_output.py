@@ -87,6 +87,15 @@ async def test_completions_have_grammars_too() -> None:
     assert planned.prompts[0].params.grammar == planned.prompts[1].params.grammar
 
 
+async def test_grammars_that_were_loaded_before_are_used() -> None:
+    """Loading a vocabulary holds Python's lock for half a second, so routers do it before they serve."""
+    grammars = GrammarCompiler(TOKENIZER.to_json, TOKENIZER.vocab_size, ())
+    planner = Planner(PromptEncoder(TOKENIZER, WorkThreads(), grammars=grammars), GatewayLimits())
+    request = parse_request(CompletionRequest, {"prompt": "a", "guided_regex": "ab*"})
+    await planner.plan_completion(request, CARD)
+    assert len(grammars._compiled) == 1
+
+
 @pytest.mark.parametrize(
     ("parameters", "param", "reason"),
     [
