@@ -10,6 +10,7 @@ from typing import Any
 
 from baton.core.errors import InvalidRequestError
 from baton.grammar.gbnf import client_names
+from baton.grammar.refusals import refusal
 from baton.grammar.schema_walk import DATA_KEYS, asserting, objects_of
 from baton.grammar.schemas import is_read_exactly, schemas_of
 
@@ -86,43 +87,26 @@ def _check_keywords(schema: dict[str, Any]) -> None:
     for key in _NUMBER_KEYS & schema.keys():
         for _, number in _numbers(schema[key]):
             if not isfinite(number):
-                raise InvalidRequestError(
-                    f"The grammar cannot be honoured: {key} has a number that is too large for JSON, or none."
-                )
+                raise refusal(f"{key} has a number that is too large for JSON, or none.")
             if number < MIN_NUMBER and key not in ("minimum", "exclusiveMinimum"):
-                raise InvalidRequestError(
-                    f"The grammar cannot be honoured: {key} has a number below {MIN_NUMBER:,}. Use a larger one."
-                )
+                raise refusal(f"{key} has a number below {MIN_NUMBER:,}. Use a larger one.")
             if isinstance(number, int) and not _is_kept(number, key):
-                raise InvalidRequestError(
-                    f"The grammar cannot be honoured: {key} has a whole number that would be rounded. Use one from "
-                    "-(2^53 - 1) to 2^53 - 1."
-                )
+                raise refusal(f"{key} has a whole number that would be rounded. Use one from -(2^53 - 1) to 2^53 - 1.")
             if key in DATA_KEYS and isinstance(number, float) and not is_read_exactly(number):
-                raise InvalidRequestError(
-                    f"The grammar cannot be honoured: {key} has the number {number}, which would be rounded. Use one "
-                    "with up to 15 digits."
-                )
+                raise refusal(f"{key} has the number {number}, which would be rounded. Use one with up to 15 digits.")
     multiple = schema.get("multipleOf")
     if isinstance(multiple, int | float) and abs(multiple) > MAX_MULTIPLE_OF:
-        raise InvalidRequestError(
-            f"The grammar cannot be honoured: multipleOf is {multiple}; at most {MAX_MULTIPLE_OF:,} is allowed."
-        )
+        raise refusal(f"multipleOf is {multiple}; at most {MAX_MULTIPLE_OF:,} is allowed.")
     for key in ("minLength", "maxLength"):
         length = schema.get(key)
         if isinstance(length, int | float) and length > MAX_TEXT_LENGTH:
-            raise InvalidRequestError(
-                f"The grammar cannot be honoured: {key} is {length}; at most {MAX_TEXT_LENGTH:,} is allowed."
-            )
+            raise refusal(f"{key} is {length}; at most {MAX_TEXT_LENGTH:,} is allowed.")
     if isinstance(schema.get("required"), bool) and len(asserting(schema)) > 1:
-        raise InvalidRequestError(
-            "The grammar cannot be honoured: required must be an array of names, in the schema of the object that has "
-            "the property."
-        )
+        raise refusal("required must be an array of names, in the schema of the object that has the property.")
     patterns = schema.get("patternProperties")
     if isinstance(patterns, dict) and len(patterns) > MAX_PATTERN_PROPERTIES:
-        raise InvalidRequestError(
-            f"The grammar cannot be honoured: patternProperties has {len(patterns)} patterns; at most "
+        raise refusal(
+            f"patternProperties has {len(patterns)} patterns; at most "
             f"{MAX_PATTERN_PROPERTIES} are allowed. Merge them into fewer expressions."
         )
     _check_least_properties(schema)
@@ -136,8 +120,8 @@ def _check_least_properties(schema: Mapping[str, Any]) -> None:
     kinds = schema.get("type", "object")
     is_object = "object" in (kinds if isinstance(kinds, list) else [kinds])
     if isinstance(least, int | float) and least > num_required + 1 and is_object and not is_closed:
-        raise InvalidRequestError(
-            f"The grammar cannot be honoured: minProperties is {least}, but keys that are not in required could be "
+        raise refusal(
+            f"minProperties is {least}, but keys that are not in required could be "
             "repeated to reach it. List the keys in required, or ask for an array of pairs."
         )
 
@@ -164,8 +148,8 @@ def _check_rules(lark: str) -> None:
                 seen.add(name)
                 open_rules.append(iter(rules[name]))
                 if len(open_rules) > MAX_RULE_DEPTH + 1:
-                    raise InvalidRequestError(
-                        f"The grammar cannot be honoured: more than {MAX_RULE_DEPTH} rules lead to each other from "
+                    raise refusal(
+                        f"more than {MAX_RULE_DEPTH} rules lead to each other from "
                         f"{clients.get(first, first)} to {clients.get(name, name)}. Merge some of them."
                     )
 
@@ -199,13 +183,13 @@ def _check_options(lark: str) -> None:
             continue
         for name in options if isinstance(options, dict) else ():
             if name not in _KNOWN_OPTIONS:
-                raise InvalidRequestError(
-                    f"The grammar cannot be honoured: the option {name!r:.60} of %llguidance is not supported. Leave "
+                raise refusal(
+                    f"the option {name!r:.60} of %llguidance is not supported. Leave "
                     f"it out; known are {' and '.join(_KNOWN_OPTIONS)}."
                 )
     if found := _UNKEPT_ATTRIBUTE.search(_NO_NAMES.sub('""', lark)):
-        raise InvalidRequestError(
-            f"The grammar cannot be honoured: the rule {found[1]:.60} has {found[2]}, which only the whole answer can "
+        raise refusal(
+            f"the rule {found[1]:.60} has {found[2]}, which only the whole answer can "
             f"have. Leave it out, and send the parameter {found[2]}."
         )
 
@@ -214,7 +198,6 @@ def _check_negations(name: str, definition: str) -> None:
     """Refuses ``~`` that is not behind ``&``. Alone, it also allows bytes that are no text, such as those that stand
     for the end of an answer."""
     if _FREE_NEGATION.search(" ".join(definition.split())):
-        raise InvalidRequestError(
-            f"The grammar cannot be honoured: in the rule {name}: ~ must follow &, as in WORD: /[a-z]+/ & ~/if|else/. "
-            "Write what is allowed before it."
+        raise refusal(
+            f"in the rule {name}: ~ must follow &, as in WORD: /[a-z]+/ & ~/if|else/. Write what is allowed before it."
         )

@@ -18,6 +18,7 @@ from baton.core.errors import InvalidRequestError, UnsupportedParameterError
 from baton.grammar.bounds import check_bounds
 from baton.grammar.fault_place import smallest_fault
 from baton.grammar.gbnf import client_rule
+from baton.grammar.refusals import reason_of, refusal
 from baton.grammar.schemas import rewrite_schemas, schemas_of
 from baton.grammar.special_tokens import hide_special_tokens, refer_by_id
 from baton.grammar.state import GrammarState
@@ -86,7 +87,7 @@ class GrammarCompiler:
                 prepared = _prepared(grammar, self._special_ids)
                 found = _in_deep_thread(lambda: _compile(vocabulary, prepared)), "<[" in prepared
             except RecursionError as error:
-                raise InvalidRequestError(_refusal("recursion limit exceeded")) from error
+                raise _refusal("recursion limit exceeded") from error
             except InvalidRequestError as error:
                 raise self._with_place(error, grammar) from error
         with self._lock:
@@ -96,27 +97,26 @@ class GrammarCompiler:
                 self._compiled.popitem(last=False)
         return found
 
-    def _with_place(self, refusal: InvalidRequestError, grammar: str) -> InvalidRequestError:
+    def _with_place(self, refused: InvalidRequestError, grammar: str) -> InvalidRequestError:
         """The refusal with the place in the schema that it is about, if that is found."""
 
-        def reason_of(schema: Mapping[str, Any]) -> str:
+        def reason_for(schema: Mapping[str, Any]) -> str:
             try:
                 prepared = _prepared(json.dumps({"grammars": [{"json_schema": schema}]}), self._special_ids)
                 _in_deep_thread(lambda: _parse(self._vocabulary, prepared))
             except InvalidRequestError as error:
-                return error.message
+                return reason_of(error)
             except RecursionError:
                 pass
             return ""
 
-        kind = _kind(_WITHIN_LARK.sub("", refusal.message))
+        kind = _kind(_WITHIN_LARK.sub("", reason_of(refused)))
         for schema in (schema for part in _parts(grammar) for schema in schemas_of(part)):
             if isinstance(schema, dict):
-                place, fault = smallest_fault(schema, lambda part: _kind(reason_of(part)) == kind)
-                if place and (reason := reason_of(fault)):
-                    named = f"{_REFUSED}in {place[:_NUM_ERROR_CHARS]}: "
-                    return InvalidRequestError(reason.replace(_REFUSED, named, 1))
-        return refusal
+                place, fault = smallest_fault(schema, lambda part: _kind(reason_for(part)) == kind)
+                if place and (reason := reason_for(fault)):
+                    return refusal(f"in {place[:_NUM_ERROR_CHARS]}: {reason}")
+        return refused
 
     @cached_property
     def _vocabulary(self) -> LLTokenizer:
@@ -161,7 +161,6 @@ _NUM_SHOWN_CHARS = 60
 _POSITION = re.compile(r"(?:at )?(\d+)\(\d+\): ")
 """Line and column, in Lark's notation."""
 _WITHIN_LARK = re.compile(r"(?:at )?\d+\(\d+\): failed to compile JSON schema: ")
-_REFUSED = "The grammar cannot be honoured: "
 _UNSATISFIABLE = "Unsatisfiable schema"
 _PROCESSED = re.compile(r"\.? while processing \S+")
 """Through which references the library came to a fault; its place says more."""
@@ -230,7 +229,7 @@ def _parse(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
 
 def _check(matcher: LLMatcher, grammar: str) -> None:
     if matcher.is_error():
-        raise InvalidRequestError(_refusal(matcher.get_error(), _parts(grammar)))
+        raise _refusal(matcher.get_error(), _parts(grammar))
 
 
 def _limits() -> LLParserLimits:
@@ -249,19 +248,19 @@ def _limits() -> LLParserLimits:
     )
 
 
-def _kind(message: str) -> str:
-    """What is the same in the messages for a fault and for the parts of a schema around it."""
-    return _UNSATISFIABLE if _UNSATISFIABLE in message else message
+def _kind(reason: str) -> str:
+    """What is the same in the reasons for a fault and for the parts of a schema around it."""
+    return _UNSATISFIABLE if _UNSATISFIABLE in reason else reason
 
 
-def _refusal(text: str, parts: Sequence[Mapping[str, Any]] = ()) -> str:
-    """The message for an error of the library about the parts of a grammar."""
+def _refusal(text: str, parts: Sequence[Mapping[str, Any]] = ()) -> InvalidRequestError:
+    """The refusal for an error of the library about the parts of a grammar."""
     reason = _reason(text)
     if position := _POSITION.match(reason):
         rules = (client_rule(part.get("lark_grammar") or "", int(position[1])) for part in parts)
         if rule := next(filter(None, rules), None):
             reason = f"in the rule {rule}: {reason[position.end() :]}"
-    return f"{_REFUSED}{reason}."
+    return refusal(f"{reason}.")
 
 
 def _reason(text: str) -> str:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeGuard
 
-from baton.core.errors import InvalidRequestError
+from baton.grammar.refusals import refusal
 from baton.grammar.schema_walk import objects_of, referred
 
 _Node = tuple[int, str]
@@ -48,8 +48,8 @@ def drop_endless(schema: Any) -> None:
     while node not in seen or (node, needed[node]) not in references:  # until a reference that was passed before
         seen.add(node)
         node = needed[node]
-    raise InvalidRequestError(
-        f"The grammar cannot be honoured: $ref {references[node, needed[node]]!r:.100} always leads back to itself, "
+    raise refusal(
+        f"$ref {references[node, needed[node]]!r:.100} always leads back to itself, "
         "so that no document ends. Take its key out of required, allow null beside it (anyOf), or allow an empty array."
     )
 

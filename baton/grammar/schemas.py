@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Any, TypeGuard
 from urllib.parse import unquote
 
-from baton.core.errors import InvalidRequestError
 from baton.grammar.endings import drop_endless
+from baton.grammar.refusals import refusal
 from baton.grammar.schema_walk import DATA_KEYS, NAMED_SCHEMAS, asserting, objects_of, options_of, resolved
 
 _INLINE = re.compile(r"%json\s*")
@@ -154,8 +154,8 @@ def _name_dialect(schema: dict[str, Any]) -> None:
     elif isinstance(name, str) and _LATEST_DIALECT.fullmatch(name):
         del schema["$schema"]
     elif "$schema" in schema:
-        raise InvalidRequestError(
-            f"The grammar cannot be honoured: $schema {name!r:.100} is not supported. Leave it out, or name a draft "
+        raise refusal(
+            f"$schema {name!r:.100} is not supported. Leave it out, or name a draft "
             "from 4 on, as in https://json-schema.org/draft/2020-12/schema."
         )
 
@@ -214,9 +214,8 @@ def _check_reference(reference: Any) -> None:
     else:
         is_data = is_name
     if is_data:
-        raise InvalidRequestError(
-            f"The grammar cannot be honoured: $ref {reference!r:.100} leads to what is not a schema. Put the schema "
-            "under $defs and refer to that."
+        raise refusal(
+            f"$ref {reference!r:.100} leads to what is not a schema. Put the schema under $defs and refer to that."
         )
 
 

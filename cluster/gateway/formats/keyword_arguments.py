@@ -7,6 +7,7 @@ from typing import Any, TypeGuard
 
 from baton.core.errors import InvalidRequestError
 from baton.grammar.compiler import MAX_GRAMMAR_CHARS
+from baton.grammar.refusals import refusal
 from baton.grammar.schema_walk import Schema, asserting, resolved
 from cluster.gateway.formats.base import CallRule
 from cluster.gateway.formats.grammar import literal
@@ -86,8 +87,8 @@ def _rules_of(name: str, schema: Schema, write: Write, any_item: str, separator:
 
 
 def unkept_key(key: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"The grammar cannot be honoured: a model's calls cannot have the argument {key!r:.100}. Rename it.",
+    return refusal(
+        f"a model's calls cannot have the argument {key!r:.100}. Rename it.",
         param="tools",
     )
 
@@ -120,8 +121,8 @@ def _check_keywords(schema: Schema, num_arguments: int, required: set[str]) -> N
     if _refers_to_the_whole(schema):
         unkept.add('"$ref": "#"')
     if unkept:
-        raise InvalidRequestError(
-            f"The grammar cannot be honoured: {', '.join(sorted(unkept))} of a function's parameters cannot be kept to "
+        raise refusal(
+            f"{', '.join(sorted(unkept))} of a function's parameters cannot be kept to "
             "where a model writes arguments one by one. Leave it out, or put it into the schema of an argument.",
             param="tools",
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 from baton.core.errors import InvalidRequestError
 from baton.grammar.bounds import MAX_TEXT_LENGTH
+from baton.grammar.refusals import refusal
 from baton.grammar.schema_walk import Schema, asserting, options_of
 from baton.grammar.schemas import FORMATS
 from cluster.gateway.formats.base import TokenRefs, as_json, read_json
@@ -252,8 +253,8 @@ def _restrictions(branch: Schema) -> set[str]:
 
 
 def _unkept(what: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"The grammar cannot be honoured: {what} cannot be kept to where a model writes strings between tags. Leave it "
+    return refusal(
+        f"{what} cannot be kept to where a model writes strings between tags. Leave it "
         "out, or ask for a response_format instead of the call.",
         param="tools",
     )
